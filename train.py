@@ -29,7 +29,10 @@ END = "⟫"  # of the prompt in a printed sample
 def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
     training, first, stopped = run.settings.training, process.rank() == 0, False
-    left, bar = range(run.step + 1, training.steps + 1), Progress("training", training.steps, "step", run.step, show=first)
+    left, bar = (
+        range(run.step + 1, training.steps + 1),
+        Progress("training", training.steps, "step", run.step, show=first),
+    )
     with Interruption(told=first) as interruption, bar as steps:
         for run.step in left:
             # Read the next segments of this process's lanes
@@ -41,12 +44,17 @@ def train(run: opening.Run) -> str | None:
             # Average and clip the gradients, or gather those of more iterations first
             if update_due := optimization.update_due(run.step, training):
                 process.average_gradients(run.model.parameters(), run.device)
-                measured["gradient's norm"] = optimization.average_and_clip(run.model, run.gathered, training.clip)
+                measured["gradient's norm"] = optimization.average_and_clip(
+                    run.model, run.gathered, training.clip
+                )
 
             # Read what was measured, which is all that an iteration waits for; then update the parameters
             measured = process.read_numbers(measured)
             optimization.check_finite(run.step, measured)
-            nats, run.gradient_norm = measured.pop("loss"), measured.pop("gradient's norm", run.gradient_norm)
+            nats, run.gradient_norm = (
+                measured.pop("loss"),
+                measured.pop("gradient's norm", run.gradient_norm),
+            )
             if update_due:
                 update(run)
 
@@ -83,9 +91,17 @@ def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[
     with run.computing():
         for first in range(0, len(segments[0].tokens), group_size):
             rows = slice(first, first + group_size)
-            group, state = [each.keep_lanes(rows).to(run.device) for each in segments], protocol.keep_lanes(run.state, rows)
+            group, state = (
+                [each.keep_lanes(rows).to(run.device) for each in segments],
+                protocol.keep_lanes(run.state, rows),
+            )
             loss, auxiliary, state = replay.BACKPROP[training.backprop](
-                run.trained, group, state, scored=per_process, share=1 / training.accumulate, rank=process.rank()
+                run.trained,
+                group,
+                state,
+                scored=per_process,
+                share=1 / training.accumulate,
+                rank=process.rank(),
             )
             run.state = protocol.put_lanes(run.state, rows, state)
             for name, value in ({"loss": loss} | auxiliary).items():
@@ -96,25 +112,34 @@ def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[
 
 def update(run: opening.Run) -> None:
     """Take one optimiser step with the averaged and clipped gradients."""
-    optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, run.settings.training))
+    optimization.set_learning_rate(
+        run.optimizer, optimization.learning_rate(run.step, run.settings.training)
+    )
     run.optimizer.step()
     run.optimizer.zero_grad()
     run.gathered = 0
 
 
-def show_progress(run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
+def show_progress(
+    run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]
+) -> None:
     """Count an iteration, and show its measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
     rate = f"{run.tokens_per_second(steps):,.0f} tokens/s"
-    steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
+    steps.set_postfix_str(
+        f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False
+    )
     steps.update()
 
 
 def log_means(run: opening.Run, steps: Progress, auxiliary: dict[str, float]) -> None:
     """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
     rate = optimization.learning_rate(run.step, run.settings.training)
-    others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second(steps)} | auxiliary
+    others = {
+        "gradient_norm": run.gradient_norm,
+        "tokens_per_second": run.tokens_per_second(steps),
+    } | auxiliary
     run.log.record(run.step, learning_rate=rate, **others)
 
 
@@ -131,10 +156,14 @@ def validate_and_save(run: opening.Run, steps: Progress, interruption: Interrupt
     return bool(stopped)
 
 
-def validation_score(run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None) -> score.Score:
+def validation_score(
+    run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None
+) -> score.Score:
     """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
     with run.computing(model):
-        return score.evaluate(model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
+        return score.evaluate(
+            model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory
+        )
 
 
 def report(run: opening.Run) -> None:
@@ -153,11 +182,17 @@ def sample(run: opening.Run) -> None:
     generator = torch.Generator(run.device).manual_seed(training.seed)
     with run.computing():
         tokens = generation.continue_text(
-            run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
+            run.model,
+            prompt.to(run.device),
+            training.sample,
+            generation.Sampling(temperature=0.8),
+            generator,
         )
         continuation = generation.show_text(run.tokenizer, tokens)
     given = generation.show_text(run.tokenizer, prompt[0].tolist())
-    print(f"a sample: the opening of a validation document, and after {END} how the model continues it:")
+    print(
+        f"a sample: the opening of a validation document, and after {END} how the model continues it:"
+    )
     print(f"{given}{END}{continuation}")
 
 
@@ -165,8 +200,14 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with opening.open_run(settings, start) as run:
         if run.plain and process.rank() == 0:
-            bits = [validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)]
-            print("before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(*bits))
+            bits = [
+                validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)
+            ]
+            print(
+                "before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(
+                    *bits
+                )
+            )
         run.plain = None  # frees it
         stopped = train(run)
         resume = run.command("train.py --resume")

@@ -25,7 +25,10 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
 
     Raises InputError if path is none of these, or damaged.
     """
-    from accelerated.training.checkpoint import load_weights, open_model  # here: train.py --help needs no torch
+    from accelerated.training.checkpoint import (
+        load_weights,
+        open_model,
+    )  # here: train.py --help needs no torch
     from accelerated.training.settings import settings_from
 
     contents = load_weights(path, checkpoint)

@@ -36,7 +36,10 @@ class AdaptiveSoftmax(NamedTuple):
         h = look_up(tokens.clamp(max=start - 1), self.embedding)
         for tail in self.tails:
             stop = start + len(tail.embedding)
-            rows = functional.linear(look_up((tokens - start).clamp(0, stop - start - 1), tail.embedding), tail.projection)
+            rows = functional.linear(
+                look_up((tokens - start).clamp(0, stop - start - 1), tail.embedding),
+                tail.projection,
+            )
             h = torch.where((tokens >= start)[..., None], rows, h)
             start = stop
         return h
@@ -47,12 +50,19 @@ class AdaptiveSoftmax(NamedTuple):
 
     def within(self, tail: Tail, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V') of a tail's words, given its cluster."""
-        return log_softmax(functional.linear(functional.linear(hidden, tail.projection.T), tail.embedding))
+        return log_softmax(
+            functional.linear(functional.linear(hidden, tail.projection.T), tail.embedding)
+        )
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D). They are their own logits."""
-        words, *clusters = self.head(hidden).split([len(self.embedding), *[1] * len(self.tails)], -1)
-        tails = (cluster + self.within(tail, hidden) for cluster, tail in zip(clusters, self.tails, strict=True))
+        words, *clusters = self.head(hidden).split(
+            [len(self.embedding), *[1] * len(self.tails)], -1
+        )
+        tails = (
+            cluster + self.within(tail, hidden)
+            for cluster, tail in zip(clusters, self.tails, strict=True)
+        )
         return torch.cat([words, *tails], -1)
 
     def summed_nats(self, hidden: Tensor, targets: Tensor, ignored: int) -> Tensor:
@@ -65,15 +75,23 @@ class AdaptiveSoftmax(NamedTuple):
             stop = start + len(tail.embedding)
             rows = rows_of((targets >= start) & (targets < stop))
             heads = heads.index_fill(0, rows, len(self.embedding) + number)
-            within = self.within(tail, hidden.index_select(0, rows))  # the gradient of hidden[rows] would sort rows on a GPU
+            within = self.within(
+                tail, hidden.index_select(0, rows)
+            )  # the gradient of hidden[rows] would sort rows on a GPU
             nats = nats + functional.nll_loss(within, targets[rows] - start, reduction="sum")
             start = stop
-        return nats + functional.nll_loss(self.head(hidden), heads, reduction="sum", ignore_index=ignored)
+        return nats + functional.nll_loss(
+            self.head(hidden), heads, reduction="sum", ignore_index=ignored
+        )
 
 
 def rows_of(inside: Tensor) -> Tensor:
     """The numbers of the rows (R,) that are true. The meta device has no values, so a tenth of the rows is assumed."""
-    return inside.new_empty(-(-len(inside) // 10), dtype=torch.long) if inside.is_meta else inside.nonzero()[:, 0]
+    return (
+        inside.new_empty(-(-len(inside) // 10), dtype=torch.long)
+        if inside.is_meta
+        else inside.nonzero()[:, 0]
+    )
 
 
 def log_softmax(logits: Tensor) -> Tensor:

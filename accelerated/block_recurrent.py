@@ -23,8 +23,23 @@ from accelerated.attention.heads import (
     project_heads,
     unit_norm,
 )
-from accelerated.attention.sliding_window import of_query, offsets_by_pair, offsets_of, sliding_attention, tables_by_distance
-from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.attention.sliding_window import (
+    of_query,
+    offsets_by_pair,
+    offsets_of,
+    sliding_attention,
+    tables_by_distance,
+)
+from accelerated.protocol import (
+    Model,
+    Reading,
+    Recomputable,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+)
 from reference.block_recurrent import Config, init_params
 
 
@@ -46,7 +61,9 @@ class FixedGate(Declared):
         self.bias_g = parameter(width)  # (D,)
 
     def forward(self, carry: Tensor, hidden: Tensor) -> Tensor:
-        candidate = at_least_float32(functional.linear(hidden, self.weight_z, self.bias_z))  # Eq. 1, (B, S, D)
+        candidate = at_least_float32(
+            functional.linear(hidden, self.weight_z, self.bias_z)
+        )  # Eq. 1, (B, S, D)
         g = torch.sigmoid(at_least_float32(self.bias_g))  # Eq. 2
         return candidate + g * (carry - candidate)  # Eq. 3
 
@@ -66,7 +83,9 @@ class LSTMGate(Declared):
     def forward(self, carry: Tensor, hidden: Tensor) -> Tensor:
         weight = torch.cat([self.weight_z, self.weight_i, self.weight_f])  # (3D, I)
         bias = torch.cat([self.bias_z, self.bias_i - 1, self.bias_f + 1])
-        z, i, f = at_least_float32(functional.linear(hidden, weight, bias)).chunk(3, dim=-1)  # (B, S, D) each
+        z, i, f = at_least_float32(functional.linear(hidden, weight, bias)).chunk(
+            3, dim=-1
+        )  # (B, S, D) each
         return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)  # Eqs. 4-7
 
 
@@ -78,8 +97,17 @@ class Recurrence(Declared):
 
     def __init__(self, config: Config):
         super().__init__()
-        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
-        gate, single, skip = GATES[config.gate], config.configuration == "single", config.configuration == "skip"
+        d, h, he, f = (
+            config.width,
+            config.heads,
+            config.heads * config.head_width,
+            config.feed_forward,
+        )
+        gate, single, skip = (
+            GATES[config.gate],
+            config.configuration == "single",
+            config.configuration == "skip",
+        )
         self.config = config
         self.initial = parameter(config.states, d)  # (S, D), the states at a document's start
         self.ids = parameter(config.states, d)  # (S, D), learned IDs of the states
@@ -92,7 +120,9 @@ class Recurrence(Declared):
         self.cross_scale = parameter(h)  # (H,)
         self.attention_gate = None if single else gate(d, 2 * he)
         self.mlp_norm = LayerNorm(d) if config.configuration == "dual" else None
-        self.mlp_hidden = None if skip else parameter(f, 2 * he if single else d)  # (F, D), single (F, 2HE)
+        self.mlp_hidden = (
+            None if skip else parameter(f, 2 * he if single else d)
+        )  # (F, D), single (F, 2HE)
         self.mlp_gate = None if skip else gate(d, f)
 
     def matrices(self) -> Tensor:
@@ -105,14 +135,18 @@ class Recurrence(Declared):
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """K_s and V_s, which tokens read: (B, H, S, E) each."""
-        return project_heads(self.norm(states) + self.ids, torch.cat([self.key, self.value]), self.config.heads, 2)
+        return project_heads(
+            self.norm(states) + self.ids, torch.cat([self.key, self.value]), self.config.heads, 2
+        )
 
     def update(self, states: Tensor, projected: tuple, keys: Tensor, values: Tensor) -> Tensor:
         """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
         state_key, query, cross_query, state_value = projected
         among_states = scaled_attention(query, state_key, state_value, self.scale)
         cross = scaled_attention(cross_query, keys, values, self.cross_scale)
-        return self.gated(states, torch.cat([merge_heads(among_states), merge_heads(cross)], dim=-1))
+        return self.gated(
+            states, torch.cat([merge_heads(among_states), merge_heads(cross)], dim=-1)
+        )
 
     def gated(self, states: Tensor, attended: Tensor) -> Tensor:
         """The next states from states (B, S, D) and attended (B, S, 2HE), by gate configuration (section 3.6)."""
@@ -121,9 +155,13 @@ class Recurrence(Declared):
         middle = self.attention_gate(states, attended)
         if self.config.configuration == "skip":
             return middle
-        return self.mlp_gate(middle, torch.relu(functional.linear(self.mlp_norm(middle), self.mlp_hidden)))
+        return self.mlp_gate(
+            middle, torch.relu(functional.linear(self.mlp_norm(middle), self.mlp_hidden))
+        )
 
-    def forward(self, keys: Tensor, values: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, keys: Tensor, values: Tensor, states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Update the states block by block from keys and values (B, H, W + N, E), which begin with the previous block's.
 
         Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
@@ -136,7 +174,9 @@ class Recurrence(Declared):
             projected = self.project(states, matrices)
             state_keys.append(projected[0])
             state_values.append(projected[-1])
-            states = self.update(states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2))
+            states = self.update(
+                states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2)
+            )
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
 
@@ -151,7 +191,12 @@ class Layer(Recomputable):
 
     def __init__(self, config: Config, number: int):
         super().__init__()
-        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
+        d, h, he, f = (
+            config.width,
+            config.heads,
+            config.heads * config.head_width,
+            config.feed_forward,
+        )
         recurrent = number in config.recurrent_layers
         reads = recurrent or config.feedback
         self.config = config
@@ -163,7 +208,9 @@ class Layer(Recomputable):
         self.position_bias = parameter(h, config.buckets)  # (H, buckets)
         self.cross_query = parameter(he, d) if reads else None  # (HE, D), token to state
         self.cross_scale = parameter(h) if reads else None  # (H,)
-        self.output = parameter(d, 2 * he if reads else he)  # (D, HE), with cross-attention (D, 2HE)
+        self.output = parameter(
+            d, 2 * he if reads else he
+        )  # (D, HE), with cross-attention (D, 2HE)
         self.mlp_norm = LayerNorm(d)
         self.mlp_hidden = parameter(f, d)  # (F, D)
         self.mlp_output = parameter(d, f)  # (D, F)
@@ -177,9 +224,13 @@ class Layer(Recomputable):
         """Key, query, cross query (None if the layer reads no states) of unit length, and value, each (B, H, N, E)."""
         x = self.dropout(self.norm(x))
         if self.cross_query is None:
-            key, query, value = project_heads(x, torch.cat([self.key, self.query, self.value]), self.config.heads, 3)
+            key, query, value = project_heads(
+                x, torch.cat([self.key, self.query, self.value]), self.config.heads, 3
+            )
             return key, query, None, value
-        return project_heads(x, torch.cat([self.key, self.query, self.cross_query, self.value]), self.config.heads, 4)
+        return project_heads(
+            x, torch.cat([self.key, self.query, self.cross_query, self.value]), self.config.heads, 4
+        )
 
     def mlp(self, x: Tensor) -> Tensor:
         """x (B, N, D) with the feed-forward's output added."""
@@ -187,7 +238,13 @@ class Layer(Recomputable):
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, offset: Tensor, no_output: bool = False
+        self,
+        x: Tensor,
+        previous: tuple,
+        states: Tensor | None,
+        shared: tuple | None,
+        offset: Tensor,
+        no_output: bool = False,
     ) -> tuple[Tensor, tuple, Tensor | None]:
         """Read x (B, N, D); return the output, the last block's (keys, values) and the next states.
 
@@ -199,13 +256,18 @@ class Layer(Recomputable):
         """
         window, dropout = self.config.window, self.config.dropout if self.training else 0.0
         key, query, cross_query, value = self.project(x)
-        keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, W + N, E)
+        keys, values = (
+            torch.cat([previous[0], key], 2),
+            torch.cat([previous[1], value], 2),
+        )  # (B, H, W + N, E)
         last = (keys[:, :, -window:], values[:, :, -window:])
         if self.state is not None:
             *shared, states = self.state(keys, values, states)
         if no_output:
             return x, last, states
-        attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
+        attended = merge_heads(
+            sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
+        )
         if shared is not None:
             cross = cross_attend(cross_query, *shared, self.cross_scale)
             attended = torch.cat([attended, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
@@ -223,7 +285,9 @@ class BlockRecurrent(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.window, config.buckets, config.max_distance)  # (3W - 1, ...)
+        in_bucket, mask = tables_by_distance(
+            config.window, config.buckets, config.max_distance
+        )  # (3W - 1, ...)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
@@ -252,7 +316,11 @@ class BlockRecurrent(Model):
         shapes = self.state_shapes(batch)
         zeros = self.embedding.new_zeros(shapes.keys)
         learned = [layer.state.initial for layer in self.layers if layer.state is not None]
-        states = torch.stack(learned).expand(shapes.states) if learned else self.embedding.new_zeros(shapes.states)
+        states = (
+            torch.stack(learned).expand(shapes.states)
+            if learned
+            else self.embedding.new_zeros(shapes.states)
+        )
         return State(at_least_float32(states), zeros, zeros)
 
     def read(self, tokens: Tensor, state: State) -> Reading:
@@ -274,9 +342,14 @@ class BlockRecurrent(Model):
         """The last layer's output (B, N, D) and the next state."""
         c, length = self.config, tokens.shape[1]
         if length == 0 or length % c.window:
-            raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
+            raise ValueError(
+                f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it"
+            )
         check_state(state, self.state_shapes(len(tokens)))
-        x, offsets = look_up(tokens, self.embedding), offsets_of(self.layers, self.in_bucket, self.mask)  # x (B, N, D)
+        x, offsets = (
+            look_up(tokens, self.embedding),
+            offsets_of(self.layers, self.in_bucket, self.mask),
+        )  # x (B, N, D)
         offsets = offsets_by_pair(offsets, c.window, x.dtype)  # (L, H, W, 2W)
         if not c.feedback:
             return self._stack(x, state, offsets, memory_only)
@@ -292,12 +365,20 @@ class BlockRecurrent(Model):
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
-            shared = tuple(field[:, :, None] for field in owner.keys_and_values(state.states[:, 0]))  # (B, H, 1, S, E)
-        for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
-            layer_states = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
+            shared = tuple(
+                field[:, :, None] for field in owner.keys_and_values(state.states[:, 0])
+            )  # (B, H, 1, S, E)
+        for number, (layer, offset) in enumerate(
+            zip(self.layers, offsets.unbind(0), strict=True), start=1
+        ):
+            layer_states = (
+                None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]
+            )  # (B, S, D)
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             no_output = memory_only and number == c.layers
-            x, (key, value), layer_states = layer(x, previous, layer_states, shared, offset, no_output)
+            x, (key, value), layer_states = layer(
+                x, previous, layer_states, shared, offset, no_output
+            )
             keys.append(key)
             values.append(value)
             if layer_states is not None:
@@ -312,13 +393,19 @@ class BlockRecurrent(Model):
         cells = [layer.state for layer in self.layers if layer.state is not None]
         pairs = [cell.keys_and_values(state.states[:, r]) for r, cell in enumerate(cells)]
         empty = torch.zeros_like(state.keys)
-        keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
+        keys, values = (
+            torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values)
+        )
         weights, scales = [], []
         for layer in self.layers:
             reads = layer.cross_query is not None
             cross = [layer.cross_query] if reads else []
             weights.append(torch.cat([layer.key, layer.query, *cross, layer.value]))
-            of_vectors = [torch.ones_like(layer.scale), layer.scale, *([layer.cross_scale] if reads else [])]
+            of_vectors = [
+                torch.ones_like(layer.scale),
+                layer.scale,
+                *([layer.cross_scale] if reads else []),
+            ]
             scales.append(torch.stack(of_vectors)[:, :, None])
         offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
         shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
@@ -335,9 +422,16 @@ class BlockRecurrent(Model):
     def _read_layer(self, index, x, place, offset, rows):
         """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2W) is added to its scores."""
         c, layer = self.config, self.layers[index]
-        parts = functional.linear(layer.norm(x), rows.weights[index]).view(len(x), -1, c.heads, 1, c.head_width)
-        key, query, *cross_query = (unit_norm(parts[:, :-1]) * rows.scales[index][..., None]).unbind(1)  # (B, H, 1, E)
-        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, parts[:, -1])
+        parts = functional.linear(layer.norm(x), rows.weights[index]).view(
+            len(x), -1, c.heads, 1, c.head_width
+        )
+        key, query, *cross_query = (
+            unit_norm(parts[:, :-1]) * rows.scales[index][..., None]
+        ).unbind(1)  # (B, H, 1, E)
+        keys, values = (
+            rows.keys[index].index_copy_(2, place, key),
+            rows.values[index].index_copy_(2, place, parts[:, -1]),
+        )
         attended = sdpa(query, keys, values, offset, scale=1.0)
         if cross_query:
             cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
@@ -355,8 +449,18 @@ class BlockRecurrent(Model):
         rows, states = stream.rows, []
         for r, number in enumerate(self.config.recurrent_layers):
             cell, old = self.layers[number - 1].state, stream.state.states[:, r]
-            states.append(cell.update(old, cell.project(old, cell.matrices()), rows.keys[number - 1], rows.values[number - 1]))
-        last = (torch.stack(field, 1)[:, :, :, self.config.window :] for field in (rows.keys, rows.values))
+            states.append(
+                cell.update(
+                    old,
+                    cell.project(old, cell.matrices()),
+                    rows.keys[number - 1],
+                    rows.values[number - 1],
+                )
+            )
+        last = (
+            torch.stack(field, 1)[:, :, :, self.config.window :]
+            for field in (rows.keys, rows.values)
+        )
         return State(torch.stack(states, 1) if states else stream.state.states, *last)
 
 

@@ -15,9 +15,26 @@ from torch.nn import functional
 
 from accelerated.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
-from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import (
+    Declared,
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    split_heads,
+)
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import (
+    Model,
+    Reading,
+    Recomputable,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+)
 from reference.compressive import Config, init_params
 
 
@@ -34,7 +51,9 @@ class State(NamedTuple):
 def decoder(config: Config) -> nn.Parameter | None:
     """g (cD, D), which reconstructs the evicted rows for the auto-encoding loss; None for other losses."""
     auto_encoding = config.compression_loss == "auto_encoding"
-    return parameter(config.compression_rate * config.width, config.width) if auto_encoding else None
+    return (
+        parameter(config.compression_rate * config.width, config.width) if auto_encoding else None
+    )
 
 
 class Pooling(nn.Module):
@@ -79,20 +98,30 @@ class DilatedConv(Declared):
         super().__init__()
         self.rate, self.dilations = config.compression_rate, config.dilations
         for dilation in self.dilations:
-            self.register_parameter(f"dilated_{dilation}", parameter(config.width, 2 * config.width))  # (D, 2D)
+            self.register_parameter(
+                f"dilated_{dilation}", parameter(config.width, 2 * config.width)
+            )  # (D, 2D)
         self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
         self.decoder = decoder(config)  # (cD, D)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         x = evicted
         for dilation in self.dilations:
-            earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]  # x_{i - dilation}, zeros before the first row
+            earlier = functional.pad(x, (0, 0, dilation, 0))[
+                :, : x.shape[1]
+            ]  # x_{i - dilation}, zeros before the first row
             weight = getattr(self, f"dilated_{dilation}")
             x = torch.relu(functional.linear(torch.cat([earlier, x], -1), weight))
         return functional.linear(x.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
 
 
-COMPRESSIONS = {"max_pooling": Pooling, "mean_pooling": Pooling, "conv": Conv, "dilated_conv": DilatedConv, "most_used": MostUsed}
+COMPRESSIONS = {
+    "max_pooling": Pooling,
+    "mean_pooling": Pooling,
+    "conv": Conv,
+    "dilated_conv": DilatedConv,
+    "most_used": MostUsed,
+}
 
 
 def mean_square(x: Tensor, y: Tensor) -> Tensor:
@@ -112,7 +141,9 @@ class Layer(Recomputable):
         self.value = parameter(h * e, d)  # (HE, D)
         simplified = config.positions == "simplified"
         self.query_bias = parameter(h, e) if simplified else None  # (H, E)
-        self.key_bias = parameter(h, e) if simplified else None  # (H, E), never read: softmax cancels it
+        self.key_bias = (
+            parameter(h, e) if simplified else None
+        )  # (H, E), never read: softmax cancels it
         self.value_bias = parameter(h, e) if simplified else None  # (H, E)
         self.positions = parameter(config.max_distance + 1, e) if simplified else None  # (R, E)
         self.distance_key = None if simplified else parameter(h * e, d)  # (HE, D), W_R
@@ -125,7 +156,9 @@ class Layer(Recomputable):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.mlp_output_bias = parameter(d)  # (D,)
         self.mlp_norm = LayerNorm(d)
-        self.compression = COMPRESSIONS[config.compression](config) if config.compressed_memory else None
+        self.compression = (
+            COMPRESSIONS[config.compression](config) if config.compressed_memory else None
+        )
 
     def forward(
         self,
@@ -148,7 +181,9 @@ class Layer(Recomputable):
             projected = self.project(h, torch.cat([compressed, memory], 1))
             attended, usage = self.attend(*projected, self.project_distances(sinusoids), measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
-        loss = None if memory_only or new is None else self.compression_loss(projected, evicted, new)
+        loss = (
+            None if memory_only or new is None else self.compression_loss(projected, evicted, new)
+        )
         return h if no_output else self.mix(h, attended), memory, compressed, loss, usage
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,25 +194,37 @@ class Layer(Recomputable):
 
     def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
-        return split_heads(functional.linear(h, torch.cat([self.query, self.key, self.value])), self.config.heads, 3)
+        return split_heads(
+            functional.linear(h, torch.cat([self.query, self.key, self.value])),
+            self.config.heads,
+            3,
+        )
 
     def project_remembered(self, remembered: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
         Separate from project_own: these rows need no gradient, so a joint product would waste work in backward.
         """
-        return split_heads(functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2)
+        return split_heads(
+            functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2
+        )
 
     def project_distances(self, sinusoids: Tensor | None) -> Tensor:
         """r from far to near, (H, K, E): W_R times sinusoids (K, D). Simplified positions are (H, R, E), all heads the same."""
         if sinusoids is None:
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
             return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
-        return split_heads(functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1)[0][0]
+        return split_heads(
+            functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1
+        )[0][0]
 
     def biases(self) -> tuple[Tensor, Tensor]:
         """u and v (H, E); with simplified positions both are the query's bias."""
-        return (self.content_bias, self.distance_bias) if self.positions is None else (self.query_bias, self.query_bias)
+        return (
+            (self.content_bias, self.distance_bias)
+            if self.positions is None
+            else (self.query_bias, self.query_bias)
+        )
 
     def biased_value(self, value: Tensor) -> Tensor:
         """value (B, H, n, E) with its bias, which only simplified positions have."""
@@ -194,21 +241,29 @@ class Layer(Recomputable):
     def mix(self, h: Tensor, attended: Tensor) -> Tensor:
         """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
         a = self.norm(self.dropout(functional.linear(merge_heads(attended), self.output)) + h)
-        hidden = torch.relu(functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
-        return self.mlp_norm(self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a)
+        hidden = torch.relu(
+            functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)
+        )  # (B, N, F)
+        return self.mlp_norm(
+            self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a
+        )
 
     def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 13: where dropout is)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
-    def remember(self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None) -> tuple:
+    def remember(
+        self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None
+    ) -> tuple:
         """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two are None if C = 0."""
         c, n = self.config, h.shape[1]
         queue = torch.cat([memory, h], 1).detach()  # no gradient through memory
         evicted, next_memory = queue[:, :n], queue[:, n:]
         if self.compression is None:
             return next_memory, compressed.detach(), None, None
-        evicted_usage = None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]  # of the evicted rows
+        evicted_usage = (
+            None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]
+        )  # of the evicted rows
         new = self.compression(evicted, evicted_usage)  # (B, N/c, D)
         next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]
         if c.compression_loss != "bptt":
@@ -219,17 +274,25 @@ class Layer(Recomputable):
         """The auxiliary loss that trains the compression, or None if there is none."""
         if self.config.compression_loss == "attention_reconstruction":
             return self.attention_reconstruction(*projected, new)
-        if self.config.compression_loss == "auto_encoding":  # the mean square of evicted - g(new) (section 3.2)
-            return mean_square(functional.linear(new, self.compression.decoder).view(evicted.shape), evicted)
+        if (
+            self.config.compression_loss == "auto_encoding"
+        ):  # the mean square of evicted - g(new) (section 3.2)
+            return mean_square(
+                functional.linear(new, self.compression.decoder).view(evicted.shape), evicted
+            )
         return None
 
-    def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
+    def attention_reconstruction(
+        self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
+    ) -> Tensor:
         """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), by content alone.
 
         In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
         the attention's parameters are detached.
         """
-        evicted_rows = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
+        evicted_rows = slice(
+            self.config.compressed_memory, self.config.compressed_memory + self.config.segment
+        )
         with torch.no_grad():
             target = content_attention(query, key[:, :, evicted_rows], value[:, :, evicted_rows])
         projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
@@ -248,19 +311,30 @@ class Compressive(Model):
         self.embedding = parameter(config.bands[0][1], config.width)  # (V, D), the output's too
         widths = (config.width // config.div_value ** (i + 1) for i in range(len(config.cutoffs)))
         self.tails = nn.ModuleList(
-            Tail(stop - start, narrow, config.width) for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
+            Tail(stop - start, narrow, config.width)
+            for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
         )
-        self.clusters = parameter(len(config.cutoffs), config.width) if config.cutoffs else None  # (tails, D)
+        self.clusters = (
+            parameter(len(config.cutoffs), config.width) if config.cutoffs else None
+        )  # (tails, D)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         total = config.compressed_memory + config.memory + config.segment
-        sinusoids = distance_sinusoids(total, config.width) if config.positions == "transformer_xl" else None
+        sinusoids = (
+            distance_sinusoids(total, config.width)
+            if config.positions == "transformer_xl"
+            else None
+        )
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # (K, D)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
         """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
         c = self.config
-        memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}" if c.compressed_memory else c.memory
+        memories = (
+            f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
+            if c.compressed_memory
+            else c.memory
+        )
         return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
 
     @property
@@ -278,7 +352,12 @@ class Compressive(Model):
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
-        return State(*((check_lanes(batch), c.layers, rows, c.width) for rows in (c.memory, c.compressed_memory)))
+        return State(
+            *(
+                (check_lanes(batch), c.layers, rows, c.width)
+                for rows in (c.memory, c.compressed_memory)
+            )
+        )
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: zeros (Algorithm 1, lines 1-2)."""
@@ -294,7 +373,11 @@ class Compressive(Model):
 
     def output_matrix(self) -> Tensor | AdaptiveSoftmax:
         """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
-        return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails)) if self.config.cutoffs else self.embedding
+        return (
+            AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
+            if self.config.cutoffs
+            else self.embedding
+        )
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
@@ -308,14 +391,18 @@ class Compressive(Model):
         """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
         c = self.config
         if tokens.shape[1] != c.segment:
-            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
+            raise ValueError(
+                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
+            )
         check_state(state, self.state_shapes(len(tokens)))
         h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
         memories, compresseds, auxiliary, usages = [], [], {}, []
         for index, layer in enumerate(self.layers):
             no_output = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
-            h, memory, compressed, loss, usage = layer(h, *remembered, self.sinusoids, memory_only, measure, no_output)
+            h, memory, compressed, loss, usage = layer(
+                h, *remembered, self.sinusoids, memory_only, measure, no_output
+            )
             memories.append(memory)
             compresseds.append(compressed)
             usages.append(usage)
@@ -332,19 +419,37 @@ class Compressive(Model):
         for index, layer in enumerate(self.layers):
             remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
             key, value = layer.project_remembered(remembered)
-            keys, values = (torch.cat([field, empty], 2) for field in (key, layer.biased_value(value)))
-            distance_keys = (layer.project_distances(self.sinusoids) * c.head_width**-0.5).transpose(1, 2)
+            keys, values = (
+                torch.cat([field, empty], 2) for field in (key, layer.biased_value(value))
+            )
+            distance_keys = (
+                layer.project_distances(self.sinusoids) * c.head_width**-0.5
+            ).transpose(1, 2)
             hidden = state.memory.new_zeros(batch, c.segment, c.width)
-            fields.append((torch.cat([layer.query, layer.key, layer.value]), keys, values, distance_keys, hidden))
+            fields.append(
+                (
+                    torch.cat([layer.query, layer.key, layer.value]),
+                    keys,
+                    values,
+                    distance_keys,
+                    hidden,
+                )
+            )
         measured = [layer for layer in self.layers if isinstance(layer.compression, MostUsed)]
-        usage = tuple(at_least_float32(state.memory.new_zeros(batch, c.segment, c.segment)) for _ in measured)
+        usage = tuple(
+            at_least_float32(state.memory.new_zeros(batch, c.segment, c.segment)) for _ in measured
+        )
         return Stream(state, Rows(*zip(*fields, strict=True), usage), 0)
 
     def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
         c = self.config
         token, place = token[:, None], position + c.compressed_memory + c.memory
-        h = self.output_matrix().look_up(token) if c.cutoffs else functional.embedding(token, self.embedding)
+        h = (
+            self.output_matrix().look_up(token)
+            if c.cutoffs
+            else functional.embedding(token, self.embedding)
+        )
         number = torch.arange(rows.keys[0].shape[2], device=token.device)
         last = rows.distance_keys[0].shape[2] - 1
         distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances
@@ -356,18 +461,26 @@ class Compressive(Model):
     def _read_layer(self, index, h, place, distance, unread, rows):
         """Attention (B, H, 1, E) of a token h (B, 1, D) whose row is place (1,); distance and unread (K,) are of the keys."""
         c, layer = self.config, self.layers[index]
-        query, key, value = split_heads(functional.linear(h, rows.weights[index]), c.heads, 3)  # (B, H, 1, E)
+        query, key, value = split_heads(
+            functional.linear(h, rows.weights[index]), c.heads, 3
+        )  # (B, H, 1, E)
         keys = rows.keys[index].index_copy_(2, place, key)
         values = rows.values[index].index_copy_(2, place, layer.biased_value(value))
         content_query, distance_query = (query + bias[:, None] for bias in layer.biases())
-        by_distance = torch.bmm(distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]).transpose(0, 1)  # (B, H, R)
-        offset = by_distance.index_select(2, distance).masked_fill(unread, -math.inf)[:, :, None]  # (B, H, 1, K)
+        by_distance = torch.bmm(
+            distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]
+        ).transpose(0, 1)  # (B, H, R)
+        offset = by_distance.index_select(2, distance).masked_fill(unread, -math.inf)[
+            :, :, None
+        ]  # (B, H, 1, K)
         if not rows.usage and layer.positions is None:
             return sdpa(content_query, keys, values, offset)
         scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
         weights = at_least_float32(scores).softmax(-1)
         if rows.usage:
-            evicted = weights.mean(1)[:, :, c.compressed_memory : c.compressed_memory + c.segment]  # (B, 1, N)
+            evicted = weights.mean(1)[
+                :, :, c.compressed_memory : c.compressed_memory + c.segment
+            ]  # (B, 1, N)
             rows.usage[index].index_copy_(1, place - (c.compressed_memory + c.memory), evicted)
         out = weights.to(values.dtype) @ values
         if layer.positions is None:
@@ -380,9 +493,13 @@ class Compressive(Model):
         memories, compresseds, usage = [], [], None
         for index, layer in enumerate(self.layers):
             if stream.rows.usage:  # a sum over queries, not a mean: only the order matters
-                usage = functional.pad(stream.rows.usage[index].sum(1), (self.config.compressed_memory, 0))
+                usage = functional.pad(
+                    stream.rows.usage[index].sum(1), (self.config.compressed_memory, 0)
+                )
             memory, compressed = (field[:, index] for field in stream.state)
-            memory, compressed, _, _ = layer.remember(stream.rows.hidden[index], memory, compressed, usage)
+            memory, compressed, _, _ = layer.remember(
+                stream.rows.hidden[index], memory, compressed, usage
+            )
             memories.append(memory)
             compresseds.append(compressed)
         return State(torch.stack(memories, 1), torch.stack(compresseds, 1))

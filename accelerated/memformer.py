@@ -12,11 +12,32 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
-from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
+from accelerated.attention.heads import (
+    Declared,
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    project,
+)
 from accelerated.attention.relative_shift import columns_of_query, distance_sinusoids
-from accelerated.attention.signed_distance import far_to_near, simplified_attention, transformer_xl_attention
+from accelerated.attention.signed_distance import (
+    far_to_near,
+    simplified_attention,
+    transformer_xl_attention,
+)
 from accelerated.attention.slots import Writer
-from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import (
+    Model,
+    Reading,
+    Recomputable,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+)
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -32,16 +53,25 @@ class Distances(nn.Module):
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()
-        length = config.segment + (1 if causal and config.encoder_layers else 0)  # 1: the decoder reads the task's token first
-        self.length, (lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
+        length = config.segment + (
+            1 if causal and config.encoder_layers else 0
+        )  # 1: the decoder reads the task's token first
+        self.length, (lowest, highest) = (
+            length,
+            (int(end) for end in config.distances(causal)[[0, -1]]),
+        )
         mask = causal_mask(length, length) if causal else None
         simplified = config.positions == "simplified"
         if simplified:
             rows = far_to_near(lowest, highest, length)
         else:
             rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
-        self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
-        self.register_buffer("rows", rows, persistent=False)  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
+        self.register_buffer(
+            "mask", mask, persistent=False
+        )  # (N, N), true if a query must not see a key
+        self.register_buffer(
+            "rows", rows, persistent=False
+        )  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
 
 
 class Attention(Declared):
@@ -53,7 +83,9 @@ class Attention(Declared):
         self.query = parameter(inner, config.width)  # (HE, D)
         self.query_bias = parameter(inner) if biases else None  # (HE,)
         self.key = parameter(inner, config.width)  # (HE, D)
-        self.key_bias = parameter(inner) if biases else None  # (HE,), gets no gradient: softmax cancels it
+        self.key_bias = (
+            parameter(inner) if biases else None
+        )  # (HE,), gets no gradient: softmax cancels it
         self.value = parameter(inner, config.width)  # (HE, D)
         self.value_bias = parameter(inner) if biases else None  # (HE,)
 
@@ -61,7 +93,12 @@ class Attention(Declared):
         """Query, key or value, as `names` say, (B, H, n, E) each, of normalised rows (B, n, D), by one product."""
         key_bias = None if self.key_bias is None else self.key_bias.detach()
         biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
-        return project(normal, self.heads, [getattr(self, name) for name in names], [biases[name] for name in names])
+        return project(
+            normal,
+            self.heads,
+            [getattr(self, name) for name in names],
+            [biases[name] for name in names],
+        )
 
     def output_rows(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -82,21 +119,37 @@ class SelfAttention(Attention):
         self.norm = LayerNorm(config.width)
         self.memory_norm = None if config.encoder_layers else LayerNorm(config.width)
         self.declare_projections(config, biases=simplified)
-        self.positions = parameter(len(config.distances(causal)), config.head_width) if simplified else None  # (R, E)
+        self.positions = (
+            parameter(len(config.distances(causal)), config.head_width) if simplified else None
+        )  # (R, E)
         self.distance_key = None if simplified else parameter(inner, config.width)  # (HE, D), W_r
-        self.content_bias = None if simplified else parameter(config.heads, config.head_width)  # (H, E), u
-        self.distance_bias = None if simplified else parameter(config.heads, config.head_width)  # (H, E), v
+        self.content_bias = (
+            None if simplified else parameter(config.heads, config.head_width)
+        )  # (H, E), u
+        self.distance_bias = (
+            None if simplified else parameter(config.heads, config.head_width)
+        )  # (H, E), v
         self.output = parameter(config.width, inner)  # (D, HE)
         self.output_bias = parameter(config.width)  # (D,)
 
-    def forward(self, x: Tensor, distances: Distances, memory: Tensor | None = None, readable: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        distances: Distances,
+        memory: Tensor | None = None,
+        readable: Tensor | None = None,
+    ) -> Tensor:
         """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false for padding of the encoder's x."""
         query, key, value = self.project(self.norm(x), "query", "key", "value")
         if memory is not None:
             slots = self.project(self.memory_norm(memory), "key", "value")
-            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
+            key, value = (
+                torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True)
+            )  # (B, H, S + N, E)
         mask = distances.mask if readable is None else ~readable[:, None, None]
-        return self.output_rows(self.attend(query, key, value, self.far_to_near(distances), distances.length, mask))
+        return self.output_rows(
+            self.attend(query, key, value, self.far_to_near(distances), distances.length, mask)
+        )
 
     def far_to_near(self, distances: Distances) -> Tensor:
         """R of all distances, from far to near: simplified positions (2N - 1, E), or W_r R (H, R, E)."""
@@ -104,7 +157,15 @@ class SelfAttention(Attention):
             return distances.rows @ self.positions
         return project(distances.rows[None], self.heads, [self.distance_key])[0][0]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor,
+        count: int,
+        mask: Tensor | None,
+    ) -> Tensor:
         """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""
         rate = self.dropout_rate if self.training else 0.0
         if self.distance_key is None:
@@ -121,7 +182,9 @@ class CrossAttention(Attention):
         inner = config.heads * config.head_width
         self.heads, self.dropout_rate = config.heads, config.dropout
         self.norm = LayerNorm(config.width)
-        self.memory_norm = LayerNorm(config.width) if of_memory else None  # the encoder's output is already normalised
+        self.memory_norm = (
+            LayerNorm(config.width) if of_memory else None
+        )  # the encoder's output is already normalised
         self.declare_projections(config, biases=True)
         self.output = parameter(config.width, inner)  # (D, HE)
         self.output_bias = parameter(config.width)  # (D,)
@@ -132,12 +195,19 @@ class CrossAttention(Attention):
 
     def source_key_value(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value (B, H, K, E) of source (B, K, D), which is the memory or already normalised."""
-        return self.project(source if self.memory_norm is None else self.memory_norm(source), "key", "value")
+        return self.project(
+            source if self.memory_norm is None else self.memory_norm(source), "key", "value"
+        )
 
-    def attend(self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None) -> Tensor:
+    def attend(
+        self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None
+    ) -> Tensor:
         """The same as forward, from the source's key and value (B, H, K, E)."""
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
-        [query], rate = self.project(self.norm(x), "query"), self.dropout_rate if self.training else 0.0
+        [query], rate = (
+            self.project(self.norm(x), "query"),
+            self.dropout_rate if self.training else 0.0,
+        )
         return self.output_rows(content_attention(query, key, value, mask, rate))
 
 
@@ -154,7 +224,9 @@ class FeedForward(Recomputable):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
-        hidden = torch.relu(functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
+        hidden = torch.relu(
+            functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)
+        )  # (B, N, F)
         out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 
@@ -168,7 +240,9 @@ class EncoderLayer(FeedForward):
         self.read = CrossAttention(config, of_memory=True)
         self.declare_feed_forward(config)
 
-    def forward(self, x: Tensor, memory: Tensor, readable: Tensor | None, distances: Distances) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, readable: Tensor | None, distances: Distances
+    ) -> Tensor:
         x = x + self.attention(x, distances, readable=readable)
         x = x + self.read(x, memory)
         return x + self.feed_forward(x)
@@ -183,7 +257,9 @@ class DecoderLayer(FeedForward):
         self.cross = CrossAttention(config, of_memory=False)
         self.declare_feed_forward(config)
 
-    def forward(self, x: Tensor, encoded: Tensor, readable: Tensor | None, distances: Distances) -> Tensor:
+    def forward(
+        self, x: Tensor, encoded: Tensor, readable: Tensor | None, distances: Distances
+    ) -> Tensor:
         x = x + self.attention(x, distances)
         x = x + self.cross(x, encoded, readable)
         return x + self.feed_forward(x)
@@ -241,11 +317,23 @@ class Memformer(Model):
         super().__init__()
         self.config = config
         specials = len(SPECIALS) if config.encoder_layers else 0
-        self.embedding = parameter(config.vocabulary + specials, config.width)  # (V + 5, D), decoder-only (V, D)
-        self.initial_memory = parameter(config.memories, config.slots, config.width)  # (1 or L, S, D)
-        self.encoder = Stack(config, EncoderLayer, config.encoder_layers, causal=False) if config.encoder_layers else None
-        self.writer = Writer(config.width, config.heads, config.head_width) if config.encoder_layers else None
-        decoder, layer = (Stack, DecoderLayer) if config.encoder_layers else (MemoryDecoder, MemoryLayer)
+        self.embedding = parameter(
+            config.vocabulary + specials, config.width
+        )  # (V + 5, D), decoder-only (V, D)
+        self.initial_memory = parameter(
+            config.memories, config.slots, config.width
+        )  # (1 or L, S, D)
+        self.encoder = (
+            Stack(config, EncoderLayer, config.encoder_layers, causal=False)
+            if config.encoder_layers
+            else None
+        )
+        self.writer = (
+            Writer(config.width, config.heads, config.head_width) if config.encoder_layers else None
+        )
+        decoder, layer = (
+            (Stack, DecoderLayer) if config.encoder_layers else (MemoryDecoder, MemoryLayer)
+        )
         self.decoder = decoder(config, layer, config.decoder_layers, causal=True)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
@@ -263,12 +351,16 @@ class Memformer(Model):
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c, batch = self.config, check_lanes(batch)
-        return State((batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0))
+        return State(
+            (batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0)
+        )
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: learned slots and a segment of begin tokens; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
-        previous = torch.full(shapes.previous, self.config.special("begin"), device=self.embedding.device)
+        previous = torch.full(
+            shapes.previous, self.config.special("begin"), device=self.embedding.device
+        )
         return State(at_least_float32(self.initial_memory.expand(shapes.memory)), previous)
 
     def read(self, tokens: Tensor, state: State, task: tuple | None = None) -> Reading:
@@ -283,9 +375,15 @@ class Memformer(Model):
             return Reading(hidden * self.config.width**-0.5, State(memory, state.previous), {})
         encoded, memory, readable = self._encode(state, task)
         kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
-        first = tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind  # the task's token
-        hidden = self.decoder(look_up(torch.cat([first, prompt], 1), self.embedding), encoded, readable)
-        return Reading(self._predicting(hidden, kind) * self.config.width**-0.5, State(memory, tokens), {})
+        first = (
+            tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind
+        )  # the task's token
+        hidden = self.decoder(
+            look_up(torch.cat([first, prompt], 1), self.embedding), encoded, readable
+        )
+        return Reading(
+            self._predicting(hidden, kind) * self.config.width**-0.5, State(memory, tokens), {}
+        )
 
     def output_matrix(self) -> Tensor:
         """(V, D), the vocabulary's rows of the embedding; special tokens are never predicted."""
@@ -295,15 +393,21 @@ class Memformer(Model):
         """The state after tokens (B, N), without decoder and logits; raises ValueError as read does."""
         self._check(tokens, state, task)
         if self.encoder is None:
-            return State(self.decoder(look_up(tokens, self.embedding), state.memory)[1], state.previous)
+            return State(
+                self.decoder(look_up(tokens, self.embedding), state.memory)[1], state.previous
+            )
         return State(self._encode(state, task)[1], tokens)
 
     def _check(self, tokens, state, task):
         c = self.config
         if tokens.shape[1] != c.segment:
-            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
+            raise ValueError(
+                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
+            )
         if task is not None and c.encoder_layers == 0:
-            raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
+            raise ValueError(
+                "the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out"
+            )
         check_state(state, self.state_shapes(len(tokens)))
 
     def _predicting(self, hidden, kind):
@@ -314,7 +418,9 @@ class Memformer(Model):
 
     def _encode(self, state, task):
         """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false for padding, or None."""
-        reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
+        reading, readable = (
+            (state.previous, None) if task is None else (task.reading, task.readable)
+        )
         memory, x = state.memory[:, 0], look_up(reading, self.embedding)
         encoded = self.encoder(x, memory, readable)
         return encoded, self.writer(memory, encoded, readable)[:, None], readable
@@ -330,14 +436,30 @@ class Memformer(Model):
         empty = new(len(state.memory), c.heads, distances.length, c.head_width)
         if self.encoder is None:
             pairs = zip(attentions, state.memory.unbind(1), strict=True)
-            slots = [attention.project(attention.memory_norm(memory), "key", "value") for attention, memory in pairs]
-            keys, values = (tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1))
+            slots = [
+                attention.project(attention.memory_norm(memory), "key", "value")
+                for attention, memory in pairs
+            ]
+            keys, values = (
+                tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1)
+            )
             hidden = tuple(new(len(state.memory), c.segment, c.width) for _ in layers)
             return Stream(state, Rows(distance_rows, keys, values, (), (), hidden, (), ()), 0)
         encoded, memory, _ = self._encode(state, None)
-        cross_keys, cross_values = zip(*(layer.cross.source_key_value(encoded) for layer in layers), strict=True)
+        cross_keys, cross_values = zip(
+            *(layer.cross.source_key_value(encoded) for layer in layers), strict=True
+        )
         keys, values = (tuple(empty.clone() for _ in layers) for _ in range(2))
-        rows = Rows(distance_rows, keys, values, cross_keys, cross_values, (), memory, torch.zeros_like(state.previous))
+        rows = Rows(
+            distance_rows,
+            keys,
+            values,
+            cross_keys,
+            cross_values,
+            (),
+            memory,
+            torch.zeros_like(state.previous),
+        )
         first = state.previous.new_full((len(state.previous),), c.special("continuation"))
         self._decode(first, first.new_zeros(1), rows)
         return Stream(state, rows, 0)
@@ -367,12 +489,16 @@ class Memformer(Model):
     def _attend(self, index, x, place, columns, unread, rows):
         """A layer's self-attention (B, 1, D) of a token x (B, 1, D); columns and unread (1, N') are for keys with positions."""
         attention, by_distance = self.decoder.layers[index].attention, rows.distance_rows[index]
-        by_key = by_distance.index_select(-2, columns.clamp(max=by_distance.shape[-2] - 1))  # (..., N', E); later keys are unread
+        by_key = by_distance.index_select(
+            -2, columns.clamp(max=by_distance.shape[-2] - 1)
+        )  # (..., N', E); later keys are unread
         slots = rows.keys[index].shape[2] - len(columns)
         query, *new = attention.project(attention.norm(x), "query", "key", "value")
         pairs = zip((rows.keys[index], rows.values[index]), new, strict=True)
         keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
-        return attention.output_rows(attention.attend(query, keys, values, by_key, len(columns), unread))
+        return attention.output_rows(
+            attention.attend(query, keys, values, by_key, len(columns), unread)
+        )
 
     def close(self, stream: Stream) -> State:
         """The State after a complete segment."""
@@ -380,16 +506,23 @@ class Memformer(Model):
         if self.encoder is not None:
             return State(rows.memory.clone(), rows.tokens.clone())  # the rows are overwritten
         pairs = zip(self.decoder.layers, stream.state.memory.unbind(1), rows.hidden, strict=True)
-        return State(torch.stack([layer.writer(memory, hidden) for layer, memory, hidden in pairs], 1), stream.state.previous)
+        return State(
+            torch.stack([layer.writer(memory, hidden) for layer, memory, hidden in pairs], 1),
+            stream.state.previous,
+        )
 
 
 class Rows(NamedTuple):
     """The rows of a Stream: what a segment's tokens read, and what they write for later tokens and the memory."""
 
-    distance_rows: tuple  # per decoder layer (2N - 1, E) or (H, R, E), see SelfAttention.far_to_near
+    distance_rows: (
+        tuple  # per decoder layer (2N - 1, E) or (H, R, E), see SelfAttention.far_to_near
+    )
     keys: tuple  # per decoder layer (B, H, S + N, E) or (B, H, 1 + N, E): of memory or the task's token, and the tokens
     values: tuple
-    cross_keys: tuple  # per decoder layer (B, H, N, E), of the encoded previous segment; decoder-only empty
+    cross_keys: (
+        tuple  # per decoder layer (B, H, N, E), of the encoded previous segment; decoder-only empty
+    )
     cross_values: tuple
     hidden: tuple  # decoder-only, per layer (B, N, D): its outputs, which are written to its memory
     memory: Tensor | tuple  # (B, 1, S, D), the next State's; decoder-only empty

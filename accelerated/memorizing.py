@@ -11,10 +11,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import sdpa
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
+from accelerated.attention.heads import (
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    project_heads,
+    unit_norm,
+)
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
-from accelerated.attention.sliding_window import of_query, offsets_by_pair, offsets_of, sliding_attention, tables_by_distance
-from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.attention.sliding_window import (
+    of_query,
+    offsets_by_pair,
+    offsets_of,
+    sliding_attention,
+    tables_by_distance,
+)
+from accelerated.protocol import (
+    Model,
+    Reading,
+    Recomputable,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+)
 from reference.memorizing import Config, init_params
 
 
@@ -38,7 +61,12 @@ class Layer(Recomputable):
 
     def __init__(self, config: Config, number: int):
         super().__init__()
-        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
+        d, h, he, f = (
+            config.width,
+            config.heads,
+            config.heads * config.head_width,
+            config.feed_forward,
+        )
         self.config = config
         self.norm = LayerNorm(d)
         self.key = parameter(he, d)  # (HE, D)
@@ -46,7 +74,9 @@ class Layer(Recomputable):
         self.query = parameter(he, d)  # (HE, D)
         self.scale = parameter(h)  # (H,)
         self.position_bias = parameter(h, config.buckets)  # (H, buckets)
-        self.memory_gate = parameter(h) if number == config.memory_layer and config.memory else None  # (H,)
+        self.memory_gate = (
+            parameter(h) if number == config.memory_layer and config.memory else None
+        )  # (H,)
         self.output = parameter(d, he)  # (D, HE)
         self.mlp_norm = LayerNorm(d)
         self.mlp_hidden = parameter(f, d)  # (F, D)
@@ -64,7 +94,9 @@ class Layer(Recomputable):
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
         retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
-        g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(local.dtype)  # (H, 1, 1)
+        g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(
+            local.dtype
+        )  # (H, 1, 1)
         return torch.lerp(local, retrieved, g)
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -86,8 +118,13 @@ class Layer(Recomputable):
         key, query, value = self.project(x)
         if no_output:
             return x, (key, value)
-        keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
-        attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
+        keys, values = (
+            torch.cat([previous[0], key], 2),
+            torch.cat([previous[1], value], 2),
+        )  # (B, H, 2N, E)
+        attended = sliding_attention(
+            query * self.scale[:, None, None], keys, values, offset, dropout
+        )
         if self.memory_gate is not None:
             attended = self.retrieve(query, attended, memory)
         return self.mlp(x + functional.linear(merge_heads(attended), self.output)), (key, value)
@@ -104,7 +141,9 @@ class Memorizing(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.segment, config.buckets, config.max_distance)  # (3N - 1, ...)
+        in_bucket, mask = tables_by_distance(
+            config.segment, config.buckets, config.max_distance
+        )  # (3N - 1, ...)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
@@ -151,12 +190,18 @@ class Memorizing(Model):
         """The last layer's output (B, N, D) and the next state."""
         c = self.config
         if tokens.shape[1] != c.segment:
-            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
+            raise ValueError(
+                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
+            )
         check_state(state, self.state_shapes(len(tokens)))
         x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
-        offsets = offsets_by_pair(offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype)  # (L, H, N, 2N)
-        for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
+        offsets = offsets_by_pair(
+            offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype
+        )  # (L, H, N, 2N)
+        for number, (layer, offset) in enumerate(
+            zip(self.layers, offsets.unbind(0), strict=True), start=1
+        ):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)
             pairs.append(pair)
@@ -165,18 +210,26 @@ class Memorizing(Model):
     def _next_state(self, state, pairs):
         """The State after a segment with these (keys, values) of each layer, which the memory layer's own join."""
         key, value = pairs[self.config.memory_layer - 1]
-        keys, values = (torch.stack(field, 1) for field in zip(*pairs, strict=True))  # (B, L, H, N, E)
-        return State(keys, values, remember(state.memory_keys, key), remember(state.memory_values, value))
+        keys, values = (
+            torch.stack(field, 1) for field in zip(*pairs, strict=True)
+        )  # (B, L, H, N, E)
+        return State(
+            keys, values, remember(state.memory_keys, key), remember(state.memory_values, value)
+        )
 
     # The methods below are only for generation.
 
     def stream(self, state: State) -> Stream:
         """The Stream at a segment's start, with all that does not depend on the segment's tokens."""
         empty = torch.zeros_like(state.keys)
-        keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
+        keys, values = (
+            torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values)
+        )
         weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
         offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
-        memory = searchable(state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
+        memory = searchable(
+            state.memory_keys.clone(), state.memory_values.clone()
+        )  # in memory of their own, as all rows
         return Stream(state, Rows(weights, offsets, keys, values, memory), 0)
 
     def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
@@ -190,9 +243,14 @@ class Memorizing(Model):
     def _read_layer(self, index, x, place, offset, rows):
         """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2N) is added to its scores."""
         layer = self.layers[index]
-        parts = functional.linear(layer.norm(x), rows.weights[index]).view(len(x), 3, self.config.heads, 1, -1)
+        parts = functional.linear(layer.norm(x), rows.weights[index]).view(
+            len(x), 3, self.config.heads, 1, -1
+        )
         key, query = unit_norm(parts[:, :2]).unbind(1)  # (B, H, 1, E)
-        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, parts[:, 2])
+        keys, values = (
+            rows.keys[index].index_copy_(2, place, key),
+            rows.values[index].index_copy_(2, place, parts[:, 2]),
+        )
         attended = sdpa(query * layer.scale[:, None, None], keys, values, offset, scale=1.0)
         if layer.memory_gate is not None:
             attended = layer.retrieve(query, attended, rows.memory)
@@ -201,7 +259,10 @@ class Memorizing(Model):
     def close(self, stream: Stream) -> State:
         """The State after a complete segment: its keys and values become the previous segment's."""
         n = self.config.segment
-        pairs = [(key[:, :, n:], value[:, :, n:]) for key, value in zip(stream.rows.keys, stream.rows.values, strict=True)]
+        pairs = [
+            (key[:, :, n:], value[:, :, n:])
+            for key, value in zip(stream.rows.keys, stream.rows.values, strict=True)
+        ]
         return self._next_state(stream.state, pairs)
 
 

@@ -13,8 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention, sdpa
-from accelerated.attention.heads import Declared, LayerNorm, look_up, merge_heads, parameter, project, split_heads
-from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.attention.heads import (
+    Declared,
+    LayerNorm,
+    look_up,
+    merge_heads,
+    parameter,
+    project,
+    split_heads,
+)
+from accelerated.protocol import (
+    Model,
+    Reading,
+    Recomputable,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+)
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -61,7 +78,9 @@ class Layer(Recomputable):
         query, key, value = self.query_key_value(x)
         if inserted is not None:
             slots = self.key_value(inserted)
-            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
+            key, value = (
+                torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True)
+            )  # (B, H, S + N, E)
         x = x + self.attend(query, key, value, mask)
         return x + self.mlp(x)
 
@@ -72,18 +91,34 @@ class Layer(Recomputable):
 
     def key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
-        return project(self.norm(x), self.heads, [self.key, self.value], [self.key_bias.detach(), self.value_bias])
+        return project(
+            self.norm(x),
+            self.heads,
+            [self.key, self.value],
+            [self.key_bias.detach(), self.value_bias],
+        )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""
-        out = content_attention(query, key, value, mask, self.dropout_rate if self.training else 0.0, causal=mask is None)
+        out = content_attention(
+            query,
+            key,
+            value,
+            mask,
+            self.dropout_rate if self.training else 0.0,
+            causal=mask is None,
+        )
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 
     def mlp(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
-        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
-        out = functional.linear(functional.gelu(hidden, approximate="tanh"), self.mlp_output, self.mlp_output_bias)
+        hidden = functional.linear(
+            self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias
+        )  # (B, N, F)
+        out = functional.linear(
+            functional.gelu(hidden, approximate="tanh"), self.mlp_output, self.mlp_output_bias
+        )
         return functional.dropout(out, self.dropout_rate, self.training)
 
 
@@ -97,8 +132,12 @@ class Recurrence(Declared):
         self.fixed_key = parameter(config.width) if config.pooling == "attention" else None  # (D,)
         fan_in = config.width
         for layer in range(1, config.module_layers + 1):
-            self.register_parameter(f"hidden_{layer}", parameter(config.module_width, fan_in))  # (200, D or 200)
-            self.register_parameter(f"hidden_{layer}_bias", parameter(config.module_width))  # (200,)
+            self.register_parameter(
+                f"hidden_{layer}", parameter(config.module_width, fan_in)
+            )  # (200, D or 200)
+            self.register_parameter(
+                f"hidden_{layer}_bias", parameter(config.module_width)
+            )  # (200,)
             fan_in = config.module_width
         self.inserted = parameter(config.vectors * config.width, fan_in)  # (SD, 200)
         self.inserted_bias = parameter(config.vectors * config.width)  # (SD,)
@@ -109,7 +148,9 @@ class Recurrence(Declared):
         for layer in range(1, self.config.module_layers + 1):
             weight, bias = getattr(self, f"hidden_{layer}"), getattr(self, f"hidden_{layer}_bias")
             x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
-        return functional.linear(x, self.inserted, self.inserted_bias).view(len(x), self.config.vectors, self.config.width)
+        return functional.linear(x, self.inserted, self.inserted_bias).view(
+            len(x), self.config.vectors, self.config.width
+        )
 
     def mix(self, outputs: list[Tensor]) -> Tensor:
         """Eq. 1's weighted sum of the layers' outputs, before positions are pooled; (B, N, D)."""
@@ -122,7 +163,9 @@ class Recurrence(Declared):
             return mixed.mean(1)
         if self.config.pooling == "max":
             return mixed.max(1).values
-        weights = (mixed @ self.fixed_key[:, None] * mixed.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), similarity to a learned key
+        weights = (mixed @ self.fixed_key[:, None] * mixed.shape[-1] ** -0.5).softmax(
+            1
+        )  # (B, n, 1), similarity to a learned key
         return (weights.transpose(1, 2) @ mixed)[:, 0]
 
 
@@ -135,12 +178,16 @@ class PretrainedRecurrence(Model):
         super().__init__()
         self.config = config
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D)
-        self.positions = parameter(config.max_positions, config.width)  # one row for each position in a window
+        self.positions = parameter(
+            config.max_positions, config.width
+        )  # one row for each position in a window
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.final_norm = LayerNorm(config.width, NORM_EPSILON)
         self.module = Recurrence(config) if config.vectors else None
         future = causal_mask(config.segment, config.segment)
-        self.register_buffer("future_keys", future, persistent=False)  # (T, T), true if a query must not see a key
+        self.register_buffer(
+            "future_keys", future, persistent=False
+        )  # (T, T), true if a query must not see a key
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
@@ -160,7 +207,11 @@ class PretrainedRecurrence(Model):
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         batch = check_lanes(batch)
-        return State((batch, self.config.width), (batch,)) if self.config.vectors else State((batch, 0), (batch, 0))
+        return (
+            State((batch, self.config.width), (batch,))
+            if self.config.vectors
+            else State((batch, 0), (batch, 0))
+        )
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: nothing to insert; raises ValueError if batch is below 1."""
@@ -186,14 +237,20 @@ class PretrainedRecurrence(Model):
 
     def _check(self, tokens, state):
         if not 1 <= tokens.shape[1] <= self.config.segment:
-            raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {self.config.segment}, the segment")
+            raise ValueError(
+                f"a window of {tokens.shape[1]} tokens; it must have 1 to {self.config.segment}, the segment"
+            )
         check_state(state, self.state_shapes(len(tokens)))
 
     def _read(self, tokens, state):
         """The outputs of all layers for tokens (B, N), and the last output after the final norm."""
         c, length = self.config, tokens.shape[1]
         x = look_up(tokens, self.embedding) + self.positions[:length]
-        x, outputs, inserted = functional.dropout(x, c.dropout, self.training), [], self._inserted(state)
+        x, outputs, inserted = (
+            functional.dropout(x, c.dropout, self.training),
+            [],
+            self._inserted(state),
+        )
         future = self.future_keys[:length, :length]
         beside_slots = None if inserted is None else with_slots(future, c.vectors, state.present)
         for number, layer in enumerate(self.layers, start=1):
@@ -210,9 +267,13 @@ class PretrainedRecurrence(Model):
         """The State after a window: its pooled layers' outputs (B, N, D); `hidden` is the last one after the final norm."""
         if self.module is None:
             return state
-        mixed = self.module.mix([*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]])
+        mixed = self.module.mix(
+            [*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]]
+        )
         rows = mixed[:, : pooled_rows(self.config, mixed.shape[1])]
-        return State(self.module.pool(rows), torch.ones(len(rows), dtype=torch.bool, device=rows.device))
+        return State(
+            self.module.pool(rows), torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        )
 
     # The methods below are only for generation.
 
@@ -220,15 +281,23 @@ class PretrainedRecurrence(Model):
         """The Stream at a window's start, with keys and values of the inserted vectors."""
         c, batch, inserted = self.config, len(state.pooled), self._inserted(state)
         weights = tuple(torch.cat([layer.query, layer.key, layer.value]) for layer in self.layers)
-        biases = tuple(torch.cat([layer.query_bias, layer.key_bias, layer.value_bias]) for layer in self.layers)
+        biases = tuple(
+            torch.cat([layer.query_bias, layer.key_bias, layer.value_bias]) for layer in self.layers
+        )
         empty, pairs = self.embedding.new_zeros(batch, c.heads, c.segment, c.width // c.heads), []
         for number, layer in enumerate(self.layers, start=1):
             inserts = inserted is not None and number in c.insertion_layers
             slots = layer.key_value(inserted) if inserts else [empty[:, :, :0]] * 2
             pairs.append([torch.cat([field, empty], 2) for field in slots])
-        outputs = () if inserted is None else tuple(self.embedding.new_zeros(batch, c.segment, c.width) for _ in self.layers)
+        outputs = (
+            ()
+            if inserted is None
+            else tuple(self.embedding.new_zeros(batch, c.segment, c.width) for _ in self.layers)
+        )
         tokens = torch.zeros(batch, c.segment, dtype=torch.long, device=state.pooled.device)
-        rows = Rows(tokens, weights, biases, *zip(*pairs, strict=True), state.present.clone(), outputs)
+        rows = Rows(
+            tokens, weights, biases, *zip(*pairs, strict=True), state.present.clone(), outputs
+        )
         return Stream(state, rows, 0)
 
     def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
@@ -261,7 +330,9 @@ class PretrainedRecurrence(Model):
     def close(self, stream: Stream) -> State:
         """The State after a full window."""
         outputs = stream.rows.outputs
-        return self._next_state(stream.state, outputs, self.final_norm(outputs[-1]) if outputs else None)
+        return self._next_state(
+            stream.state, outputs, self.final_norm(outputs[-1]) if outputs else None
+        )
 
     def next_stream(self, stream: Stream) -> Stream:
         """As Model's; a new window begins with the tokens that it shares with the previous one."""

@@ -75,7 +75,11 @@ def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
 
 def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
     """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
-    return matrix.log_probabilities(hidden) if isinstance(matrix, AdaptiveSoftmax) else functional.linear(hidden, matrix)
+    return (
+        matrix.log_probabilities(hidden)
+        if isinstance(matrix, AdaptiveSoftmax)
+        else functional.linear(hidden, matrix)
+    )
 
 
 class Recomputable(Declared):
@@ -89,7 +93,9 @@ class Recomputable(Declared):
     def __call__(self, *given: object) -> object:
         """What `forward` returns."""
         if self.recomputed and torch.is_grad_enabled():
-            return checkpoint(super().__call__, *given, use_reentrant=False, preserve_rng_state=self.drops)
+            return checkpoint(
+                super().__call__, *given, use_reentrant=False, preserve_rng_state=self.drops
+            )
         return super().__call__(*given)
 
 
@@ -102,9 +108,15 @@ class Model(Declared):
         Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
         """
         check_tokens(tokens, 2)
-        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
+        if (
+            tokens.device.type == "cpu"
+            and tokens.numel()
+            and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary
+        ):
             wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
-            raise ValueError(f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?")
+            raise ValueError(
+                f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?"
+            )
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
 
@@ -125,7 +137,9 @@ class Model(Declared):
         so no step waits for the device, unless the model does.
         """
         stream = open_stream(self, token, state)
-        return self.read_token(token, token.new_full((1,), stream.position), stream.rows), self.next_stream(stream)
+        return self.read_token(
+            token, token.new_full((1,), stream.position), stream.rows
+        ), self.next_stream(stream)
 
     def next_stream(self, stream: Stream) -> Stream:
         """The Stream after one more token. After a segment's last token the next segment begins."""
@@ -147,8 +161,15 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     is changed inside keeps its old copy. Update parameters and clear gradients outside. The copies keep their memory, because
     CUDA graphs read fixed addresses.
     """
-    held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
-    changed = [(tensors, name, x) for tensors in held for name, x in tensors.items() if x is not None and x.is_floating_point()]
+    held = [
+        tensors for module in model.modules() for tensors in (module._parameters, module._buffers)
+    ]
+    changed = [
+        (tensors, name, x)
+        for tensors in held
+        for name, x in tensors.items()
+        if x is not None and x.is_floating_point()
+    ]
     changed = [(tensors, name, x) for tensors, name, x in changed if x.dtype != dtype]
     try:
         if changed:
@@ -192,17 +213,26 @@ def check_state(state: tuple, expected: tuple) -> None:
     for name, field, shape in zip(type(expected)._fields, state, expected, strict=True):
         given = tuple(field.shape)
         if given[1:] != shape[1:]:
-            raise ValueError(f"the state's {name} has shape {given}, expected {shape}; is it another model's?")
+            raise ValueError(
+                f"the state's {name} has shape {given}, expected {shape}; is it another model's?"
+            )
         if given != shape:
-            raise ValueError(f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have")
+            raise ValueError(
+                f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have"
+            )
 
 
 def check_tokens(tokens: Tensor, axes: int) -> None:
     """Raise ValueError unless tokens are a tensor of ids with so many axes."""
     if not isinstance(tokens, Tensor) or tokens.dim() != axes or tokens.is_floating_point():
-        shape, form = tuple(getattr(tokens, "shape", ())), "(lanes, tokens)" if axes == 2 else "(lanes,)"
+        shape, form = (
+            tuple(getattr(tokens, "shape", ())),
+            "(lanes, tokens)" if axes == 2 else "(lanes,)",
+        )
         kind = getattr(tokens, "dtype", type(tokens).__name__)
-        raise ValueError(f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}")
+        raise ValueError(
+            f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}"
+        )
 
 
 def overlap_of(config: object) -> int:
@@ -233,7 +263,9 @@ def detach(state: tuple) -> tuple:
 
 def require_gradient(state: tuple) -> tuple:
     """The same state as leaf tensors that require gradients, except fields of token ids."""
-    return type(state)(*(field.detach().requires_grad_(field.is_floating_point()) for field in state))
+    return type(state)(
+        *(field.detach().requires_grad_(field.is_floating_point()) for field in state)
+    )
 
 
 def keep_lanes(state: tuple, rows: Tensor | list[int] | slice) -> tuple:
@@ -266,7 +298,9 @@ def replace_lanes(starts: Tensor, initial: tuple, state: tuple) -> tuple:
     starts: on a GPU the answer would wait for all work before it. A Segment knows (`any_starts`).
     """
     lanes = (starts.view(-1, *[1] * (field.dim() - 1)) for field in state)
-    return type(state)(*(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True)))
+    return type(state)(
+        *(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True))
+    )
 
 
 def state_from(state: tuple, fields: list[Tensor]) -> tuple:

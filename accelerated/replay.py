@@ -27,19 +27,26 @@ from accelerated.attention.on_a_cpu import ChunkedNats
 from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
-CHUNK = 2**26  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
+CHUNK = (
+    2**26
+)  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
 RANK_STEP = 0x9E3779B1  # between the seeds of two processes; their generators stay equal, so one saved state restores all
 
 
 def segment_seeds(segments: list, rank: int = 0) -> list[int]:
     """A seed for each segment, drawn from torch's global generator and different for each rank."""
-    return [(seed + RANK_STEP * rank) % 2**31 for seed in torch.randint(2**31, (len(segments),)).tolist()]
+    return [
+        (seed + RANK_STEP * rank) % 2**31
+        for seed in torch.randint(2**31, (len(segments),)).tolist()
+    ]
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the random generators inside; their states are restored on exit."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a CPU's is always restored
+    with torch.random.fork_rng(
+        [device] if device.type == "cuda" else []
+    ):  # a CPU's is always restored
         torch.manual_seed(seed)
         yield
 
@@ -58,7 +65,9 @@ def count_scored(segments: list) -> int:
 
 def inputs_of(segment: tuple, state: tuple) -> tuple:
     """The arguments to call a model with; they include a task only if the segment has one."""
-    return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
+    return (
+        (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
+    )
 
 
 def targets_of(segment: tuple) -> torch.Tensor:
@@ -68,7 +77,9 @@ def targets_of(segment: tuple) -> torch.Tensor:
 
 def chunk_rows(matrix: torch.Tensor | AdaptiveSoftmax) -> int:
     """How many rows have at most CHUNK logits, by the output matrix (V, D)."""
-    return max(1, CHUNK // (matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)))
+    return max(
+        1, CHUNK // (matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix))
+    )
 
 
 def logits_in_chunks(
@@ -80,7 +91,9 @@ def logits_in_chunks(
         yield part, at_least_float32(logits_by(part, matrix)), aims
 
 
-def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor) -> torch.Tensor:
+def summed_nats(
+    hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor
+) -> torch.Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
 
     Targets that are IGNORED do not count. Of more than CHUNK logits by a matrix only a chunk exists at a time; an AdaptiveSoftmax
@@ -104,7 +117,9 @@ def on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
+def run_segment(
+    model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float
+) -> tuple:
     """Return one segment's (summed cross-entropy / scored, auxiliary losses {name: loss}, next state)."""
     with seeded(seed, segment.tokens.device):
         reading = model.read(*inputs_of(segment, begin(model, segment, state)))
@@ -114,7 +129,11 @@ def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int,
 
 def mean_losses(names: list[str], losses: list[torch.Tensor], weight: float) -> dict:
     """The auxiliary losses of a rollout by name, from those of each segment (names,); few operations, however many there are."""
-    return dict(zip(names, (torch.stack(losses).sum(0) * weight).unbind(), strict=True)) if names else {}
+    return (
+        dict(zip(names, (torch.stack(losses).sum(0) * weight).unbind(), strict=True))
+        if names
+        else {}
+    )
 
 
 def stacked(losses: dict) -> torch.Tensor | None:
@@ -123,10 +142,20 @@ def stacked(losses: dict) -> torch.Tensor | None:
 
 
 def forward_then_backward(
-    run: Callable, model: torch.nn.Module, segments: list, state: tuple, scored: float | None, share: float, rank: int
+    run: Callable,
+    model: torch.nn.Module,
+    segments: list,
+    state: tuple,
+    scored: float | None,
+    share: float,
+    rank: int,
 ) -> tuple[torch.Tensor, dict, tuple]:
     """Run all segments forward with `run` (run_segment or a wrapper of it), then make one backward call."""
-    seeds, scored, state = segment_seeds(segments, rank), scored or count_scored(segments) or 1, detach(state)
+    seeds, scored, state = (
+        segment_seeds(segments, rank),
+        scored or count_scored(segments) or 1,
+        detach(state),
+    )
     loss, extra, auxiliary, weight = 0.0, 0.0, [], share / len(segments)
     for segment, seed in zip(segments, seeds, strict=True):
         part, losses, state = run(model, segment, state, seed, scored)
@@ -137,14 +166,24 @@ def forward_then_backward(
 
 
 def through_time(
-    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+    model: torch.nn.Module,
+    segments: list,
+    state: tuple,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
 ) -> tuple[torch.Tensor, dict, tuple]:
     """Full back-propagation through time: keeps the autograd graph of all K segments."""
     return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
 
 
 def checkpointed(
-    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+    model: torch.nn.Module,
+    segments: list,
+    state: tuple,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
 ) -> tuple[torch.Tensor, dict, tuple]:
     """Gradient checkpointing: keeps each segment's incoming state and recomputes the rest during backward."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
@@ -152,14 +191,23 @@ def checkpointed(
 
 
 def memory_replay(
-    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+    model: torch.nn.Module,
+    segments: list,
+    state: tuple,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
 ) -> tuple[torch.Tensor, dict, tuple]:
     """Memory Replay Back-Propagation (Memformer, Algorithm 1): stores only states, then replays segments from last to first.
 
     The first pass computes the states without gradient. Then each segment is computed again from its stored state, and one
     backward call takes its loss together with the gradient of its next state.
     """
-    seeds, scored, states = segment_seeds(segments, rank), scored or count_scored(segments) or 1, [detach(state)]
+    seeds, scored, states = (
+        segment_seeds(segments, rank),
+        scored or count_scored(segments) or 1,
+        [detach(state)],
+    )
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
@@ -169,15 +217,31 @@ def memory_replay(
         leaf = require_gradient(states.pop())
         part, losses, after = run_segment(model, segment, leaf, seed, scored)
         last = detach(after) if last is None else last
-        arriving = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
+        arriving = [
+            (field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad
+        ]
         objective = part + sum(losses.values()) * weight
-        torch.autograd.backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
+        torch.autograd.backward(
+            [objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)]
+        )
         # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
-        dnext = [torch.zeros_like(field) if field.grad is None else field.grad.clone() for field in leaf]
+        dnext = [
+            torch.zeros_like(field) if field.grad is None else field.grad.clone() for field in leaf
+        ]
         loss, names = loss + part.detach(), [*losses]
         auxiliary.append(stacked(losses))
-        del part, losses, after, objective, arriving  # free this segment's graph before the next is built
+        del (
+            part,
+            losses,
+            after,
+            objective,
+            arriving,
+        )  # free this segment's graph before the next is built
     return loss, mean_losses(names, auxiliary, weight), last
 
 
-BACKPROP = {"through_time": through_time, "checkpointed": checkpointed, "memory_replay": memory_replay}
+BACKPROP = {
+    "through_time": through_time,
+    "checkpointed": checkpointed,
+    "memory_replay": memory_replay,
+}

@@ -50,7 +50,10 @@ def with_excerpts(page: str, reference: Path) -> str:
 
 def chapters() -> dict:
     """{chapter: its reference} of all models."""
-    pages = {path: ROOT / "reference" / path.name.replace(".md", ".py") for path in sorted((ROOT / "docs").glob("*.md"))}
+    pages = {
+        path: ROOT / "reference" / path.name.replace(".md", ".py")
+        for path in sorted((ROOT / "docs").glob("*.md"))
+    }
     return {page: reference for page, reference in pages.items() if reference.exists()}
 
 

@@ -12,7 +12,11 @@ from accelerated.lab.systems.speech import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
 
 HERE = Path(__file__).parent
-PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6c7b"  # an opaque page: legible whatever lies behind it
+PAPER, INK, FAINT = (
+    "#ffffff",
+    "#1f2933",
+    "#5f6c7b",
+)  # an opaque page: legible whatever lies behind it
 TOKEN, STATE, PREVIOUS, GATE, HIDDEN = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f", "#edf0f3"
 
 
@@ -31,19 +35,41 @@ def new_figure(width, height):
 
 
 def save(figure, name):
-    figure.savefig(HERE / "figures" / f"{name}.svg", bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
+    figure.savefig(
+        HERE / "figures" / f"{name}.svg",
+        bbox_inches="tight",
+        facecolor=PAPER,
+        metadata={"Date": None},
+    )
 
 
 def box(axes, x, y, width, height, text, colour, size=10, **style):
     from matplotlib.patches import FancyBboxPatch
 
-    patch = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.02,rounding_size=0.08", fc=colour, ec=colour, **style)
+    patch = FancyBboxPatch(
+        (x, y),
+        width,
+        height,
+        boxstyle="round,pad=0.02,rounding_size=0.08",
+        fc=colour,
+        ec=colour,
+        **style,
+    )
     axes.add_patch(patch)
-    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color="white", fontsize=size)
+    axes.text(
+        x + width / 2, y + height / 2, text, ha="center", va="center", color="white", fontsize=size
+    )
 
 
 def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
-    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.5, "linestyle": "--" if dashed else "-", "shrinkA": 2, "shrinkB": 2}
+    style = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "lw": 1.5,
+        "linestyle": "--" if dashed else "-",
+        "shrinkA": 2,
+        "shrinkB": 2,
+    }
     axes.annotate("", stop, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})
 
 
@@ -54,7 +80,16 @@ def frame(axes, x, y, width, height, fill, edge="none", **style):
 
 
 def label(axes, x, y, text, colour=INK, size=10, **style):
-    axes.text(x, y, text, color=colour, fontsize=size, ha=style.pop("ha", "center"), va=style.pop("va", "center"), **style)
+    axes.text(
+        x,
+        y,
+        text,
+        color=colour,
+        fontsize=size,
+        ha=style.pop("ha", "center"),
+        va=style.pop("va", "center"),
+        **style,
+    )
 
 
 def mask_tile(window=8):
@@ -66,7 +101,14 @@ def mask_tile(window=8):
         colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else HIDDEN
         frame(axes, j, window - 1 - i, 0.94, 0.94, colour)
         if mask[i, j]:
-            label(axes, j + 0.47, window - 1 - i + 0.47, str(bucket[i, j]), "white" if j >= window else INK, 8)
+            label(
+                axes,
+                j + 0.47,
+                window - 1 - i + 0.47,
+                str(bucket[i, j]),
+                "white" if j >= window else INK,
+                8,
+            )
     for side, text in ((0, "previous block"), (window, "own block")):
         label(axes, side + window / 2, window + 0.5, f"keys of the {text}", size=11)
     label(axes, -0.6, window / 2, "queries of one block", size=11, rotation=90)
@@ -164,20 +206,27 @@ def positions_in_memory(config, segments):
     By the reference's own queues: every position is a feature of its own, and mean pooling adds up the features of what it takes.
     """
     n, width = config.segment, config.segment * segments
-    memory, compressed = np.zeros((1, config.memory, width)), np.zeros((1, config.compressed_memory, width))
+    memory, compressed = (
+        np.zeros((1, config.memory, width)),
+        np.zeros((1, config.compressed_memory, width)),
+    )
     shown = []
     for segment in range(segments):
         h = np.eye(width)[None, segment * n : (segment + 1) * n]
         rows = np.concatenate([compressed, memory, h], axis=1)[0]
         shown.append([np.flatnonzero(row) for row in rows])
         weights = np.zeros((1, 1, n, len(rows)))
-        memory, compressed, _, _ = compressive.remember_forward({}, config, h, memory, compressed, weights)
+        memory, compressed, _, _ = compressive.remember_forward(
+            {}, config, h, memory, compressed, weights
+        )
     return shown
 
 
 def memories():
     """What is where in memory after each segment, at the sizes of the paper's Figure 1."""
-    config = compressive.Config(segment=3, memory=6, compressed_memory=6, compression_rate=3, compression="mean_pooling")
+    config = compressive.Config(
+        segment=3, memory=6, compressed_memory=6, compression_rate=3, compression="mean_pooling"
+    )
     parts = (("compressed memory", 6, STATE), ("memory", 6, PREVIOUS), ("segment", 3, TOKEN))
     figure, axes = new_figure(11.4, 6.0)
     for row, shown in enumerate(positions_in_memory(config, 10)):
@@ -186,8 +235,19 @@ def memories():
         for _, size, colour in parts:
             for positions in shown[column : column + size]:
                 frame(axes, x, y, 0.94, 0.9, colour if len(positions) else HIDDEN)
-                text = "0" if not len(positions) else f"{positions[0]}" + (f"-{positions[-1]}" * (len(positions) > 1))
-                label(axes, x + 0.47, y + 0.45, text, FAINT if not len(positions) else INK if colour == PREVIOUS else "white", 8)
+                text = (
+                    "0"
+                    if not len(positions)
+                    else f"{positions[0]}" + (f"-{positions[-1]}" * (len(positions) > 1))
+                )
+                label(
+                    axes,
+                    x + 0.47,
+                    y + 0.45,
+                    text,
+                    FAINT if not len(positions) else INK if colour == PREVIOUS else "white",
+                    8,
+                )
                 x += 1
             x, column = x + 0.5, column + size
     x = 0.0
@@ -207,7 +267,10 @@ def shift():
     """The relative shift of three queries and six keys, by the reference's own function; numbers are distances."""
     n, k = 3, 6
     distance = np.broadcast_to(np.arange(k - 1, -1, -1.0), (1, 1, n, k))
-    moved, seen = compressive.relative_shift_forward(distance)[0][0, 0], compressive.causal_mask(n, k)
+    moved, seen = (
+        compressive.relative_shift_forward(distance)[0][0, 0],
+        compressive.causal_mask(n, k),
+    )
     lost = compressive.relative_shift_backward(seen[None, None] * 1.0, None)[0, 0] == 0
     figure, axes = new_figure(10.2, 2.9)
     for left, grid, faint, title in (
@@ -216,7 +279,14 @@ def shift():
     ):
         for i, j in np.ndindex(n, k):
             frame(axes, left + j, n - 1 - i, 0.94, 0.94, HIDDEN if faint[i, j] else TOKEN)
-            label(axes, left + j + 0.47, n - 1 - i + 0.47, f"{grid[i, j]:.0f}", FAINT if faint[i, j] else "white", 10)
+            label(
+                axes,
+                left + j + 0.47,
+                n - 1 - i + 0.47,
+                f"{grid[i, j]:.0f}",
+                FAINT if faint[i, j] else "white",
+                10,
+            )
         label(axes, left + k / 2, n + 0.4, title)
     arrow(axes, (6.3, 1.5), (7.7, 1.5))
     label(axes, 7.0, 1.85, "shift", size=10)
@@ -247,9 +317,18 @@ def mu_law():
     axes.plot(time, tone, color=FAINT, lw=1.2)
     axes.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
     for value in (0, 40, 128, 216, 255):
-        label(axes, 1.01, from_mu_law(np.array([value]))[0] / 2**15, str(value), TOKEN, 8, ha="left")
+        label(
+            axes, 1.01, from_mu_law(np.array([value]))[0] / 2**15, str(value), TOKEN, 8, ha="left"
+        )
     label(axes, -0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
-    label(axes, 0.5, -1.15, "time: grey the sound, orange its value if only every eighth is used", FAINT, 9)
+    label(
+        axes,
+        0.5,
+        -1.15,
+        "time: grey the sound, orange its value if only every eighth is used",
+        FAINT,
+        9,
+    )
     label(axes, 1.0, 1.13, "mu-law value", TOKEN, 9)
     save(figure, "compressive_mu_law")
 
@@ -258,7 +337,11 @@ def learning():
     """Which loss trains what: three rows of the same picture, one per training of the compression."""
     figure, axes = new_figure(10.6, 4.3)
     for row, (name, compression) in enumerate(
-        (("a loss of its own\n(attention, auto-encoding)", "own"), ("bptt", "task"), ("pooling, most-used", None))
+        (
+            ("a loss of its own\n(attention, auto-encoding)", "own"),
+            ("bptt", "task"),
+            ("pooling, most-used", None),
+        )
     ):
         y = 3.0 - 1.4 * row
         label(axes, -0.2, y + 0.3, name, size=9, ha="right")
@@ -278,7 +361,14 @@ def learning():
             label(axes, 6.15, y - 0.5, "compression loss", STATE, 8)
         if compression == "task":
             arrow(axes, (11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
-            label(axes, 8.9, y - 0.62, "task loss of the next segment, when one rollout holds both", STATE, 8)
+            label(
+                axes,
+                8.9,
+                y - 0.62,
+                "task loss of the next segment, when one rollout holds both",
+                STATE,
+                8,
+            )
     axes.set_xlim(-2.6, 12.8)
     axes.set_ylim(-0.4, 4.0)
     save(figure, "compressive_learning")
@@ -321,11 +411,21 @@ def memformer_flow():
 def memformer_slots(slots=4, tokens=8):
     """Which keys each slot sees, as masked S x (S + N) scores and as what is computed, S x (1 + N)."""
     figure, axes = new_figure(10.6, 3.4)
-    for left, own, title in ((0, slots, "the pattern of Figure 2c: S x (S + N)"), (14.5, 1, "what is computed: S x (1 + N)")):
+    for left, own, title in (
+        (0, slots, "the pattern of Figure 2c: S x (S + N)"),
+        (14.5, 1, "what is computed: S x (1 + N)"),
+    ):
         for i, j in np.ndindex(slots, own + tokens):
             seen = j >= own or own == 1 or i == j
             x = left + j + (0.5 if j >= own else 0)
-            frame(axes, x, slots - 1 - i, 0.94, 0.94, (STATE if j < own else TOKEN) if seen else HIDDEN)
+            frame(
+                axes,
+                x,
+                slots - 1 - i,
+                0.94,
+                0.94,
+                (STATE if j < own else TOKEN) if seen else HIDDEN,
+            )
         label(axes, left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
         label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
         label(axes, left + (own + tokens) / 2, -0.7, title, size=10)
@@ -354,7 +454,16 @@ def memformer_replay():
             kept = t < 3 if replayed is None else t <= replayed
             gradient = replayed is not None and t == replayed + 1
             if kept or gradient or (replayed == 2 and t == 3):
-                box(axes, x, y, 0.8, 0.6, f"$M_{t}$", STATE if not gradient or t == 3 else FAINT, size=10)
+                box(
+                    axes,
+                    x,
+                    y,
+                    0.8,
+                    0.6,
+                    f"$M_{t}$",
+                    STATE if not gradient or t == 3 else FAINT,
+                    size=10,
+                )
             if gradient and t < 3:
                 label(axes, x + 0.4, y - 0.28, f"$dM_{t}$", STATE, 10)
         if replayed is None:
@@ -388,8 +497,12 @@ def memformer_replay():
 
 def lookup():
     """One query's lookup: its similarity to each row of the memory, the K nearest, and the gate with local attention."""
-    similarity = np.array([0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6])  # of unit keys, by hand
-    nearest = memorizing.nearest_keys(np.ones((1, 1, 1, 1)), similarity[None, None, :, None], 3).ravel()
+    similarity = np.array(
+        [0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6]
+    )  # of unit keys, by hand
+    nearest = memorizing.nearest_keys(
+        np.ones((1, 1, 1, 1)), similarity[None, None, :, None], 3
+    ).ravel()
     figure, axes = new_figure(10.6, 4.2)
     for j, value in enumerate(similarity):
         found = j in nearest
@@ -439,9 +552,7 @@ def windows_and_vectors():
         label(axes, x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(axes, x + 3.15, 3.55, "pooled", STATE, 8)
         arrow(axes, (x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
-    text = (
-        "every layer's output is pooled over positions and layers (Eq. 1); one layer of the next window has a key and value more"
-    )
+    text = "every layer's output is pooled over positions and layers (Eq. 1); one layer of the next window has a key and value more"
     label(axes, 5.6, -0.25, text, FAINT, 9)
     axes.set_xlim(-0.3, 11.6)
     axes.set_ylim(-0.5, 5.1)
@@ -451,19 +562,34 @@ def windows_and_vectors():
 def overlaps(window=3, length=8):
     """Figure 3: which inputs each prediction sees at overlap 0, T - 1 and in between, from the reference's own windows."""
     figure, axes = new_figure(11.4, 5.4)
-    titles = {0: "overlap 0: disjoint", window - 1: f"overlap {window - 1}: token by token", 1: "overlap 1"}
+    titles = {
+        0: "overlap 0: disjoint",
+        window - 1: f"overlap {window - 1}: token by token",
+        1: "overlap 1",
+    }
     for place, (overlap, title) in enumerate(titles.items()):
         sizes = {"segment": window, "overlap": overlap, "max_positions": window}
-        windows = pretrained_recurrence.windows_of(pretrained_recurrence.Config(**sizes), np.arange(length)[None])
+        windows = pretrained_recurrence.windows_of(
+            pretrained_recurrence.Config(**sizes), np.arange(length)[None]
+        )
         left = place * (length + 2.5)
         label(axes, left + length / 2, 0.4, title, INK, 11)
         for row, w in enumerate(windows):
             y = -1.35 * (row + 1)
             for token, target, scored in zip(w.tokens[0], w.targets[0], w.scored[0], strict=True):
                 frame(axes, left + token, y, 0.9, 0.45, TOKEN if scored else PREVIOUS)
-                label(axes, left + token + 0.45, y + 0.22, str(token), "white" if scored else INK, 8)
+                label(
+                    axes, left + token + 0.45, y + 0.22, str(token), "white" if scored else INK, 8
+                )
                 frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, GATE if scored else HIDDEN)
-                label(axes, left + target + 0.4, y + 0.75, str(target), "white" if scored else FAINT, 8)
+                label(
+                    axes,
+                    left + target + 0.4,
+                    y + 0.75,
+                    str(target),
+                    "white" if scored else FAINT,
+                    8,
+                )
     text = (
         "a row is a window: below what it reads, above what it predicts. Green counts; every token after the first is green once;"
         "\npale predictions were another window's, pale inputs are read again"
@@ -485,7 +611,14 @@ def question_windows():
     frame(axes, 0, 4.55, 12.6, 0.5, HIDDEN)
     label(axes, 7.2, 4.8, "start and end: softmax over all text: “module”", GATE, 9)
     frame(axes, 0, 5.35, 12.6, 0.5, HIDDEN)
-    label(axes, 6.3, 5.6, "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?", GATE, 9)
+    label(
+        axes,
+        6.3,
+        5.6,
+        "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?",
+        GATE,
+        9,
+    )
     for number, part in enumerate(parts):
         x = 4.6 * number
         for left, width, text, colour, top in (
@@ -506,9 +639,7 @@ def question_windows():
             arrow(axes, (x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
             arrow(axes, (x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
             label(axes, x + 3.85, 2.25, "network", STATE, 8)
-    text = (
-        "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 0 says who has the key"
-    )
+    text = "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 0 says who has the key"
     label(axes, 6.3, -0.7, text, FAINT, 9)
     axes.set_xlim(-0.2, 12.8)
     axes.set_ylim(-0.95, 6.0)
@@ -518,7 +649,10 @@ def question_windows():
 def topics():
     """A context and its continuation, the topics of each, and how far these are apart, from the divergence's own function."""
     figure, axes = new_figure(11.4, 3.4)
-    context, continued = np.array([0.62, 0.18, 0.05, 0.1, 0.05]), np.array([0.4, 0.06, 0.14, 0.3, 0.1])
+    context, continued = (
+        np.array([0.62, 0.18, 0.05, 0.1, 0.05]),
+        np.array([0.4, 0.06, 0.14, 0.3, 0.1]),
+    )
     box(axes, 0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
     box(axes, 4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
     box(axes, 5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
@@ -543,7 +677,13 @@ def four_memories(segments=8, n=3):
 
     A panel's rows are moments, its columns positions. The compressive panel comes from the reference's own queues.
     """
-    sizes = {"segment": n, "memory": n, "compressed_memory": 4, "compression_rate": n, "compression": "mean_pooling"}
+    sizes = {
+        "segment": n,
+        "memory": n,
+        "compressed_memory": 4,
+        "compression_rate": n,
+        "compression": "mean_pooling",
+    }
     shown = positions_in_memory(compressive.Config(**sizes), segments)
     panels = (  # title, kept as it was before the segment in positions, whether vectors hold the rest, what the state is
         ("Compressive", n, False, "the last rows, older ones\n3 in 1, the oldest not at all"),
@@ -555,7 +695,9 @@ def four_memories(segments=8, n=3):
     for place, (title, kept, vectors, what) in enumerate(panels):
         left = place * (segments * n + 6)
         for row, column in np.ndindex(segments, segments * n):
-            age = row * n - 1 - column  # how many positions before the segment; negative in it and after it
+            age = (
+                row * n - 1 - column
+            )  # how many positions before the segment; negative in it and after it
             compressed = any(column in positions for positions in shown[row][:4])
             colour, strength = HIDDEN, 1.0
             if -n <= age < 0:
@@ -601,7 +743,13 @@ def bands():
             arrow(axes, (2.5, y + height / 2), (4.6, y + height / 2))
         else:
             arrow(axes, (width, y + height / 2), (4.6, y + height / 2))
-        label(axes, 4.7, y + height / 2, f"cluster {band}, then a word of it" if band else "the most frequent words", ha="left")
+        label(
+            axes,
+            4.7,
+            y + height / 2,
+            f"cluster {band}, then a word of it" if band else "the most frequent words",
+            ha="left",
+        )
     axes.set_xlim(-4.2, 8.4)
     axes.set_ylim(y - 0.2, 0.2)
     save(figure, "compressive_bands")

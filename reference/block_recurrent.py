@@ -96,8 +96,12 @@ def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states
     for own, tile in blocks_of(cross_query.shape[2], config.window):
         projected, projection_cache = state_projection_forward(p, config, states)
         # decision 9: tokens read the states before this block's update
-        out, read_cache = attention_forward(cross_query[:, :, own], projected["key"], projected["value"], cross_scale)
-        states, update_cache = state_update_forward(p, config, states, projected, keys[:, :, tile], values[:, :, tile])
+        out, read_cache = attention_forward(
+            cross_query[:, :, own], projected["key"], projected["value"], cross_scale
+        )
+        states, update_cache = state_update_forward(
+            p, config, states, projected, keys[:, :, tile], values[:, :, tile]
+        )
         outs.append(out)
         caches.append((projection_cache, read_cache, update_cache))
     return np.concatenate(outs, axis=2), states, caches
@@ -108,13 +112,21 @@ def recurrence_backward(config, dout, dstates, caches, dkeys, dvalues):
     """Adds to dkeys, dvalues; returns dcross_query, dcross_scale, dstates, and the gradients of the state's parameters."""
     grads, dcross_query, dcross_scale = {}, np.zeros_like(dout), 0.0
     blocks = blocks_of(dout.shape[2], config.window)
-    for (own, tile), (projection_cache, read_cache, update_cache) in zip(reversed(blocks), reversed(caches), strict=True):
-        dcarry, dprojected, dkey, dvalue, dupdate = state_update_backward(config, dstates, update_cache)
+    for (own, tile), (projection_cache, read_cache, update_cache) in zip(
+        reversed(blocks), reversed(caches), strict=True
+    ):
+        dcarry, dprojected, dkey, dvalue, dupdate = state_update_backward(
+            config, dstates, update_cache
+        )
         dkeys[:, :, tile] += dkey
         dvalues[:, :, tile] += dvalue
-        dcross_query[:, :, own], dstate_key, dstate_value, dscale, _ = attention_backward(dout[:, :, own], read_cache)
+        dcross_query[:, :, own], dstate_key, dstate_value, dscale, _ = attention_backward(
+            dout[:, :, own], read_cache
+        )
         dcross_scale = dcross_scale + dscale
-        add_into(dprojected, {"key": dstate_key, "value": dstate_value})  # K_s and V_s serve both directions
+        add_into(
+            dprojected, {"key": dstate_key, "value": dstate_value}
+        )  # K_s and V_s serve both directions
         dinput, dprojection = state_projection_backward(dprojected, projection_cache)
         dstates = dcarry + dinput
         add_into(grads, dupdate | dprojection)
@@ -123,9 +135,15 @@ def recurrence_backward(config, dout, dstates, caches, dkeys, dvalues):
 
 def state_update_forward(p, config, states, projected, keys, values):
     """The horizontal direction on one block: states see each other and the tile's 2W tokens, then pass the gate (3.2)."""
-    to_states, self_cache = attention_forward(projected["query"], projected["key"], projected["value"], p["scale"])
-    to_tokens, cross_cache = attention_forward(projected["cross_query"], keys, values, p["cross_scale"])  # decision 8: no mask
-    attended = np.concatenate([merge_heads(to_states), merge_heads(to_tokens)], axis=-1)  # (B, S, 2HE)
+    to_states, self_cache = attention_forward(
+        projected["query"], projected["key"], projected["value"], p["scale"]
+    )
+    to_tokens, cross_cache = attention_forward(
+        projected["cross_query"], keys, values, p["cross_scale"]
+    )  # decision 8: no mask
+    attended = np.concatenate(
+        [merge_heads(to_states), merge_heads(to_tokens)], axis=-1
+    )  # (B, S, 2HE)
     # decision 10: the raw states are carried. In the skip configuration gating is the gate alone, by default the fixed one
     next_states, gating_cache = gating_forward(p, config, states, attended)
     return next_states, (self_cache, cross_cache, gating_cache)
@@ -137,9 +155,19 @@ def state_update_backward(config, dnext_states, cache):
     self_cache, cross_cache, gating_cache = cache
     dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
     dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
-    dquery, dkey, dvalue, grads["scale"], _ = attention_backward(split_heads(dto_states, config.heads), self_cache)
-    dcross_query, dkeys, dvalues, grads["cross_scale"], _ = attention_backward(split_heads(dto_tokens, config.heads), cross_cache)
-    return dstates, {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query}, dkeys, dvalues, grads
+    dquery, dkey, dvalue, grads["scale"], _ = attention_backward(
+        split_heads(dto_states, config.heads), self_cache
+    )
+    dcross_query, dkeys, dvalues, grads["cross_scale"], _ = attention_backward(
+        split_heads(dto_tokens, config.heads), cross_cache
+    )
+    return (
+        dstates,
+        {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query},
+        dkeys,
+        dvalues,
+        grads,
+    )
 
 
 def sigmoid(x):
@@ -160,14 +188,20 @@ def fixed_gate_backward(dout, cache):
     dz = dout * (1 - g)
     dhidden, dweight = linear_backward(dz, linear_cache)
     dg = (dout * (carry - z)).sum((0, 1))
-    return dout * g, dhidden, {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)}
+    return (
+        dout * g,
+        dhidden,
+        {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)},
+    )
 
 
 def state_projection_forward(p, config, states):
     """Unit keys and queries, and values, of norm(states) + state IDs (3.3): {name: (B, H, S, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", states)
     identified = normed + p["ids"]  # (B, S, D)
-    projected, caches = head_projections_forward(p, ("key", "value", "query", "cross_query"), config.heads, identified)
+    projected, caches = head_projections_forward(
+        p, ("key", "value", "query", "cross_query"), config.heads, identified
+    )
     return projected, (norm_cache, caches)
 
 
@@ -221,7 +255,10 @@ def initial_state(params, config, batch):
 
 def initial_state_backward(config, dstate):
     """Gradient of the learned initial states, summed over lanes; set dstate to zero in lanes that do not start a document."""
-    return {f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0) for r, layer in enumerate(config.recurrent_layers)}
+    return {
+        f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0)
+        for r, layer in enumerate(config.recurrent_layers)
+    }
 
 
 def forward(params, config, tokens, state, rng=None):
@@ -232,16 +269,22 @@ def forward(params, config, tokens, state, rng=None):
     """
     n, w = tokens.shape[1], config.window
     if n == 0 or n % w:
-        raise ValueError(f"a segment of {n} tokens is not a positive multiple of window {w}; pad it")
+        raise ValueError(
+            f"a segment of {n} tokens is not a positive multiple of window {w}; pad it"
+        )
     x = params["embedding"][tokens]  # (B, N, D)
-    spans = [own for own, _ in blocks_of(n, w)] if config.feedback else [slice(0, n)]  # decision 12: feedback, block by block
+    spans = (
+        [own for own, _ in blocks_of(n, w)] if config.feedback else [slice(0, n)]
+    )  # decision 12: feedback, block by block
     outs, caches = [], []
     for span in spans:
         y, state, cache = stack_forward(params, config, x[:, span], state, rng)
         outs.append(y)
         caches.append(cache)
     normed, norm_cache = layer_norm_forward(params, "final_norm", np.concatenate(outs, axis=1))
-    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 13: divided by sqrt(D)
+    logits, output_cache = linear_forward(
+        normed * config.width**-0.5, params["embedding"]
+    )  # decision 13: divided by sqrt(D)
     return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
 
@@ -254,7 +297,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     """
     tokens, spans, caches, norm_cache, output_cache = cache
     if dnext_state is None:
-        dnext_state = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
+        dnext_state = State(
+            *(np.zeros_like(field) for field in initial_state(params, config, len(tokens)))
+        )
     dnormed, dembedding = linear_backward(dlogits, output_cache)
     dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
     grads = {"embedding": dembedding} | dnorm
@@ -264,28 +309,38 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         add_into(grads, dstack)
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
     for name in initial_state_backward(config, dstate):
-        grads[name] = np.zeros_like(params[name])  # they act through `state`: see initial_state_backward
+        grads[name] = np.zeros_like(
+            params[name]
+        )  # they act through `state`: see initial_state_backward
     return grads, dstate
 
 
 def stack_forward(params, config, x, state, rng):
     """All layers over the blocks of x (B, N, D); with feedback x is one block (3.7). Returns y, the next State, the cache."""
     shared, shared_cache = None, None
-    if config.feedback:  # decision 12: the recurrent layer's own matrices project what the previous block left
+    if (
+        config.feedback
+    ):  # decision 12: the recurrent layer's own matrices project what the previous block left
         owner = subtree(params, f"layers.{config.recurrent_layers[0] - 1}.state.")
         projected, shared_cache = state_projection_forward(owner, config, state.states[:, 0])
         shared = (projected["key"], projected["value"])
     states, lasts, caches = [], [], []
     for layer in range(config.layers):
-        own = state.states[:, len(states)] if layer + 1 in config.recurrent_layers else None  # (B, S, D)
+        own = (
+            state.states[:, len(states)] if layer + 1 in config.recurrent_layers else None
+        )  # (B, S, D)
         previous = (state.keys[:, layer], state.values[:, layer])
-        x, last, own, cache = layer_forward(subtree(params, f"layers.{layer}."), config, x, previous, own, shared, rng)
+        x, last, own, cache = layer_forward(
+            subtree(params, f"layers.{layer}."), config, x, previous, own, shared, rng
+        )
         lasts.append(last)
         caches.append(cache)
         if own is not None:
             states.append(own)
     states = np.stack(states, axis=1) if states else state.states  # (B, R, S, D)
-    keys, values = (np.stack(field, axis=1) for field in zip(*lasts, strict=True))  # (B, L, H, W, E)
+    keys, values = (
+        np.stack(field, axis=1) for field in zip(*lasts, strict=True)
+    )  # (B, L, H, W, E)
     return x, State(states, keys, values), (caches, shared_cache)
 
 
@@ -296,10 +351,16 @@ def stack_backward(config, dy, dnext, cache):
     grads, dshared = {}, {}
     dstate = State(*(np.zeros_like(field) for field in dnext))
     for layer in reversed(range(config.layers)):
-        r = config.recurrent_layers.index(layer + 1) if layer + 1 in config.recurrent_layers else None
+        r = (
+            config.recurrent_layers.index(layer + 1)
+            if layer + 1 in config.recurrent_layers
+            else None
+        )
         dlast = (dnext.keys[:, layer], dnext.values[:, layer])
         dnext_states = None if r is None else dnext.states[:, r]
-        dy, dprevious, dstates, dread, dlayer = layer_backward(config, dy, dlast, dnext_states, caches[layer])
+        dy, dprevious, dstates, dread, dlayer = layer_backward(
+            config, dy, dlast, dnext_states, caches[layer]
+        )
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
         if r is not None:
             dstate.states[:, r] = dstates
@@ -318,11 +379,15 @@ def layer_forward(p, config, x, previous, states, shared, rng):
     previous_keys, previous_values = previous  # (B, H, W, E)
     keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
     values = np.concatenate([previous_values, projected["value"]], axis=2)
-    attended, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
+    attended, self_cache = sliding_attention_forward(
+        p, config, projected["query"], keys, values, rng
+    )
     attended, cross_cache = merge_heads(attended), None  # (B, N, HE)
     if states is not None:
         cell, query = subtree(p, "state."), projected["cross_query"]
-        cross, states, cross_cache = recurrence_forward(cell, config, query, p["cross_scale"], keys, values, states)
+        cross, states, cross_cache = recurrence_forward(
+            cell, config, query, p["cross_scale"], keys, values, states
+        )
     elif shared is not None:  # feedback: read another layer's states
         cross, cross_cache = attention_forward(projected["cross_query"], *shared, p["cross_scale"])
     if cross_cache is not None:
@@ -340,7 +405,9 @@ def layer_backward(config, dy, dlast, dstates, cache):
     w = config.window
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
-    dkeys, dvalues = (np.pad(dpart, ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))) for dpart in dlast)  # (B, H, W + N, E)
+    dkeys, dvalues = (
+        np.pad(dpart, ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))) for dpart in dlast
+    )  # (B, H, W + N, E)
     dprojected, dshared = {}, {}
     if cross_cache is not None:
         dattended, dcross = np.split(dattended, 2, axis=-1)
@@ -350,18 +417,30 @@ def layer_backward(config, dy, dlast, dstates, cache):
             dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence
             grads |= prefixed("state.", dcell)
         else:
-            dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(dcross, cross_cache)
+            dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(
+                dcross, cross_cache
+            )
             dshared = {"key": dkey, "value": dvalue}
-    dprojected["query"], dself = sliding_attention_backward(split_heads(dattended, config.heads), self_cache, dkeys, dvalues)
+    dprojected["query"], dself = sliding_attention_backward(
+        split_heads(dattended, config.heads), self_cache, dkeys, dvalues
+    )
     dprojected |= {"key": dkeys[:, :, w:], "value": dvalues[:, :, w:]}
     dinput, dprojection = token_projection_backward(dprojected, projection_cache)
-    return dx + dinput, (dkeys[:, :, :w], dvalues[:, :, :w]), dstates, dshared, grads | dself | dprojection
+    return (
+        dx + dinput,
+        (dkeys[:, :, :w], dvalues[:, :, :w]),
+        dstates,
+        dshared,
+        grads | dself | dprojection,
+    )
 
 
 def token_projection_forward(p, config, x, rng):
     """norm, dropout, then unit key and queries, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: no RMS norm
-    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout for tokens
+    normed, dropout_mask = dropout_forward(
+        normed, config.dropout, rng
+    )  # decision 11: dropout for tokens
     names = [name for name in ("key", "value", "query", "cross_query") if name in p]
     projected, caches = head_projections_forward(p, names, config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
@@ -408,11 +487,15 @@ def sliding_attention_forward(p, config, query, keys, values, rng):
     """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E): tiles of W x 2W (3.1, Figure 2)."""
     mask = tile_mask(config.window)
     # decision 6: one table a layer, for this attention alone
-    bias, bias_cache = position_bias_forward(p["position_bias"], config.window, config.max_distance)  # (H, W, 2W)
+    bias, bias_cache = position_bias_forward(
+        p["position_bias"], config.window, config.max_distance
+    )  # (H, W, 2W)
     outs, caches = [], []
     for own, tile in blocks_of(query.shape[2], config.window):
         inputs = query[:, :, own], keys[:, :, tile], values[:, :, tile]
-        out, cache = attention_forward(*inputs, p["scale"], bias, mask, config.dropout, rng)  # decision 11: dropout for tokens
+        out, cache = attention_forward(
+            *inputs, p["scale"], bias, mask, config.dropout, rng
+        )  # decision 11: dropout for tokens
         outs.append(out)
         caches.append(cache)
     return np.concatenate(outs, axis=2), (caches, bias_cache)
@@ -423,8 +506,12 @@ def sliding_attention_backward(dout, cache, dkeys, dvalues):
     """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the gradients of scale and position_bias."""
     caches, bias_cache = cache
     dquery, dscale, dbias = np.zeros_like(dout), 0.0, 0.0
-    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True):
-        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(dout[:, :, own], tile_cache)
+    for (own, tile), tile_cache in zip(
+        blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True
+    ):
+        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(
+            dout[:, :, own], tile_cache
+        )
         dkeys[:, :, tile] += dkey
         dvalues[:, :, tile] += dvalue
         dscale, dbias = dscale + dscale_tile, dbias + dbias_tile
@@ -443,8 +530,12 @@ def loss_and_gradients(params, config, segments):
         total, count = total + loss, count + targets.size
         caches.append((cache, loss_cache))
     grads, dstate = {}, None
-    for cache, loss_cache in reversed(caches):  # decision 14: an extension, with the gradient passed on between segments
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+    for cache, loss_cache in reversed(
+        caches
+    ):  # decision 14: an extension, with the gradient passed on between segments
+        dparams, dstate = backward(
+            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
+        )
         add_into(grads, dparams)
     add_into(grads, initial_state_backward(config, dstate))
     return total / count, grads
@@ -459,8 +550,12 @@ def check_gradients(loss, params, grads, rng):
         direction = rng.standard_normal(grad.shape)
         above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
         numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4))  # a difference is rounded to 1e-9 or so
-    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+        errors.append(
+            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
+        )  # a difference is rounded to 1e-9 or so
+    print(
+        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+    )
     if not np.max(errors) < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
@@ -468,24 +563,48 @@ def check_gradients(loss, params, grads, rng):
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    config = Config(11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12, states=3)
+    config = Config(
+        11,
+        width=12,
+        layers=3,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        window=4,
+        segment=12,
+        states=3,
+    )
     config = replace(config, recurrent_layers=(2,), buckets=6, max_distance=5, dropout=0.0)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
-    print("Block-Recurrent Transformer, fixed gate, skip configuration; two segments of three blocks, back-propagated as one.")
+    print(
+        "Block-Recurrent Transformer, fixed gate, skip configuration; two segments of three blocks, back-propagated as one."
+    )
     _, grads = loss_and_gradients(params, config, segments)
-    check_gradients(lambda moved: loss_and_gradients(moved, config, segments)[0], params, grads, rng)
-    print("Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
+    check_gradients(
+        lambda moved: loss_and_gradients(moved, config, segments)[0], params, grads, rng
+    )
+    print(
+        "Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+    )
     for step in range(1, 151):
         loss, grads = loss_and_gradients(params, config, segments)
-        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+        params = {
+            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
+        }
         if step in (1, 10, 50, 150):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+            print(
+                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
+            )
     fresh = initial_state(params, config, 2)
     _, state, _ = forward(params, config, segments[0][0], fresh)
     cleared = state._replace(states=fresh.states)
-    for label, start in (("state and cached block carried", state), ("states cleared", cleared), ("both cleared", fresh)):
+    for label, start in (
+        ("state and cached block carried", state),
+        ("states cleared", cleared),
+        ("both cleared", fresh),
+    ):
         logits, _, _ = forward(params, config, segments[1][0], start)
         nats, _ = cross_entropy_forward(logits, segments[1][1], np.ones((2, 12), bool))
         print(f"Second segment, {label}: {nats / 24 / np.log(2):.3f} bits per token")
@@ -504,7 +623,10 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
+    return dropped @ value, (
+        (query, key, value, scale),
+        (similarity, weights, dropped, dropout_mask),
+    )
 
 
 # u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
@@ -513,10 +635,18 @@ def attention_backward(dout, cache):
     (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
+    dscores = softmax_backward(
+        dweights, weights
+    )  # exactly zero where masked, since the weights are
     dscale = (dscores * similarity).sum((0, 2, 3))
     dsimilarity = dscores * scale[:, None, None]
-    return dsimilarity @ key, dsimilarity.swapaxes(-1, -2) @ query, dvalue, dscale, dsimilarity.sum(0)
+    return (
+        dsimilarity @ key,
+        dsimilarity.swapaxes(-1, -2) @ query,
+        dvalue,
+        dscale,
+        dsimilarity.sum(0),
+    )
 
 
 def head_projections_forward(p, names, heads, x):
@@ -592,7 +722,11 @@ def layer_norm_forward(p, name, x):
 def layer_norm_backward(dy, cache):
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    dx = inverse * (
+        dnormal
+        - dnormal.mean(-1, keepdims=True)
+        - normal * (dnormal * normal).mean(-1, keepdims=True)
+    )
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
@@ -605,7 +739,9 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
+        -1, x.shape[-1]
+    )  # (..., in) and (out, in)
 
 
 def softmax_forward(scores):
@@ -656,7 +792,9 @@ def subtree(params, prefix):
 # variants: the LSTM gate, gates with an MLP (dual, single); a first reading skips them, and `feedback` and `shared` above
 def lstm_gate_forward(p, carry, hidden):
     """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
-    (z, z_cache), (i, i_cache), (f, f_cache) = (linear_forward(hidden, p[f"weight_{name}"]) for name in "zif")
+    (z, z_cache), (i, i_cache), (f, f_cache) = (
+        linear_forward(hidden, p[f"weight_{name}"]) for name in "zif"
+    )
     z = np.tanh(z + p["bias_z"])  # Eq. 4
     i = sigmoid(i + p["bias_i"] - 1)  # Eq. 5
     f = sigmoid(f + p["bias_f"] + 1)  # Eq. 6
@@ -666,7 +804,11 @@ def lstm_gate_forward(p, carry, hidden):
 # c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z, dc' z i (1 - i) for i, dc' c f (1 - f) for f
 def lstm_gate_backward(dout, cache):
     linear_caches, carry, z, i, f = cache
-    dlinear = {"z": dout * i * (1 - z**2), "i": dout * z * i * (1 - i), "f": dout * carry * f * (1 - f)}
+    dlinear = {
+        "z": dout * i * (1 - z**2),
+        "i": dout * z * i * (1 - i),
+        "f": dout * carry * f * (1 - f),
+    }
     dhidden, grads = 0.0, {}
     for name, dname in dlinear.items():
         dhidden_of_name, grads[f"weight_{name}"] = linear_backward(dname, linear_caches[name])
@@ -675,7 +817,10 @@ def lstm_gate_backward(dout, cache):
     return dout * f, dhidden, grads
 
 
-GATES = {"fixed": (fixed_gate_forward, fixed_gate_backward), "lstm": (lstm_gate_forward, lstm_gate_backward)}
+GATES = {
+    "fixed": (fixed_gate_forward, fixed_gate_backward),
+    "lstm": (lstm_gate_forward, lstm_gate_backward),
+}
 
 
 def gating_forward(p, config, states, attended):
@@ -718,7 +863,9 @@ def gating_backward(config, dout, cache):
 # starting values: how every parameter is drawn; a first reading skips them
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # decision 13: starts at N(0, 1)
+    params = {
+        "embedding": rng.normal(0, 1, (config.vocabulary, config.width))
+    }  # decision 13: starts at N(0, 1)
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
     return params | prefixed("final_norm.", init_norm(config.width))
@@ -729,14 +876,24 @@ def init_layer(config, rng, layer):
     d, h, he = config.width, config.heads, config.heads * config.head_width
     recurrent = layer + 1 in config.recurrent_layers
     reads_state = config.feedback or recurrent
-    p = prefixed("norm.", init_norm(d)) | {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
+    p = prefixed("norm.", init_norm(d)) | {
+        name: init_linear(rng, he, d) for name in ("key", "value", "query")
+    }
     p["scale"] = np.full(h, config.attention_scale)  # decision 5: a learned scale
-    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 6: variance 1/buckets
+    p["position_bias"] = rng.normal(
+        0, config.buckets**-0.5, (h, config.buckets)
+    )  # decision 6: variance 1/buckets
     if reads_state:
-        p |= {"cross_query": init_linear(rng, he, d), "cross_scale": np.full(h, config.attention_scale)}
+        p |= {
+            "cross_query": init_linear(rng, he, d),
+            "cross_scale": np.full(h, config.attention_scale),
+        }
     p["output"] = init_linear(rng, d, 2 * he if reads_state else he)
     p |= prefixed("mlp_norm.", init_norm(d))
-    p |= {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
+    p |= {
+        "mlp_hidden": init_linear(rng, config.feed_forward, d),
+        "mlp_output": init_linear(rng, d, config.feed_forward),
+    }
     if recurrent:
         p |= prefixed("state.", init_recurrence(config, rng))
     return p
@@ -745,7 +902,10 @@ def init_layer(config, rng, layer):
 def init_recurrence(config, rng):
     """Parameters of the horizontal direction of one recurrent layer."""
     d, he = config.width, config.heads * config.head_width
-    p = {"initial": rng.normal(0, 0.1, (config.states, d)), "ids": rng.normal(0, 1, (config.states, d))}
+    p = {
+        "initial": rng.normal(0, 0.1, (config.states, d)),
+        "ids": rng.normal(0, 1, (config.states, d)),
+    }
     p |= prefixed("norm.", init_norm(d))
     p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query", "cross_query")}
     p |= {name: np.full(config.heads, config.attention_scale) for name in ("scale", "cross_scale")}
@@ -754,7 +914,9 @@ def init_recurrence(config, rng):
     if config.configuration == "dual":
         p |= prefixed("mlp_norm.", init_norm(d))
     if config.configuration != "skip":
-        p["mlp_hidden"] = init_linear(rng, config.feed_forward, 2 * he if config.configuration == "single" else d)
+        p["mlp_hidden"] = init_linear(
+            rng, config.feed_forward, 2 * he if config.configuration == "single" else d
+        )
         p |= prefixed("mlp_gate.", init_gate(config, rng, config.feed_forward))
     return p
 
@@ -762,7 +924,10 @@ def init_recurrence(config, rng):
 def init_gate(config, rng, fan_in):
     """Section 3.5: gate biases N(0, 0.1^2), gate weights truncated normal (decision 3: variance 0.1 / fan_in)."""
     matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
-    gate = {f"weight_{m}": init_linear(rng, config.width, fan_in, (0.1 / fan_in) ** 0.5) for m in matrices}
+    gate = {
+        f"weight_{m}": init_linear(rng, config.width, fan_in, (0.1 / fan_in) ** 0.5)
+        for m in matrices
+    }
     return gate | {f"bias_{m}": rng.normal(0, 0.1, config.width) for m in biases}
 
 
@@ -782,18 +947,47 @@ def init_norm(width):
 # checks: what Config refuses; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "window", "segment", "states"):
+    for name in (
+        "vocabulary",
+        "width",
+        "layers",
+        "heads",
+        "head_width",
+        "feed_forward",
+        "window",
+        "segment",
+        "states",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
-    n, w, layers, recurrent, kind = config.segment, config.window, config.layers, config.recurrent_layers, config.configuration
-    buckets, far, rate, scale = config.buckets, config.max_distance, config.dropout, config.attention_scale
+    n, w, layers, recurrent, kind = (
+        config.segment,
+        config.window,
+        config.layers,
+        config.recurrent_layers,
+        config.configuration,
+    )
+    buckets, far, rate, scale = (
+        config.buckets,
+        config.max_distance,
+        config.dropout,
+        config.attention_scale,
+    )
     refused = {
-        f"segment {n} is not a multiple of window {w}; the nearest is {max(1, round(n / w)) * w}": n % w,
-        f"recurrent_layers names {recurrent}; they must lie in 1..{layers}": any(not 1 <= layer <= layers for layer in recurrent),
-        f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once": tuple(sorted(set(recurrent))) != recurrent,
+        f"segment {n} is not a multiple of window {w}; the nearest is {max(1, round(n / w)) * w}": n
+        % w,
+        f"recurrent_layers names {recurrent}; they must lie in 1..{layers}": any(
+            not 1 <= layer <= layers for layer in recurrent
+        ),
+        f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once": tuple(
+            sorted(set(recurrent))
+        )
+        != recurrent,
         f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'": config.gate not in GATES,
-        f"configuration is {kind!r}; it must be 'dual', 'single' or 'skip'": kind not in ("dual", "single", "skip"),
-        f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}": config.feedback and len(recurrent) != 1,
+        f"configuration is {kind!r}; it must be 'dual', 'single' or 'skip'": kind
+        not in ("dual", "single", "skip"),
+        f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}": config.feedback
+        and len(recurrent) != 1,
         f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
         f"max_distance {far} must exceed half of buckets {buckets}": far <= buckets // 2,
         f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,

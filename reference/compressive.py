@@ -108,14 +108,20 @@ def remember_forward(p, config, h, memory, compressed, weights):
     h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
     """
     n, c = h.shape[1], config.compressed_memory  # N and C; not the rate
-    queue = np.concatenate([memory, h], axis=1)  # stop: memory and what is evicted are data (decision 2: inputs without gradient)
+    queue = np.concatenate(
+        [memory, h], axis=1
+    )  # stop: memory and what is evicted are data (decision 2: inputs without gradient)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
     next_memory = queue[:, n:].copy()  # l.10
     if c == 0:
         return next_memory, compressed, None, None
-    usage = weights[..., c : c + n].mean((1, 2))  # (B, N), keys C to C + N - 1 (decision 9: usage at eviction)
+    usage = weights[..., c : c + n].mean(
+        (1, 2)
+    )  # (B, N), keys C to C + N - 1 (decision 9: usage at eviction)
     new, cache = COMPRESSIONS[config.compression][0](p, config, evicted, usage)  # l.9
-    next_compressed = np.concatenate([compressed, new], axis=1)[:, new.shape[1] :]  # l.11 (decision 5: it means cm_{t+1})
+    next_compressed = np.concatenate([compressed, new], axis=1)[
+        :, new.shape[1] :
+    ]  # l.11 (decision 5: it means cm_{t+1})
     return next_memory, next_compressed, (evicted, new), cache
 
 
@@ -126,16 +132,22 @@ def remember_backward(config, dnext_compressed, cache):
         # stop: the Transformer optimizes "the task objective", the compression network "the compression objective" (3.2)
         return np.zeros_like(dnext_compressed), {}
     batch, c, d = dnext_compressed.shape
-    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # these rows fell out of the queue
+    oldest = np.zeros(
+        (batch, config.segment // config.compression_rate, d)
+    )  # these rows fell out of the queue
     dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
-    _, grads = COMPRESSIONS[config.compression][1](dqueue[:, c:], cache)  # decision 11: evicted is data
+    _, grads = COMPRESSIONS[config.compression][1](
+        dqueue[:, c:], cache
+    )  # decision 11: evicted is data
     return dqueue[:, :c], grads
 
 
 def conv_forward(p, config, evicted, usage):
     """Convolution with kernel and stride c: c rows, end to end, through one matrix (D, cD) (decision 7: no bias anywhere)."""
     batch, _, d = evicted.shape
-    new, cache = linear_forward(evicted.reshape(batch, -1, config.compression_rate * d), p["weight"])
+    new, cache = linear_forward(
+        evicted.reshape(batch, -1, config.compression_rate * d), p["weight"]
+    )
     return new, (cache, evicted.shape)
 
 
@@ -156,14 +168,21 @@ def attention_reconstruction_forward(p, config, h, evicted, new):
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
     out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
+    return ((out - target) ** 2).mean(), (
+        out - target,
+        attention_cache,
+        key_cache,
+        value_cache,
+    )  # l.8
 
 
 # loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dx W_x
 def attention_reconstruction_backward(dloss, cache):
     """Gradient of new; none of the attention parameters."""
     difference, attention_cache, key_cache, value_cache = cache
-    dkey, dvalue = content_attention_backward(dloss * 2 * difference / difference.size, attention_cache)
+    dkey, dvalue = content_attention_backward(
+        dloss * 2 * difference / difference.size, attention_cache
+    )
     dnew_key, _ = project_heads_backward(dkey, key_cache)
     dnew_value, _ = project_heads_backward(dvalue, value_cache)
     return dnew_key + dnew_value, {}
@@ -185,11 +204,22 @@ def content_attention_backward(dout, cache):
 
 # q + u, q + v (B, H, N, E); key, value (B, H, K, E); distance_key (H, K, E); weights before and after dropout, mask (B, H, N, K)
 AttentionCache = namedtuple(
-    "AttentionCache", "content_query distance_query key value distance_key weights dropped dropout_mask in_values"
+    "AttentionCache",
+    "content_query distance_query key value distance_key weights dropped dropout_mask in_values",
 )
 
 
-def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None, in_values=False):
+def relative_attention_forward(
+    query,
+    key,
+    value,
+    distance_key,
+    content_bias,
+    distance_bias,
+    rate=0.0,
+    rng=None,
+    in_values=False,
+):
     """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, j over [compressed | memory | segment] up to i (Transformer-XL).
 
     query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
@@ -205,19 +235,41 @@ def relative_attention_forward(query, key, value, distance_key, content_bias, di
     out = dropped @ value  # (B, H, N, E)
     if in_values:  # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance, 0 if no key has it
         out += relative_shift_backward(dropped, None) @ distance_key
-    return out, AttentionCache(content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask, in_values)
+    return out, AttentionCache(
+        content_query,
+        distance_query,
+        key,
+        value,
+        distance_key,
+        weights,
+        dropped,
+        dropout_mask,
+        in_values,
+    )
 
 
 # s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)): dq = ds k + dt r, dt = shift'(ds), dr = dt^T (q + v)
 # y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), and dr gets shift'(w)^T dy more
 def relative_attention_backward(dout, cache):
     """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
-    content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask, in_values = cache
+    (
+        content_query,
+        distance_query,
+        key,
+        value,
+        distance_key,
+        weights,
+        dropped,
+        dropout_mask,
+        in_values,
+    ) = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
     ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
     if in_values:
         ddropped += relative_shift_forward(dout @ distance_key.swapaxes(-1, -2))[0]
-    dscores = softmax_backward(dropout_backward(ddropped, dropout_mask), weights) * dout.shape[-1] ** -0.5  # 0 where masked
+    dscores = (
+        softmax_backward(dropout_backward(ddropped, dropout_mask), weights) * dout.shape[-1] ** -0.5
+    )  # 0 where masked
     dby_distance = relative_shift_backward(dscores, None)
     dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
     dkey = dscores.swapaxes(-1, -2) @ content_query
@@ -231,7 +283,9 @@ def relative_attention_backward(dout, cache):
 def relative_shift_forward(by_distance):
     """Scores by key from scores by distance, (B, H, N, K): row i moves left by N - 1 - i, as query i is at place K - N + i."""
     batch, heads, n, _ = by_distance.shape
-    padded = np.concatenate([np.zeros((batch, heads, n, 1)), by_distance], axis=-1)  # (B, H, N, K + 1), cut anew from place N
+    padded = np.concatenate(
+        [np.zeros((batch, heads, n, 1)), by_distance], axis=-1
+    )  # (B, H, N, K + 1), cut anew from place N
     return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
 
 
@@ -253,7 +307,9 @@ def attend_forward(p, config, h, remembered, rng):
     value, value_cache = project_heads_forward(source, p["value"], config.heads)
     distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
     simplified = config.positions == "simplified"
-    if simplified:  # decision 17: simplified positions, a bias of the query in the place of u and of v
+    if (
+        simplified
+    ):  # decision 17: simplified positions, a bias of the query in the place of u and of v
         key, value = key + p["key_bias"][:, None], value + p["value_bias"][:, None]
         biases = (p["query_bias"], p["query_bias"])
     else:
@@ -263,21 +319,40 @@ def attend_forward(p, config, h, remembered, rng):
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
     out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
     projection_caches = (query_cache, key_cache, value_cache, distance_cache)
-    return out, attention_cache.weights, (projection_caches, attention_cache, output_cache, dropout_mask)
+    return (
+        out,
+        attention_cache.weights,
+        (projection_caches, attention_cache, output_cache, dropout_mask),
+    )
 
 
 # source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T: dsource = dk W_k + dx W_x + [0; dq W_q]
 def attend_backward(config, dout, cache):
     """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
-    (query_cache, key_cache, value_cache, distance_cache), attention_cache, output_cache, dropout_mask = cache
+    (
+        (query_cache, key_cache, value_cache, distance_cache),
+        attention_cache,
+        output_cache,
+        dropout_mask,
+    ) = cache
     dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
     dattended = split_heads(dattended, config.heads)
-    dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(dattended, attention_cache)
-    if config.positions == "simplified":  # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
+    dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
+        dattended, attention_cache
+    )
+    if (
+        config.positions == "simplified"
+    ):  # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
         dquery_bias, dvalue_bias = sum(dbiases.values()), dvalue.sum((0, 2))
-        dbiases = {"query_bias": dquery_bias, "key_bias": np.zeros_like(dquery_bias), "value_bias": dvalue_bias}
+        dbiases = {
+            "query_bias": dquery_bias,
+            "key_bias": np.zeros_like(dquery_bias),
+            "value_bias": dvalue_bias,
+        }
     dh, dquery_weight = project_heads_backward(dquery, query_cache)
-    dsource_key, dkey_weight = project_heads_backward(dkey, key_cache)  # remembered rows count in the weights' gradient
+    dsource_key, dkey_weight = project_heads_backward(
+        dkey, key_cache
+    )  # remembered rows count in the weights' gradient
     dsource_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
     ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
     dsource = dsource_key + dsource_value
@@ -307,7 +382,12 @@ def layer_backward(config, dy, cache):
 
 def initial_state(params, config, batch):
     """What a document starts with: zeros, which attention reads as rows (Alg. 1, l.1-2; decision 3: zeros are read)."""
-    return State(*(np.zeros((batch, config.layers, n, config.width)) for n in (config.memory, config.compressed_memory)))
+    return State(
+        *(
+            np.zeros((batch, config.layers, n, config.width))
+            for n in (config.memory, config.compressed_memory)
+        )
+    )
 
 
 def forward(params, config, tokens, state, rng=None):
@@ -317,15 +397,23 @@ def forward(params, config, tokens, state, rng=None):
     Position i of the logits (B, N, V) predicts token i + 1; with cutoffs log-probabilities (decision 19: taken as logits).
     """
     if tokens.shape[1] != config.segment:
-        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
-    h, embedding_cache = adaptive_embedding_forward(params, config, tokens)  # (B, N, D), Alg. 1, l.3
+        raise ValueError(
+            f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
+        )
+    h, embedding_cache = adaptive_embedding_forward(
+        params, config, tokens
+    )  # (B, N, D), Alg. 1, l.3
     remembered, caches = [], []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
         memory, compressed = state.memory[:, layer], state.compressed[:, layer]
-        y, weights, layer_cache = layer_forward(p, config, h, np.concatenate([compressed, memory], axis=1), rng)  # l.5
+        y, weights, layer_cache = layer_forward(
+            p, config, h, np.concatenate([compressed, memory], axis=1), rng
+        )  # l.5
         compression = subtree(p, "compression.")
-        *kept, pair, compression_cache = remember_forward(compression, config, h, memory, compressed, weights)
+        *kept, pair, compression_cache = remember_forward(
+            compression, config, h, memory, compressed, weights
+        )
         remembered.append(kept)
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
@@ -345,7 +433,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     """
     embedding_cache, caches, output_cache = cache
     dstate = initial_state(params, config, len(dlogits))
-    dnext_compressed = np.zeros_like(dstate.compressed) if dnext_state is None else dnext_state.compressed
+    dnext_compressed = (
+        np.zeros_like(dstate.compressed) if dnext_state is None else dnext_state.compressed
+    )
     if config.cutoffs:
         dh, grads = adaptive_softmax_backward(config, dlogits, output_cache)
     else:
@@ -354,12 +444,16 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dh = dh * config.width**-0.5
     for layer in reversed(range(config.layers)):
         layer_cache, compression_cache, _, _ = caches[layer]
-        dcompressed, dcompression = remember_backward(config, dnext_compressed[:, layer], compression_cache)
+        dcompressed, dcompression = remember_backward(
+            config, dnext_compressed[:, layer], compression_cache
+        )
         dh, dremembered, dlayer = layer_backward(config, dh, layer_cache)
         dstate.compressed[:, layer] = dremembered[:, : config.compressed_memory] + dcompressed
         dstate.memory[:, layer] = dremembered[:, config.compressed_memory :]
         grads |= prefixed(f"layers.{layer}.", dlayer | prefixed("compression.", dcompression))
-    add_into(grads, adaptive_embedding_backward(config, dh, embedding_cache))  # the tied embedding's second gradient
+    add_into(
+        grads, adaptive_embedding_backward(config, dh, embedding_cache)
+    )  # the tied embedding's second gradient
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
 
@@ -371,7 +465,9 @@ def auxiliary_forward(params, config, cache):
     losses, caches = {}, []
     for layer, (_, compression_cache, h, pair) in enumerate(layer_caches):
         p = subtree(params, f"layers.{layer}.")
-        losses[f"layers.{layer}.compression"], loss_cache = AUXILIARY[config.compression_loss][0](p, config, h, *pair)
+        losses[f"layers.{layer}.compression"], loss_cache = AUXILIARY[config.compression_loss][0](
+            p, config, h, *pair
+        )
         caches.append((compression_cache, loss_cache))
     return losses, caches
 
@@ -381,7 +477,9 @@ def auxiliary_backward(config, dloss, caches):
     grads = {}
     for layer, (compression_cache, loss_cache) in enumerate(caches):
         dnew, dloss_params = AUXILIARY[config.compression_loss][1](dloss, loss_cache)
-        _, dparams = COMPRESSIONS[config.compression][1](dnew, compression_cache)  # stop: evicted is data
+        _, dparams = COMPRESSIONS[config.compression][1](
+            dnew, compression_cache
+        )  # stop: evicted is data
         grads |= prefixed(f"layers.{layer}.compression.", dparams | dloss_params)
     return grads
 
@@ -391,7 +489,10 @@ def auxiliary_backward(config, dloss, caches):
 def loss_and_gradients(params, config, segments, given=None):
     """Mean loss of segments [(tokens, targets)], compression loss, gradients of their sum, states read (given, or carried)."""
     total, compression, states, caches = 0.0, 0.0, [], []
-    state, count = initial_state(params, config, len(segments[0][0])), sum(targets.size for _, targets in segments)
+    state, count = (
+        initial_state(params, config, len(segments[0][0])),
+        sum(targets.size for _, targets in segments),
+    )
     for number, (tokens, targets) in enumerate(segments):
         states.append(given[number] if given else state)
         logits, state, cache = forward(params, config, tokens, states[-1])
@@ -401,7 +502,9 @@ def loss_and_gradients(params, config, segments, given=None):
         caches.append((cache, loss_cache, auxiliary_cache))
     grads, dstate = {}, None
     for cache, loss_cache, auxiliary_cache in reversed(caches):
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        dparams, dstate = backward(
+            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
+        )
         add_into(grads, dparams)
         add_into(grads, auxiliary_backward(config, 1.0, auxiliary_cache))
     return total / count, compression, grads, states
@@ -412,7 +515,10 @@ def loss_and_gradients(params, config, segments, given=None):
 def stopped(config):
     """{function: what is data to it}, for --check; the next compressed memory, a result, is data to the task loss."""
     compressed = () if config.compression_loss == "bptt" else ("return.1",)
-    return {"remember_forward": ("h", "memory", "weights", *compressed), "attention_reconstruction_forward": ("p", "h")}
+    return {
+        "remember_forward": ("h", "memory", "weights", *compressed),
+        "attention_reconstruction_forward": ("p", "h"),
+    }
 
 
 def check_gradients(loss, params, grads, rng):
@@ -422,8 +528,12 @@ def check_gradients(loss, params, grads, rng):
         direction = rng.standard_normal(grad.shape)
         above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
         numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4))  # a difference is rounded to 1e-9 or so
-    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+        errors.append(
+            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
+        )  # a difference is rounded to 1e-9 or so
+    print(
+        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+    )
     if not np.max(errors) < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
@@ -431,26 +541,52 @@ def check_gradients(loss, params, grads, rng):
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    sizes = {"vocabulary": 11, "width": 12, "layers": 2, "heads": 2, "head_width": 5, "feed_forward": 20}
+    sizes = {
+        "vocabulary": 11,
+        "width": 12,
+        "layers": 2,
+        "heads": 2,
+        "head_width": 5,
+        "feed_forward": 20,
+    }
     config = Config(**sizes, segment=6, memory=6, compressed_memory=6, compression_rate=3)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 6], document[:, at + 1 : at + 7]) for at in range(0, 24, 6)]
-    print(f"Compressive Transformer, convolution trained by attention reconstruction; four segments of {config.segment} tokens.")
-    _, _, grads, held = loss_and_gradients(params, config, segments)  # states are data, so they are held
+    print(
+        f"Compressive Transformer, convolution trained by attention reconstruction; four segments of {config.segment} tokens."
+    )
+    _, _, grads, held = loss_and_gradients(
+        params, config, segments
+    )  # states are data, so they are held
     for which, kind in enumerate(("task", "compression")):
         print(f"The {kind} loss, by the parameters that it trains:")
         part = {name: grad for name, grad in grads.items() if (".compression." in name) == which}
-        check_gradients(lambda p, which=which: loss_and_gradients(p, config, segments, held)[which], params, part, rng)
-    print("Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
+        check_gradients(
+            lambda p, which=which: loss_and_gradients(p, config, segments, held)[which],
+            params,
+            part,
+            rng,
+        )
+    print(
+        "Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+    )
     for step in range(1, 201):
         loss, compression, grads, states = loss_and_gradients(params, config, segments)
-        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+        params = {
+            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
+        }
         if step in (1, 10, 50, 200):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token, compression loss {compression:.4f}")
+            print(
+                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token, compression loss {compression:.4f}"
+            )
     carried, cleared = states[-1], initial_state(params, config, 2)
     half = carried._replace(compressed=cleared.compressed)
-    starts = {"both memories carried": carried, "compressed memory cleared": half, "both cleared": cleared}
+    starts = {
+        "both memories carried": carried,
+        "compressed memory cleared": half,
+        "both cleared": cleared,
+    }
     for label, start in starts.items():
         logits, _, _ = forward(params, config, segments[-1][0], start)
         nats, _ = cross_entropy_forward(logits, segments[-1][1], np.ones((2, 6), bool))
@@ -469,7 +605,9 @@ def causal_mask(n, k):
 
 def distance_sinusoids(length, width):
     """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
-    angle = np.arange(length - 1, -1, -1.0)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (K, D/2)
+    angle = np.arange(length - 1, -1, -1.0)[:, None] * 10_000.0 ** (
+        -np.arange(0, width, 2) / width
+    )  # (K, D/2)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
 
@@ -477,9 +615,13 @@ def distance_keys_forward(p, config, length):
     """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R (decision 17: shared by heads)."""
     if config.positions == "simplified":
         rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
-        return np.broadcast_to(p["positions"][rows], (config.heads, length, config.head_width)), rows
+        return np.broadcast_to(
+            p["positions"][rows], (config.heads, length, config.head_width)
+        ), rows
     sinusoids = distance_sinusoids(length, config.width)  # (K, D)
-    distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
+    distance_key, cache = project_heads_forward(
+        sinusoids[None], p["distance_key"], config.heads
+    )  # (1, H, K, E)
     return distance_key[0], cache
 
 
@@ -524,7 +666,9 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
+        -1, x.shape[-1]
+    )  # (..., in) and (out, in)
 
 
 def layer_norm_forward(p, name, x):
@@ -539,7 +683,11 @@ def layer_norm_forward(p, name, x):
 def layer_norm_backward(dy, cache):
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    dx = inverse * (
+        dnormal
+        - dnormal.mean(-1, keepdims=True)
+        - normal * (dnormal * normal).mean(-1, keepdims=True)
+    )
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
@@ -622,7 +770,9 @@ def add_into(total, part):
 # variants: other compressions and losses, adaptive inputs and softmax; a first reading skips them
 def max_pooling_forward(p, config, evicted, usage):
     """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
-    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    parts = evicted.reshape(
+        len(evicted), -1, config.compression_rate, evicted.shape[2]
+    )  # (B, N/c, c, D)
     largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
     return np.take_along_axis(parts, largest, 2)[:, :, 0], (parts.shape, largest)
 
@@ -637,7 +787,9 @@ def max_pooling_backward(dnew, cache):
 
 def mean_pooling_forward(p, config, evicted, usage):
     """The mean of c rows."""
-    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    parts = evicted.reshape(
+        len(evicted), -1, config.compression_rate, evicted.shape[2]
+    )  # (B, N/c, c, D)
     return parts.mean(2), config.compression_rate
 
 
@@ -717,12 +869,17 @@ def auto_encoding_forward(p, config, h, evicted, new):
 def auto_encoding_backward(dloss, cache):
     """Gradients of new and of g."""
     difference, shape, linear_cache = cache
-    dnew, ddecoder = linear_backward((dloss * 2 * difference / difference.size).reshape(shape), linear_cache)
+    dnew, ddecoder = linear_backward(
+        (dloss * 2 * difference / difference.size).reshape(shape), linear_cache
+    )
     return dnew, {"decoder": ddecoder}
 
 
 AUXILIARY = {
-    "attention_reconstruction": (attention_reconstruction_forward, attention_reconstruction_backward),
+    "attention_reconstruction": (
+        attention_reconstruction_forward,
+        attention_reconstruction_backward,
+    ),
     "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
 }
 COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
@@ -732,7 +889,11 @@ def adaptive_embedding_forward(params, config, tokens):
     """Rows (B, N, D) of tokens (B, N): of `embedding`, or a tail's, projected (decision 18: one table both ways)."""
     h, caches = np.zeros((*tokens.shape, config.width)), []
     for band, (start, stop) in enumerate(config.bands):
-        inside, prefix, cache = (tokens >= start) & (tokens < stop), f"tails.{band - 1}." if band else "", None  # (B, N)
+        inside, prefix, cache = (
+            (tokens >= start) & (tokens < stop),
+            f"tails.{band - 1}." if band else "",
+            None,
+        )  # (B, N)
         ids = tokens[inside] - start
         rows = params[prefix + "embedding"][ids]
         if band:
@@ -757,7 +918,9 @@ def adaptive_embedding_backward(config, dh, caches):
 def adaptive_softmax_forward(params, config, x):
     """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables; a tail's are of p(cluster) p(word | cluster)."""
     first = config.bands[0][1]
-    scores, head_cache = linear_forward(x, np.concatenate([params["embedding"], params["clusters"]]))
+    scores, head_cache = linear_forward(
+        x, np.concatenate([params["embedding"], params["clusters"]])
+    )
     head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
     out, caches = [head[..., :first]], []
     for tail in range(len(config.cutoffs)):
@@ -775,12 +938,16 @@ def adaptive_softmax_backward(config, dlog_probabilities, cache):
     """Gradients of x and of the parameters."""
     head_cache, head_logs, caches = cache
     parts = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
-    dhead = np.concatenate([parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1)
+    dhead = np.concatenate(
+        [parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1
+    )
     dx, dtable = linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
     first = config.bands[0][1]
     grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
     for tail, (projection_cache, table_cache, logs) in enumerate(caches):
-        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(log_softmax_backward(parts[tail + 1], logs), table_cache)
+        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(
+            log_softmax_backward(parts[tail + 1], logs), table_cache
+        )
         dtail, dprojection = linear_backward(dnarrow, projection_cache)
         dx, grads[f"tails.{tail}.projection"] = dx + dtail, dprojection.T
     return dx, grads
@@ -794,7 +961,9 @@ def log_softmax_forward(logits):
 
 # l = x - log sum exp x: dx = dl - softmax(x) sum of dl
 def log_softmax_backward(dlog_probabilities, log_probabilities):
-    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(-1, keepdims=True)
+    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(
+        -1, keepdims=True
+    )
 
 
 # ----------------------------------------------------------------------------
@@ -804,7 +973,10 @@ POSITION_DEVIATION = 1.0  # of simplified positions (decision 17: learned better
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params, d = {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))}, config.width  # decision 14: tied with output
+    params, d = (
+        {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))},
+        config.width,
+    )  # decision 14: tied with output
     for tail, (start, stop) in enumerate(config.bands[1:]):  # decision 18: narrower for rarer words
         narrow = d // config.div_value ** (tail + 1)
         params[f"tails.{tail}.embedding"] = rng.normal(0, 1, (stop - start, narrow))
@@ -866,21 +1038,40 @@ def check_config(config):
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    for name, known in {"compression": COMPRESSIONS, "compression_loss": COMPRESSION_LOSSES, "positions": POSITIONS}.items():
+    for name, known in {
+        "compression": COMPRESSIONS,
+        "compression_loss": COMPRESSION_LOSSES,
+        "positions": POSITIONS,
+    }.items():
         if getattr(config, name) not in known:
-            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(known)}")
-    n, c, d, rates, tails = config.segment, config.compression_rate, config.width, config.dilations, len(config.cutoffs)
-    nearest = min((rate for rate in range(1, n + 1) if n % rate == 0), key=lambda rate: abs(rate - c))
+            raise ValueError(
+                f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(known)}"
+            )
+    n, c, d, rates, tails = (
+        config.segment,
+        config.compression_rate,
+        config.width,
+        config.dilations,
+        len(config.cutoffs),
+    )
+    nearest = min(
+        (rate for rate in range(1, n + 1) if n % rate == 0), key=lambda rate: abs(rate - c)
+    )
     odd = config.positions == "transformer_xl" and d % 2
     empty = any(start >= stop for start, stop in config.bands)
     refused = {
         f"width {d} is odd; the sinusoids of transformer_xl positions need an even one": odd,
-        f"compression_rate {c} does not divide segment {n}; {nearest} does": config.compressed_memory and n % c,
+        f"compression_rate {c} does not divide segment {n}; {nearest} does": config.compressed_memory
+        and n % c,
         f"dilations are {rates}; each must be at least 1": min(rates, default=1) < 1,
-        f"dilations {rates} must be a tuple, ascending, each rate once": tuple(sorted(set(rates))) != rates,
-        f"dropout is {config.dropout}; it must be at least 0 and below 1": not 0 <= config.dropout < 1,
+        f"dilations {rates} must be a tuple, ascending, each rate once": tuple(sorted(set(rates)))
+        != rates,
+        f"dropout is {config.dropout}; it must be at least 0 and below 1": not 0
+        <= config.dropout
+        < 1,
         f"cutoffs {config.cutoffs} must be ascending, above 0 and below vocabulary {config.vocabulary}": empty,
-        f"width {d} is less than div_value {config.div_value} to the power of {tails} tails": d < config.div_value**tails,
+        f"width {d} is less than div_value {config.div_value} to the power of {tails} tails": d
+        < config.div_value**tails,
     }
     for message, wrong in refused.items():
         if wrong:

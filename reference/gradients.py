@@ -26,8 +26,15 @@ from reference.check import CheckError, exit_code, in_order, load
 from reference.rollout import Segment, rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
-STEPS = (1e-5, 1e-6, 1e-7)  # of differences; smaller ones are tried because a kink of ReLU may lie inside the first
-TOLERANCE, SMALLEST = 1e-5, 1e-5  # of the relative error; the magnitude that smaller gradients are compared with
+STEPS = (
+    1e-5,
+    1e-6,
+    1e-7,
+)  # of differences; smaller ones are tried because a kink of ReLU may lie inside the first
+TOLERANCE, SMALLEST = (
+    1e-5,
+    1e-5,
+)  # of the relative error; the magnitude that smaller gradients are compared with
 
 
 class Case(NamedTuple):
@@ -62,11 +69,22 @@ def read_case(paper: str, name: str) -> Case:
         raise CheckError(f"--case {name} is none of {', '.join(names)} (nearest: {nearest})")
     rows, metadata = load(VECTORS / paper / f"{name}.safetensors")
     reference = importlib.import_module(f"reference.{paper}")
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(metadata["config"]).items()}
+    fields = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in json.loads(metadata["config"]).items()
+    }
     config, params = reference.Config(**fields), below(rows, "given/param/")
-    state = reference.initial_state(params, config, len(rows["given/0/starts"]))._replace(**below(rows, "given/state/"))
+    state = reference.initial_state(params, config, len(rows["given/0/starts"]))._replace(
+        **below(rows, "given/state/")
+    )
     count = sum(row.startswith("given/") and row.endswith("/tokens") for row in rows)
-    return Case(reference, config, params, state, [segment_of(reference, below(rows, f"given/{k}/")) for k in range(count)])
+    return Case(
+        reference,
+        config,
+        params,
+        state,
+        [segment_of(reference, below(rows, f"given/{k}/")) for k in range(count)],
+    )
 
 
 def below(rows: dict, prefix: str) -> dict:
@@ -82,7 +100,11 @@ def segment_of(reference: ModuleType, rows: dict) -> Segment:
 
 def inputs_of(params: dict, state: tuple) -> dict:
     """{name of the vectors: array} of all that has a gradient."""
-    fields = {f"grad_state/{name}": field for name, field in state._asdict().items() if field.dtype.kind == "f" and field.size}
+    fields = {
+        f"grad_state/{name}": field
+        for name, field in state._asdict().items()
+        if field.dtype.kind == "f" and field.size
+    }
     return {f"grad/{name}": value for name, value in params.items()} | fields
 
 
@@ -100,14 +122,22 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
             result = function(**given)
             if "return.1" not in names:
                 return result
-            return result[0], values.setdefault((function, calls[function], "return.1"), result[1]), *result[2:]
+            return (
+                result[0],
+                values.setdefault((function, calls[function], "return.1"), result[1]),
+                *result[2:],
+            )
 
         return called
 
     def objective(inputs: dict) -> float:
         calls.clear()
         state = case.state._replace(**below(inputs, "grad_state/"))
-        return float(rollout_forward(reference, below(inputs, "grad/"), case.config, case.segments, state)[0]["objective"])
+        return float(
+            rollout_forward(reference, below(inputs, "grad/"), case.config, case.segments, state)[
+                0
+            ]["objective"]
+        )
 
     before, auxiliary = dict(vars(reference)), dict(getattr(reference, "AUXILIARY", {}))
     stopped = reference.stopped(case.config) if hasattr(reference, "stopped") else {}
@@ -146,7 +176,13 @@ def recorded_calls(reference: ModuleType) -> Iterator[list[Call]]:
             stack[-2].inside.append(stack[-1])
         elif event == "return":
             parts = result if isinstance(result, tuple) else (result,)
-            found = {name for part in parts if isinstance(part, dict) for name, value in part.items() if np.any(value)}
+            found = {
+                name
+                for part in parts
+                if isinstance(part, dict)
+                for name, value in part.items()
+                if np.any(value)
+            }
             stack.pop().names.update(found)
 
     sys.setprofile(profile)
@@ -158,7 +194,9 @@ def recorded_calls(reference: ModuleType) -> Iterator[list[Call]]:
 
 def path_to(calls: list[Call], name: str) -> list[Call]:
     """From the whole backward down to the function that makes the gradient of a parameter."""
-    matches = [(call, end) for call in calls for end in call.names if f".{name}".endswith(f".{end}")]
+    matches = [
+        (call, end) for call in calls for end in call.names if f".{name}".endswith(f".{end}")
+    ]
     if not matches:
         return []
     call, end = max(matches, key=lambda match: len(match[1]))  # scale is in many, norm.scale in few
@@ -167,7 +205,9 @@ def path_to(calls: list[Call], name: str) -> list[Call]:
 
 def gradients_of(case: Case) -> tuple[dict, list[Call]]:
     """({name: gradient} by hand, the calls that made them)."""
-    _, caches, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
+    _, caches, _ = rollout_forward(
+        case.reference, case.params, case.config, case.segments, case.state
+    )
     with recorded_calls(case.reference) as calls:
         grads, dstate = rollout_backward(case.reference, case.params, case.config, caches)
     return inputs_of(grads, dstate), calls
@@ -182,9 +222,14 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
             direction = rng.standard_normal(inputs[name].shape)
             by_hand, tried = float((grads[name] * direction).sum()), []
             for step in STEPS:
-                above, under = (objective(inputs | {name: inputs[name] + sign * step * direction}) for sign in (1, -1))
+                above, under = (
+                    objective(inputs | {name: inputs[name] + sign * step * direction})
+                    for sign in (1, -1)
+                )
                 numeric = (above - under) / (2 * step)
-                tried.append((abs(by_hand - numeric) / max(abs(by_hand), abs(numeric), SMALLEST), numeric))
+                tried.append(
+                    (abs(by_hand - numeric) / max(abs(by_hand), abs(numeric), SMALLEST), numeric)
+                )
                 if tried[-1][0] <= TOLERANCE:
                     break
             error, numeric = min(tried)
@@ -199,7 +244,9 @@ def advice(case: Case, name: str, calls: list[Call]) -> str:
     if not path:
         return f"look at backward in reference/{file}, and at what each layer returns for the incoming state"
     *callers, last = path
-    through = f", called by {', '.join(call.function for call in reversed(callers))}" if callers else ""
+    through = (
+        f", called by {', '.join(call.function for call in reversed(callers))}" if callers else ""
+    )
     return f"look at {last.function} (reference/{file}:{last.line}){through}"
 
 
@@ -208,33 +255,55 @@ def check(paper: str, name: str) -> bool:
     case = read_case(paper, name)
     grads, calls = gradients_of(case)
     print(f"{paper}, case {name}: {len(case.segments)} segments, {len(case.state[0])} lanes")
-    print(f"{'gradient of the objective':<52}{'shape':<10} by hand      differences  relative error")
+    print(
+        f"{'gradient of the objective':<52}{'shape':<10} by hand      differences  relative error"
+    )
     errors = errors_of(case, grads, np.random.default_rng(0))
     for row, (by_hand, numeric, error) in errors.items():
         shape = "x".join(map(str, grads[row].shape))
-        print(f"{row:<52}{shape:<10} {by_hand:+.6e} {numeric:+.6e} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}")
+        print(
+            f"{row:<52}{shape:<10} {by_hand:+.6e} {numeric:+.6e} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}"
+        )
     wrong = [row for row, (_, _, error) in errors.items() if not error <= TOLERANCE]
     if wrong:
-        print(f"{len(wrong)} of {len(errors)} wrong; first in the order of the backward pass: {wrong[0]}")
+        print(
+            f"{len(wrong)} of {len(errors)} wrong; first in the order of the backward pass: {wrong[0]}"
+        )
         print(advice(case, wrong[0], calls))
     else:
-        print(f"Largest relative error {max(error for _, _, error in errors.values()):.1e}: all are the objective's derivatives.")
+        print(
+            f"Largest relative error {max(error for _, _, error in errors.values()):.1e}: all are the objective's derivatives."
+        )
     return not wrong
 
 
 def parser_of(paper: str) -> argparse.ArgumentParser:
     """The command line of a reference."""
-    cases, first = textwrap.fill(f"cases: {', '.join(case_names(paper))}", 80, break_on_hyphens=False), default_case(paper)
+    cases, first = (
+        textwrap.fill(f"cases: {', '.join(case_names(paper))}", 80, break_on_hyphens=False),
+        default_case(paper),
+    )
     words, shape = "Without options: the demonstration.", argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words, epilog=cases, formatter_class=shape)
-    parser.add_argument("--check", action="store_true", required=True, help="compare gradients with finite differences")
-    parser.add_argument("--case", metavar="NAME", default=first, help=f"the case to check (default {first})")
+    parser = argparse.ArgumentParser(
+        f"python -m reference.{paper}", description=words, epilog=cases, formatter_class=shape
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        required=True,
+        help="compare gradients with finite differences",
+    )
+    parser.add_argument(
+        "--case", metavar="NAME", default=first, help=f"the case to check (default {first})"
+    )
     return parser
 
 
 def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
-    return exit_code(f"reference.{paper}", lambda: check(paper, parser_of(paper).parse_args(argv).case))
+    return exit_code(
+        f"reference.{paper}", lambda: check(paper, parser_of(paper).parse_args(argv).case)
+    )
 
 
 if __name__ == "__main__":  # run by a reference, which puts its name in front of its own arguments

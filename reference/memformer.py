@@ -91,7 +91,9 @@ class Config:
 
     def distances(self, causal):
         """Signed distances i - j that have a row: from 0 if causal, else from -largest (decision 1: rows of R)."""
-        longest = self.segment if causal and self.encoder_layers else self.segment - 1  # the decoder reads N + 1 tokens
+        longest = (
+            self.segment if causal and self.encoder_layers else self.segment - 1
+        )  # the decoder reads N + 1 tokens
         largest = min(longest, self.max_distance) if self.positions == "simplified" else longest
         return np.arange(0 if causal else -largest, largest + 1)
 
@@ -107,34 +109,58 @@ class State(NamedTuple):
 # the method: what a first reading is for; each slot is written anew from itself and a segment, and tokens read the slots
 def slot_attention_forward(p, config, memory, encoded, readable):
     """The next memory (B, S, D): each slot attends to [itself | encoded (B, N, D)], 1 + N keys (Figure 2c)."""
-    normal, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: memory normed first
+    normal, norm_cache = layer_norm_forward(
+        p, "memory_norm", memory
+    )  # decision 3: memory normed first
     source, source_cache = layer_norm_forward(p, "norm", encoded)
     (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
-    self_key, self_key_cache = affine_forward(p, "key", normal)  # slots and encodings share the key projection
+    self_key, self_key_cache = affine_forward(
+        p, "key", normal
+    )  # slots and encodings share the key projection
     self_key = split_heads(self_key, config.heads)
-    scores, scores_cache = slot_scores_forward(query, self_key, key, p["retention"], readable_mask(readable))
-    new, mean_cache = slot_mean_forward(scores, split_heads(memory, config.heads), value)  # decision 7: its own value
-    caches = ((norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache))
-    return merge_heads(new), caches  # decision 7: nothing comes after; decision 15: no dropout either
+    scores, scores_cache = slot_scores_forward(
+        query, self_key, key, p["retention"], readable_mask(readable)
+    )
+    new, mean_cache = slot_mean_forward(
+        scores, split_heads(memory, config.heads), value
+    )  # decision 7: its own value
+    caches = (
+        (norm_cache, source_cache),
+        (projections_cache, self_key_cache),
+        (scores_cache, mean_cache),
+    )
+    return merge_heads(
+        new
+    ), caches  # decision 7: nothing comes after; decision 15: no dropout either
 
 
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
-    (norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache) = cache
+    (norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache) = (
+        cache
+    )
     dscores, dslots, dvalue = slot_mean_backward(split_heads(dnew, config.heads), mean_cache)
     dquery, dself_key, dkey, dretention = slot_scores_backward(dscores, scores_cache)
     dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
     dnormal_by_key, dself_key_params = affine_backward(merge_heads(dself_key), self_key_cache)
-    grads |= {name: grads[name] + grad for name, grad in dself_key_params.items()}  # both uses of the key projection
+    grads |= {
+        name: grads[name] + grad for name, grad in dself_key_params.items()
+    }  # both uses of the key projection
     dmemory, dmemory_norm = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
     dencoded, dnorm = layer_norm_backward(dsource, source_cache)
-    return merge_heads(dslots) + dmemory, dencoded, grads | dmemory_norm | dnorm | {"retention": dretention}
+    return (
+        merge_heads(dslots) + dmemory,
+        dencoded,
+        grads | dmemory_norm | dnorm | {"retention": dretention},
+    )
 
 
 def slot_scores_forward(query, self_key, key, retention, mask):
     """Scores (B, H, S, 1 + N) of each slot: of itself, plus retention (H,) (decision 9: bias per head), then of N encodings."""
     scale = query.shape[-1] ** -0.5
-    self_score = (query * self_key).sum(-1, keepdims=True) * scale + retention[:, None, None]  # (B, H, S, 1)
+    self_score = (query * self_key).sum(-1, keepdims=True) * scale + retention[
+        :, None, None
+    ]  # (B, H, S, 1)
     scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)  # (B, H, S, N)
     return np.concatenate([self_score, scores], axis=-1), (query, self_key, key)
 
@@ -160,15 +186,23 @@ def slot_mean_forward(scores, slots, value):
 def slot_mean_backward(dnew, cache):
     """Gradients of scores, slots and value."""
     weights, slots, value = cache
-    dweights = np.concatenate([(slots * dnew).sum(-1, keepdims=True), dnew @ value.swapaxes(-1, -2)], axis=-1)
-    return softmax_backward(dweights, weights), weights[..., :1] * dnew, weights[..., 1:].swapaxes(-1, -2) @ dnew
+    dweights = np.concatenate(
+        [(slots * dnew).sum(-1, keepdims=True), dnew @ value.swapaxes(-1, -2)], axis=-1
+    )
+    return (
+        softmax_backward(dweights, weights),
+        weights[..., :1] * dnew,
+        weights[..., 1:].swapaxes(-1, -2) @ dnew,
+    )
 
 
 def cross_attention_forward(p, config, x, source, readable, rng):
     """x (B, N, D) plus what it finds in source (B, K, D), by content alone: normed memory (Figure 2b) or encodings."""
     normal, norm_cache = layer_norm_forward(p, "norm", x)
     (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
-    out, attention_cache = masked_attention_forward(query, key, value, readable_mask(readable), config.dropout, rng)
+    out, attention_cache = masked_attention_forward(
+        query, key, value, readable_mask(readable), config.dropout, rng
+    )
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
@@ -177,7 +211,9 @@ def cross_attention_forward(p, config, x, source, readable, rng):
 def cross_attention_backward(config, dy, cache):
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    dquery, dkey, dvalue = masked_attention_backward(
+        split_heads(dout, config.heads), attention_cache
+    )
     dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     dx, dnorm = layer_norm_backward(dnormal, norm_cache)
     return dy + dx, dsource, grads | dprojections | dnorm
@@ -202,13 +238,19 @@ def masked_attention_backward(dout, cache):
 
 def projections_forward(p, heads, x, source):
     """Query of x (B, N, D), key and value of source (B, K, D), by head: (B, H, N, E), (B, H, K, E) twice (Eq. 2)."""
-    made = [affine_forward(p, name, rows) for name, rows in (("query", x), ("key", source), ("value", source))]
+    made = [
+        affine_forward(p, name, rows)
+        for name, rows in (("query", x), ("key", source), ("value", source))
+    ]
     return [split_heads(rows, heads) for rows, _ in made], [cache for _, cache in made]
 
 
 # q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
 def projections_backward(dquery, dkey, dvalue, caches):
-    made = [affine_backward(merge_heads(d), cache) for d, cache in zip((dquery, dkey, dvalue), caches, strict=True)]
+    made = [
+        affine_backward(merge_heads(d), cache)
+        for d, cache in zip((dquery, dkey, dvalue), caches, strict=True)
+    ]
     (dx, dquery_params), (dsource_by_key, dkey_params), (dsource_by_value, dvalue_params) = made
     return dx, dsource_by_key + dsource_by_value, dquery_params | dkey_params | dvalue_params
 
@@ -222,7 +264,9 @@ def readable_mask(readable):
 # the model: the whole of it first, then encoder, decoder, their layers and relative positions (Eqs. 2-6)
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
-    memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D), decision 8: learned, not zeros
+    memory = np.tile(
+        params["initial_memory"], (batch, 1, 1, 1)
+    )  # (B, 1 or L, S, D), decision 8: learned, not zeros
     width = config.segment if config.encoder_layers else 0
     return State(memory, np.full((batch, width), config.special("begin")))
 
@@ -240,18 +284,31 @@ def forward(params, config, tokens, state, rng=None, task=None):
     """
     check_segment(config, tokens, task)
     if config.encoder_layers == 0:
-        hidden, memory, stack_cache = decoder_only_forward(params, config, tokens, state.memory, rng)
+        hidden, memory, stack_cache = decoder_only_forward(
+            params, config, tokens, state.memory, rng
+        )
         next_state = State(memory, state.previous)
     else:
         task = continuation(tokens, state.previous) if task is None else task
-        encoded, memory, encoder_cache = encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)
+        encoded, memory, encoder_cache = encoder_forward(
+            params, config, task.reading, state.memory[:, 0], task.readable, rng
+        )
         # decision 6: one position more
-        prompt = np.concatenate([config.special(TASKS[0]) + task.kind[:, None], task.prompt], axis=1)  # (B, N + 1)
+        prompt = np.concatenate(
+            [config.special(TASKS[0]) + task.kind[:, None], task.prompt], axis=1
+        )  # (B, N + 1)
         hidden, decoder_cache = decoder_forward(params, config, prompt, encoded, task.readable, rng)
-        rows = (task.kind == TASKS.index("continuation"))[:, None] + np.arange(config.segment)  # (B, N), those that predict
+        rows = (task.kind == TASKS.index("continuation"))[:, None] + np.arange(
+            config.segment
+        )  # (B, N), those that predict
         hidden = np.take_along_axis(hidden, rows[..., None], 1)  # (B, N, D)
-        next_state, stack_cache = State(memory[:, None], tokens), (encoder_cache, decoder_cache, rows)
-    embedding = params["embedding"][: config.vocabulary]  # decision 10: one embedding, without special tokens
+        next_state, stack_cache = (
+            State(memory[:, None], tokens),
+            (encoder_cache, decoder_cache, rows),
+        )
+    embedding = params["embedding"][
+        : config.vocabulary
+    ]  # decision 10: one embedding, without special tokens
     logits, output_cache = linear_forward(hidden * config.width**-0.5, embedding)
     return logits, next_state, (stack_cache, output_cache)
 
@@ -278,26 +335,39 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         add_into(grads, dencoder)
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's second gradient
     previous = np.zeros((len(dlogits), config.segment if config.encoder_layers else 0))
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, State(dmemory, previous)
+    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, State(
+        dmemory, previous
+    )
 
 
 def advance(params, config, tokens, state, rng=None, task=None):
     """The state after a segment by the memory path alone: encoder and writer, or all layers of the decoder-only model."""
     check_segment(config, tokens, task)
     if config.encoder_layers == 0:
-        return State(decoder_only_forward(params, config, tokens, state.memory, rng)[1], state.previous)
+        return State(
+            decoder_only_forward(params, config, tokens, state.memory, rng)[1], state.previous
+        )
     task = continuation(tokens, state.previous) if task is None else task
-    return State(encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)[1][:, None], tokens)
+    return State(
+        encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)[1][
+            :, None
+        ],
+        tokens,
+    )
 
 
 def encoder_forward(params, config, reading, memory, readable, rng):
     """M_{t+1} = Encoder(s_{t-1}, M_t) (Eq. 5): reading (B, N), memory (B, S, D) -> encoded (B, N, D), next memory (B, S, D)."""
     p, x, caches = subtree(params, "encoder."), params["embedding"][reading], []
     for layer in range(config.encoder_layers):
-        x, cache = encoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory, readable, rng)
+        x, cache = encoder_layer_forward(
+            subtree(p, f"layers.{layer}."), config, x, memory, readable, rng
+        )
         caches.append(cache)
     encoded, norm_cache = layer_norm_forward(p, "norm", x)  # decision 3: a final norm
-    next_memory, writer_cache = slot_attention_forward(subtree(params, "writer."), config, memory, encoded, readable)
+    next_memory, writer_cache = slot_attention_forward(
+        subtree(params, "writer."), config, memory, encoded, readable
+    )
     return encoded, next_memory, (reading, caches, norm_cache, writer_cache)
 
 
@@ -312,14 +382,18 @@ def encoder_backward(params, config, dencoded, dnext_memory, cache):
         grads |= prefixed(f"layers.{layer}.", dlayer)
     dembedding = np.zeros_like(params["embedding"])
     np.add.at(dembedding, reading, dx)
-    return dmemory, prefixed("encoder.", grads) | prefixed("writer.", dwriter) | {"embedding": dembedding}
+    return dmemory, prefixed("encoder.", grads) | prefixed("writer.", dwriter) | {
+        "embedding": dembedding
+    }
 
 
 def decoder_forward(params, config, prompt, encoded, readable, rng):
     """Final hidden states (B, N + 1, D) of prompt (B, N + 1), the task's token in front (Eq. 6)."""
     p, x, caches = subtree(params, "decoder."), params["embedding"][prompt], []
     for layer in range(config.decoder_layers):
-        x, cache = decoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, encoded, readable, rng)
+        x, cache = decoder_layer_forward(
+            subtree(p, f"layers.{layer}."), config, x, encoded, readable, rng
+        )
         caches.append(cache)
     hidden, norm_cache = layer_norm_forward(p, "norm", x)
     return hidden, (prompt, caches, norm_cache)
@@ -341,9 +415,13 @@ def decoder_backward(params, config, dhidden, cache):
 
 def encoder_layer_forward(p, config, x, memory, readable, rng):
     """Self-attention, memory cross-attention and feed-forward of x (B, N, D) (Fig. 2a; decision 4: in this order)."""
-    x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, None, False, readable, rng)
+    x, attention_cache = self_attention_forward(
+        subtree(p, "attention."), config, x, None, False, readable, rng
+    )
     normal_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
-    x, read_cache = cross_attention_forward(subtree(p, "read."), config, x, normal_memory, None, rng)
+    x, read_cache = cross_attention_forward(
+        subtree(p, "read."), config, x, normal_memory, None, rng
+    )
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     return x, (attention_cache, memory_cache, read_cache, mlp_cache)
 
@@ -354,13 +432,21 @@ def encoder_layer_backward(config, dx, cache):
     dx, dnormal_memory, dread = cross_attention_backward(config, dx, read_cache)
     dmemory, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
     dx, _, dattention = self_attention_backward(config, dx, attention_cache)
-    return dx, dmemory, grads | dmemory_norm | prefixed("read.", dread) | prefixed("attention.", dattention)
+    return (
+        dx,
+        dmemory,
+        grads | dmemory_norm | prefixed("read.", dread) | prefixed("attention.", dattention),
+    )
 
 
 def decoder_layer_forward(p, config, x, encoded, readable, rng):
     """Causal self-attention, cross-attention to encoded (B, N, D) and feed-forward of x (B, N + 1, D)."""
-    x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, None, True, None, rng)
-    x, cross_cache = cross_attention_forward(subtree(p, "cross."), config, x, encoded, readable, rng)
+    x, attention_cache = self_attention_forward(
+        subtree(p, "attention."), config, x, None, True, None, rng
+    )
+    x, cross_cache = cross_attention_forward(
+        subtree(p, "cross."), config, x, encoded, readable, rng
+    )
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     return x, (attention_cache, cross_cache, mlp_cache)
 
@@ -377,10 +463,18 @@ def self_attention_forward(p, config, x, memory, causal, readable, rng):
     """x (B, N, D) plus what its tokens find in each other and, in the decoder-only model, in normed memory (B, S, D)."""
     normal, norm_cache = layer_norm_forward(p, "norm", x)
     source = normal if memory is None else np.concatenate([memory, normal], axis=1)  # (B, S + N, D)
-    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)  # decision 13: one set for both
+    (query, key, value), projections_cache = projections_forward(
+        p, config.heads, normal, source
+    )  # decision 13: one set for both
     mask = self_attention_mask(x.shape[1], source.shape[1] - x.shape[1], causal, readable)
-    attend = simplified_attention_forward if config.positions == "simplified" else transformer_xl_attention_forward
-    out, attention_cache = attend(p, query, key, value, config.distances(causal), mask, config.dropout, rng)
+    attend = (
+        simplified_attention_forward
+        if config.positions == "simplified"
+        else transformer_xl_attention_forward
+    )
+    out, attention_cache = attend(
+        p, query, key, value, config.distances(causal), mask, config.dropout, rng
+    )
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
@@ -390,8 +484,14 @@ def self_attention_backward(config, dy, cache):
     """Gradients of x, of memory (of no rows without) and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    attend_backward = simplified_attention_backward if config.positions == "simplified" else transformer_xl_attention_backward
-    dquery, dkey, dvalue, dpositions = attend_backward(split_heads(dout, config.heads), attention_cache)
+    attend_backward = (
+        simplified_attention_backward
+        if config.positions == "simplified"
+        else transformer_xl_attention_backward
+    )
+    dquery, dkey, dvalue, dpositions = attend_backward(
+        split_heads(dout, config.heads), attention_cache
+    )
     dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     slots = dsource.shape[1] - dnormal.shape[1]  # S, or 0 without memory
     dx, dnorm = layer_norm_backward(dnormal + dsource[:, slots:], norm_cache)
@@ -429,8 +529,12 @@ def simplified_attention_forward(p, query, key, value, distances, mask, rate, rn
     query (B, H, N, E); key, value (B, H, K, E), whose last N have positions; distances (R,) of the rows of R.
     """
     table, index = p["positions"], distance_index(query.shape[2], distances)
-    weights, weights_cache = relative_weights_forward(query, key, query @ table.T, index, mask, rate, rng)  # Eq. 3
-    by_distance = by_key_backward(weights[..., -len(index) :], (index, len(table)))  # sums: the adjoint of looking up
+    weights, weights_cache = relative_weights_forward(
+        query, key, query @ table.T, index, mask, rate, rng
+    )  # Eq. 3
+    by_distance = by_key_backward(
+        weights[..., -len(index) :], (index, len(table))
+    )  # sums: the adjoint of looking up
     out = weights @ value + by_distance @ table  # Eq. 4
     return out, ((query, table, weights_cache), (value, weights, by_distance, index))
 
@@ -442,7 +546,9 @@ def simplified_attention_backward(dout, cache):
     dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
     dweights[..., -query.shape[2] :] += by_key_forward(dout @ table.T, index)[0]
     dquery, dkey, dscores = relative_weights_backward(dweights, weights_cache)
-    dtable = np.einsum("bhnr,bhne->re", dscores, query) + np.einsum("bhnr,bhne->re", by_distance, dout)
+    dtable = np.einsum("bhnr,bhne->re", dscores, query) + np.einsum(
+        "bhnr,bhne->re", by_distance, dout
+    )
     return dquery + dscores @ table, dkey, weights.swapaxes(-1, -2) @ dout, {"positions": dtable}
 
 
@@ -451,7 +557,9 @@ def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
     scores = query @ key.swapaxes(-1, -2)  # (B, H, N, K)
     by_key, by_key_cache = by_key_forward(by_distance, index)
     scores[..., -len(index) :] += by_key
-    weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))  # decision 1: with 1/sqrt(E)
+    weights, _ = softmax_forward(
+        np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf)
+    )  # decision 1: with 1/sqrt(E)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
     return dropped, (query, key, weights, dropout_mask, by_key_cache)
 
@@ -459,14 +567,19 @@ def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
 # z = (q k^T + t) / sqrt(E), w = softmax(z): dz = softmax'(dw), dq = dz k / sqrt(E), dk = dz^T q / sqrt(E), dt = dz / sqrt(E)
 def relative_weights_backward(dweights, cache):
     query, key, weights, dropout_mask, by_key_cache = cache
-    dscores = softmax_backward(dropout_backward(dweights, dropout_mask), weights) * query.shape[-1] ** -0.5
+    dscores = (
+        softmax_backward(dropout_backward(dweights, dropout_mask), weights)
+        * query.shape[-1] ** -0.5
+    )
     dby_distance = by_key_backward(dscores[..., -query.shape[2] :], by_key_cache)  # (B, H, N, R)
     return dscores @ key, dscores.swapaxes(-1, -2) @ query, dby_distance
 
 
 def by_key_forward(by_distance, index):
     """Scores by distance (B, H, N, R) -> scores by key (B, H, N, N); index (N, N) is each pair's distance."""
-    out = np.take_along_axis(by_distance, np.broadcast_to(index, (*by_distance.shape[:2], *index.shape)), -1)
+    out = np.take_along_axis(
+        by_distance, np.broadcast_to(index, (*by_distance.shape[:2], *index.shape)), -1
+    )
     return out, (index, by_distance.shape[-1])
 
 
@@ -504,11 +617,15 @@ def memory_replay(params, config, segments, state, seed=None):
     replay_buffer = [state]  # Alg. 1, l.1-2
     for t, segment in enumerate(segments[:-1]):  # l.3
         before = state_read(params, config, segment, replay_buffer[-1])
-        replay_buffer.append(advance(params, config, segment.tokens, before, segment_rng(seed, t), segment.task))  # l.4-5
+        replay_buffer.append(
+            advance(params, config, segment.tokens, before, segment_rng(seed, t), segment.task)
+        )  # l.4-5
     loss, grads = 0.0, {}
     last, dstate = None, None  # l.7: the gradient of M_K is zero
     for t in reversed(range(len(segments))):  # l.8
-        part, after, cache = segment_forward(params, config, segments[t], replay_buffer.pop(), segment_rng(seed, t))  # l.9-10
+        part, after, cache = segment_forward(
+            params, config, segments[t], replay_buffer.pop(), segment_rng(seed, t)
+        )  # l.9-10
         last = after if last is None else last
         dparams, dstate = segment_backward(params, config, 1 / scored, dstate, cache)  # l.11-12
         loss = loss + part
@@ -541,7 +658,9 @@ def segment_forward(params, config, segment, state, rng):
 def segment_backward(params, config, dloss, dnext_state, cache):
     """Gradients of the parameters and of the state that was carried to the segment."""
     segment, forward_cache, loss_cache = cache
-    grads, dstate = backward(params, config, forward_cache, cross_entropy_backward(dloss, loss_cache), dnext_state)
+    grads, dstate = backward(
+        params, config, forward_cache, cross_entropy_backward(dloss, loss_cache), dnext_state
+    )
     zero = State(*(np.zeros_like(field) for field in dstate))
     add_into(grads, initial_state_backward(config, choose_lanes(segment.starts, dstate, zero)))
     return grads, choose_lanes(segment.starts, zero, dstate)
@@ -554,7 +673,12 @@ def state_read(params, config, segment, state):
 
 def choose_lanes(starts, first, second):
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    return State(*(np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(first, second, strict=True)))
+    return State(
+        *(
+            np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+            for a, b in zip(first, second, strict=True)
+        )
+    )
 
 
 def segment_rng(seed, index):
@@ -574,7 +698,11 @@ def rollout_of(config, document, rng):
             task, targets = infilling(config, texts[t - 1], 0.3, 3.5, rng), texts[t - 1]
         if config.encoder_layers and t % 3 == 2:
             task, targets = recall(texts[t - 1], texts[t - 2]), texts[t - 2]
-        segments.append(Segment(tokens, targets, np.ones(tokens.shape, bool), np.full(len(tokens), t == 0), task))
+        segments.append(
+            Segment(
+                tokens, targets, np.ones(tokens.shape, bool), np.full(len(tokens), t == 0), task
+            )
+        )
     return segments
 
 
@@ -585,8 +713,12 @@ def check_gradients(loss, params, grads, rng):
         direction = rng.standard_normal(grad.shape)
         above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
         numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4))  # a difference is rounded to 1e-9 or so
-    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+        errors.append(
+            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
+        )  # a difference is rounded to 1e-9 or so
+    print(
+        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+    )
     if not np.max(errors) < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
@@ -594,32 +726,61 @@ def check_gradients(loss, params, grads, rng):
 def demonstrate():
     """Check gradients and memory replay, then fit a tiny text; exits with an error if a check fails."""
     rng = np.random.default_rng(0)
-    sizes = {"width": 12, "heads": 2, "head_width": 5, "feed_forward": 20, "encoder_layers": 1, "decoder_layers": 1}
+    sizes = {
+        "width": 12,
+        "heads": 2,
+        "head_width": 5,
+        "feed_forward": 20,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
     config = Config(vocabulary=11, segment=6, slots=4, max_distance=4, **sizes)
     params = init_params(config, rng)
     segments = rollout_of(config, rng.integers(config.vocabulary, size=(2, 25)), rng)
-    print(f"Memformer, four segments of {config.segment} tokens: continuation, infilling, recall, continuation.")
+    print(
+        f"Memformer, four segments of {config.segment} tokens: continuation, infilling, recall, continuation."
+    )
     state = initial_state(params, config, 2)
     _, grads, _, _ = through_time(params, config, segments, state)
-    check_gradients(lambda moved: through_time(moved, config, segments, state)[0], params, grads, rng)
+    check_gradients(
+        lambda moved: through_time(moved, config, segments, state)[0], params, grads, rng
+    )
     dropping = replace(config, dropout=0.2)
     _, exact, _, _ = through_time(params, dropping, segments, state, seed=1)
     _, replayed, _, _ = memory_replay(params, dropping, segments, state, seed=1)
-    apart = max(np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
-    print(f"Memory replay and full back-propagation through time, with dropout: gradients at most {apart:.1e} apart.\n")
+    apart = max(
+        np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max()
+        for name, grad in exact.items()
+        if grad.any()
+    )
+    print(
+        f"Memory replay and full back-propagation through time, with dropout: gradients at most {apart:.1e} apart.\n"
+    )
     if not apart < 1e-9:
         raise SystemExit("memory replay disagrees with back-propagation through time")
-    print("Fitting these 48 predictions of random tokens by memory replay (there is nothing to learn but the text):")
+    print(
+        "Fitting these 48 predictions of random tokens by memory replay (there is nothing to learn but the text):"
+    )
     for step in range(1, 201):
-        loss, grads, _, _ = memory_replay(params, config, segments, initial_state(params, config, 2))
-        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+        loss, grads, _, _ = memory_replay(
+            params, config, segments, initial_state(params, config, 2)
+        )
+        params = {
+            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
+        }
         if step in (1, 10, 50, 200):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+            print(
+                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
+            )
     fresh = state = initial_state(params, config, 2)
     for segment in segments[:3]:
         state = advance(params, config, segment.tokens, state, task=segment.task)
     cleared = state._replace(memory=fresh.memory)
-    for label, start in (("memory and previous tokens carried", state), ("memory cleared", cleared), ("both cleared", fresh)):
+    for label, start in (
+        ("memory and previous tokens carried", state),
+        ("memory cleared", cleared),
+        ("both cleared", fresh),
+    ):
         logits, _, _ = forward(params, config, segments[3].tokens, start)
         nats, _ = cross_entropy_forward(logits, segments[3].targets, segments[3].scored)
         print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
@@ -642,7 +803,11 @@ def layer_norm_forward(p, name, x):
 def layer_norm_backward(dy, cache):
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    dx = inverse * (
+        dnormal
+        - dnormal.mean(-1, keepdims=True)
+        - normal * (dnormal * normal).mean(-1, keepdims=True)
+    )
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
@@ -660,7 +825,9 @@ def affine_backward(dy, cache):
     name, biased, linear_cache = cache
     dx, dweight = linear_backward(dy, linear_cache)
     dbias = dy.sum(tuple(range(dy.ndim - 1)))
-    if name == "key":  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
+    if (
+        name == "key"
+    ):  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
         dbias = np.zeros_like(dbias)
     return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
 
@@ -673,7 +840,9 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
+        -1, x.shape[-1]
+    )  # (..., in) and (out, in)
 
 
 def split_heads(x, heads):
@@ -780,7 +949,9 @@ def mask_spans(text, mask, fraction, span, rng):
         if length or len(lengths) < sum(lengths):
             lengths.append(length)
     items = len(text) - budget + len(lengths)  # tokens that remain, and masks
-    places = dict(zip(rng.permutation(items).tolist(), lengths, strict=False))  # {which item is a mask: tokens it replaces}
+    places = dict(
+        zip(rng.permutation(items).tolist(), lengths, strict=False)
+    )  # {which item is a mask: tokens it replaces}
     out, at = [], 0
     for item in range(items):
         out.append(mask if item in places else text[at])
@@ -790,7 +961,12 @@ def mask_spans(text, mask, fraction, span, rng):
 
 def recall(previous, earlier):
     """Predict `earlier` (B, N), the segment before previous (decision 12: the encoder's own before); targets are earlier."""
-    return Task(np.full(len(previous), TASKS.index("recall")), previous, np.ones(previous.shape, bool), earlier)
+    return Task(
+        np.full(len(previous), TASKS.index("recall")),
+        previous,
+        np.ones(previous.shape, bool),
+        earlier,
+    )
 
 
 def decoder_only_forward(params, config, tokens, memory, rng):
@@ -798,7 +974,9 @@ def decoder_only_forward(params, config, tokens, memory, rng):
     p, x = subtree(params, "decoder."), params["embedding"][tokens]
     memories, caches = [], []
     for layer in range(config.decoder_layers):
-        x, next_memory, cache = memory_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory[:, layer], rng)
+        x, next_memory, cache = memory_layer_forward(
+            subtree(p, f"layers.{layer}."), config, x, memory[:, layer], rng
+        )
         memories.append(next_memory)
         caches.append(cache)
     hidden, norm_cache = layer_norm_forward(p, "norm", x)
@@ -810,7 +988,9 @@ def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
     dx, grads = layer_norm_backward(dhidden, norm_cache)
     dmemory = np.zeros_like(dnext_memory)
     for layer in reversed(range(config.decoder_layers)):
-        dx, dmemory[:, layer], dlayer = memory_layer_backward(config, dx, dnext_memory[:, layer], caches[layer])
+        dx, dmemory[:, layer], dlayer = memory_layer_backward(
+            config, dx, dnext_memory[:, layer], caches[layer]
+        )
         grads |= prefixed(f"layers.{layer}.", dlayer)
     dembedding = np.zeros_like(params["embedding"])
     np.add.at(dembedding, tokens, dx)
@@ -820,9 +1000,13 @@ def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
 def memory_layer_forward(p, config, x, memory, rng):
     """A layer of Figure 1b: x (B, N, D) attends to [memory (B, S, D) | x]; its output writes the next memory."""
     normal_memory, memory_cache = layer_norm_forward(p, "attention.memory_norm", memory)
-    x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, normal_memory, True, None, rng)
+    x, attention_cache = self_attention_forward(
+        subtree(p, "attention."), config, x, normal_memory, True, None, rng
+    )
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
-    next_memory, writer_cache = slot_attention_forward(subtree(p, "writer."), config, memory, x, None)
+    next_memory, writer_cache = slot_attention_forward(
+        subtree(p, "writer."), config, memory, x, None
+    )
     return x, next_memory, (memory_cache, attention_cache, mlp_cache, writer_cache)
 
 
@@ -832,7 +1016,11 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
     dx, dnormal_memory, dattention = self_attention_backward(config, dx, attention_cache)
     dmemory_read, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
-    return dx, dmemory + dmemory_read, grads | dmemory_norm | prefixed("writer.", dwriter) | prefixed("attention.", dattention)
+    return (
+        dx,
+        dmemory + dmemory_read,
+        grads | dmemory_norm | prefixed("writer.", dwriter) | prefixed("attention.", dattention),
+    )
 
 
 def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng):
@@ -844,18 +1032,29 @@ def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate
     distance_query = query + p["distance_bias"][:, None]  # (b) and (d)
     by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, R)
     index = distance_index(query.shape[2], distances)
-    weights, weights_cache = relative_weights_forward(content_query, key, by_distance, index, mask, rate, rng)
-    return weights @ value, ((distance_query, distance_key, projection_cache), (value, weights, weights_cache))
+    weights, weights_cache = relative_weights_forward(
+        content_query, key, by_distance, index, mask, rate, rng
+    )
+    return weights @ value, (
+        (distance_query, distance_key, projection_cache),
+        (value, weights, weights_cache),
+    )
 
 
 # q' = q + u, q'' = q + v, p = R W_r^T, s = q'' p^T: dq'' = ds p, dp = ds^T q'', dq = dq' + dq'', du, dv = sums, dW_r = dp^T R
 def transformer_xl_attention_backward(dout, cache):
     (distance_query, distance_key, projection_cache), (value, weights, weights_cache) = cache
-    dcontent, dkey, dscores = relative_weights_backward(dout @ value.swapaxes(-1, -2), weights_cache)
+    dcontent, dkey, dscores = relative_weights_backward(
+        dout @ value.swapaxes(-1, -2), weights_cache
+    )
     ddistance = dscores @ distance_key  # (B, H, N, E)
     ddistance_key = (dscores.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, R, E)
     _, dweight = linear_backward(merge_heads(ddistance_key[None]), projection_cache)
-    grads = {"distance_key": dweight, "content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
+    grads = {
+        "distance_key": dweight,
+        "content_bias": dcontent.sum((0, 2)),
+        "distance_bias": ddistance.sum((0, 2)),
+    }
     return dcontent + ddistance, dkey, weights.swapaxes(-1, -2) @ dout, grads
 
 
@@ -873,14 +1072,23 @@ POSITION_DEVIATION = 0.5  # of the simplified positions at the start (decision 1
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     d, specials = config.width, len(SPECIALS) if config.encoder_layers else 0
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary + specials, d))}  # decision 10: one embedding
-    params["initial_memory"] = rng.normal(0, 1, (config.memories, config.slots, d))  # decision 8: it is learned
+    params = {
+        "embedding": rng.normal(0, 1, (config.vocabulary + specials, d))
+    }  # decision 10: one embedding
+    params["initial_memory"] = rng.normal(
+        0, 1, (config.memories, config.slots, d)
+    )  # decision 8: it is learned
     for layer in range(config.encoder_layers):
         params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
     if config.encoder_layers:
-        params |= prefixed("encoder.norm.", init_norm(d)) | prefixed("writer.", init_writer(config, rng))
+        params |= prefixed("encoder.norm.", init_norm(d)) | prefixed(
+            "writer.", init_writer(config, rng)
+        )
     for layer in range(config.decoder_layers):
-        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, "cross" if config.encoder_layers else "writer"))
+        params |= prefixed(
+            f"decoder.layers.{layer}.",
+            init_layer(config, rng, "cross" if config.encoder_layers else "writer"),
+        )
     return params | prefixed("decoder.norm.", init_norm(d))
 
 
@@ -902,17 +1110,28 @@ def init_attention(config, rng, causal=None, memory=False):
         for name in ("query", "key", "value"):
             p |= init_affine(rng, name, inner, d)  # Eq. 2
         if causal is not None:
-            p["positions"] = rng.normal(0, POSITION_DEVIATION, (len(config.distances(causal)), config.head_width))
+            p["positions"] = rng.normal(
+                0, POSITION_DEVIATION, (len(config.distances(causal)), config.head_width)
+            )
     else:
-        p |= {name: init_linear(rng, inner, d) for name in ("query", "key", "value", "distance_key")}
-        p |= {name: rng.normal(0, 0.02, (config.heads, config.head_width)) for name in ("content_bias", "distance_bias")}
+        p |= {
+            name: init_linear(rng, inner, d) for name in ("query", "key", "value", "distance_key")
+        }
+        p |= {
+            name: rng.normal(0, 0.02, (config.heads, config.head_width))
+            for name in ("content_bias", "distance_bias")
+        }
     return p | init_affine(rng, "output", d, inner)
 
 
 def init_writer(config, rng):
     d, inner = config.width, config.heads * config.head_width
     p = prefixed("memory_norm.", init_norm(d)) | prefixed("norm.", init_norm(d))
-    p |= init_affine(rng, "query", inner, d) | init_affine(rng, "key", inner, d) | init_affine(rng, "value", d, d)
+    p |= (
+        init_affine(rng, "query", inner, d)
+        | init_affine(rng, "key", inner, d)
+        | init_affine(rng, "value", d, d)
+    )
     return p | {"retention": np.full(config.heads, config.retention)}  # decision 9: 0 or more
 
 
@@ -942,11 +1161,17 @@ def check_config(config):
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
     if config.width % config.heads:
         nearest = max(1, round(config.width / config.heads)) * config.heads
-        raise ValueError(f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}")
+        raise ValueError(
+            f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}"
+        )
     if config.positions not in POSITIONS:
-        raise ValueError(f"positions is {config.positions!r}; it must be one of {', '.join(POSITIONS)}")
+        raise ValueError(
+            f"positions is {config.positions!r}; it must be one of {', '.join(POSITIONS)}"
+        )
     if config.positions == "transformer_xl" and config.width % 2:
-        raise ValueError(f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even one")
+        raise ValueError(
+            f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even one"
+        )
     if not math.isfinite(config.retention):
         raise ValueError(f"retention is {config.retention}; it must be a finite number")
     if not 0 <= config.dropout < 1:
@@ -955,9 +1180,13 @@ def check_config(config):
 
 def check_segment(config, tokens, task):
     if tokens.shape[1] != config.segment:
-        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
+        raise ValueError(
+            f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
+        )
     if task is not None and config.encoder_layers == 0:
-        raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
+        raise ValueError(
+            "the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out"
+        )
 
 
 if __name__ == "__main__":

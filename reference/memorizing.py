@@ -75,7 +75,9 @@ class State(NamedTuple):
 
     keys: np.ndarray  # (B, L, H, N, E), the previous segment's, unit length
     values: np.ndarray  # (B, L, H, N, E)
-    memory_keys: np.ndarray  # (B, H, M, E), the memory layer's, the newest last; no gradient flows into them
+    memory_keys: (
+        np.ndarray
+    )  # (B, H, M, E), the memory layer's, the newest last; no gradient flows into them
     memory_values: np.ndarray  # (B, H, M, E)
 
 
@@ -84,8 +86,12 @@ class State(NamedTuple):
 def nearest_keys(query, memory_keys, retrieved):
     """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
     similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact search
-    filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
-    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[..., :retrieved]
+    filled = memory_keys.any(-1)[
+        :, :, None
+    ]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
+    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[
+        ..., :retrieved
+    ]
 
 
 def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
@@ -94,7 +100,9 @@ def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
     key = np.take_along_axis(memory_keys[:, :, None], nearest, axis=3)  # (B, H, N, K, E)
     value = np.take_along_axis(memory_values[:, :, None], nearest, axis=3)
     similarity = (key * query[..., None, :]).sum(-1)  # (B, H, N, K)
-    weights, _ = softmax_forward(similarity * scale[:, None, None])  # decision 3: local attention's scale
+    weights, _ = softmax_forward(
+        similarity * scale[:, None, None]
+    )  # decision 3: local attention's scale
     return (weights[..., None] * value).sum(-2), (key, value, scale, similarity, weights)
 
 
@@ -128,9 +136,13 @@ def remember(memory, rows):
 
 def local_attention_forward(p, config, query, keys, values, rng):
     """Each query (B, H, N, E) attends to the N tokens before it, of keys and values (B, H, 2N, E)."""
-    bias, bias_cache = position_bias_forward(p["position_bias"], config.segment, config.max_distance)  # decision 4: T5's biases
+    bias, bias_cache = position_bias_forward(
+        p["position_bias"], config.segment, config.max_distance
+    )  # decision 4: T5's biases
     mask = tile_mask(config.segment)  # decision 2: not the token itself
-    out, cache = attention_forward(query, keys, values, p["scale"], bias, mask, config.dropout, rng)  # decision 11: dropout here
+    out, cache = attention_forward(
+        query, keys, values, p["scale"], bias, mask, config.dropout, rng
+    )  # decision 11: dropout here
     return out, (cache, bias_cache)
 
 
@@ -138,7 +150,12 @@ def local_attention_backward(dout, cache):
     """dquery, dkeys, dvalues, and the gradients of scale and position_bias."""
     attention_cache, bias_cache = cache
     dquery, dkeys, dvalues, dscale, dbias = attention_backward(dout, attention_cache)
-    return dquery, dkeys, dvalues, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
+    return (
+        dquery,
+        dkeys,
+        dvalues,
+        {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)},
+    )
 
 
 # ----------------------------------------------------------------------------
@@ -147,11 +164,17 @@ def layer_forward(p, config, x, previous, memory, rng):
     """y (B, N, D), the segment's (keys, values) and the cache. previous: the last segment's; memory: None, or keys and values."""
     projected, projection_cache = projection_forward(p, config, x, rng)
     last = (projected["key"], projected["value"])
-    keys, values = (np.concatenate(pair, axis=2) for pair in zip(previous, last, strict=True))  # (B, H, 2N, E)
-    attended, local_cache = local_attention_forward(p, config, projected["query"], keys, values, rng)
+    keys, values = (
+        np.concatenate(pair, axis=2) for pair in zip(previous, last, strict=True)
+    )  # (B, H, 2N, E)
+    attended, local_cache = local_attention_forward(
+        p, config, projected["query"], keys, values, rng
+    )
     memory_cache = None
     if memory is not None:
-        found, retrieval_cache = retrieval_forward(projected["query"], *memory, p["scale"], config.retrieved)
+        found, retrieval_cache = retrieval_forward(
+            projected["query"], *memory, p["scale"], config.retrieved
+        )
         attended, gate_cache = memory_gate_forward(attended, found, p["memory_gate"])
         memory_cache = (retrieval_cache, gate_cache)
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
@@ -174,8 +197,12 @@ def layer_backward(config, dy, dlast, cache):
         dquery_found, dscale = retrieval_backward(dfound, retrieval_cache)
         dquery, dlocal["scale"] = dquery + dquery_found, dlocal["scale"] + dscale
     n = dy.shape[1]
-    dkey, dvalue = (own[:, :, n:] + later for own, later in zip((dkeys, dvalues), dlast, strict=True))
-    dinput, dprojection = projection_backward({"key": dkey, "value": dvalue, "query": dquery}, projection_cache)
+    dkey, dvalue = (
+        own[:, :, n:] + later for own, later in zip((dkeys, dvalues), dlast, strict=True)
+    )
+    dinput, dprojection = projection_backward(
+        {"key": dkey, "value": dvalue, "query": dquery}, projection_cache
+    )
     return dx + dinput, (dkeys[:, :, :n], dvalues[:, :, :n]), grads | dlocal | dprojection
 
 
@@ -192,20 +219,35 @@ def forward(params, config, tokens, state, rng=None):
     tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
     """
     if tokens.shape[1] != config.segment:
-        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
+        raise ValueError(
+            f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
+        )
     x = params["embedding"][tokens]  # (B, N, D)
     lasts, caches = [], []
     for layer in range(config.layers):
         previous = (state.keys[:, layer], state.values[:, layer])
-        memory = (state.memory_keys, state.memory_values) if layer + 1 == config.memory_layer and config.memory else None
-        x, last, cache = layer_forward(subtree(params, f"layers.{layer}."), config, x, previous, memory, rng)
+        memory = (
+            (state.memory_keys, state.memory_values)
+            if layer + 1 == config.memory_layer and config.memory
+            else None
+        )
+        x, last, cache = layer_forward(
+            subtree(params, f"layers.{layer}."), config, x, previous, memory, rng
+        )
         lasts.append(last)
         caches.append(cache)
     normed, norm_cache = layer_norm_forward(params, "final_norm", x)
-    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 12: tied and scaled
-    keys, values = (np.stack(field, axis=1) for field in zip(*lasts, strict=True))  # (B, L, H, N, E)
+    logits, output_cache = linear_forward(
+        normed * config.width**-0.5, params["embedding"]
+    )  # decision 12: tied and scaled
+    keys, values = (
+        np.stack(field, axis=1) for field in zip(*lasts, strict=True)
+    )  # (B, L, H, N, E)
     key, value = lasts[config.memory_layer - 1]
-    memory = remember(state.memory_keys, key), remember(state.memory_values, value)  # decision 5: after the segment
+    memory = (
+        remember(state.memory_keys, key),
+        remember(state.memory_values, value),
+    )  # decision 5: after the segment
     return logits, State(keys, values, *memory), (tokens, caches, norm_cache, output_cache)
 
 
@@ -234,16 +276,25 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 def loss_and_gradients(params, config, segments, held=None):
     """Mean loss of segments [(tokens, targets)], gradients through all of them, and the memories they read (held, or carried)."""
     total, memories, caches = 0.0, [], []
-    state, count = initial_state(params, config, len(segments[0][0])), sum(targets.size for _, targets in segments)
+    state, count = (
+        initial_state(params, config, len(segments[0][0])),
+        sum(targets.size for _, targets in segments),
+    )
     for number, (tokens, targets) in enumerate(segments):
         memories.append(held[number] if held else (state.memory_keys, state.memory_values))
-        logits, state, cache = forward(params, config, tokens, State(state.keys, state.values, *memories[-1]))
+        logits, state, cache = forward(
+            params, config, tokens, State(state.keys, state.values, *memories[-1])
+        )
         loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
         total += loss
         caches.append((cache, loss_cache))
     grads, dstate = {}, None
-    for cache, loss_cache in reversed(caches):  # decision 10: an extension passes the gradient on between segments
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+    for cache, loss_cache in reversed(
+        caches
+    ):  # decision 10: an extension passes the gradient on between segments
+        dparams, dstate = backward(
+            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
+        )
         add_into(grads, dparams)
     return total / count, grads, memories
 
@@ -262,8 +313,12 @@ def check_gradients(loss, params, grads, rng):
         direction = rng.standard_normal(grad.shape)
         above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
         numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4))  # a difference is rounded to 1e-9 or so
-    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+        errors.append(
+            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
+        )  # a difference is rounded to 1e-9 or so
+    print(
+        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+    )
     if not np.max(errors) < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
@@ -271,25 +326,51 @@ def check_gradients(loss, params, grads, rng):
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5, "feed_forward": 20, "segment": 4}
-    config = Config(**sizes, memory_layer=2, memory=10, retrieved=3, buckets=6, max_distance=5, dropout=0.0)
+    sizes = {
+        "vocabulary": 11,
+        "width": 12,
+        "layers": 3,
+        "heads": 2,
+        "head_width": 5,
+        "feed_forward": 20,
+        "segment": 4,
+    }
+    config = Config(
+        **sizes, memory_layer=2, memory=10, retrieved=3, buckets=6, max_distance=5, dropout=0.0
+    )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
     segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
-    print("Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one.")
-    _, grads, held = loss_and_gradients(params, config, segments)  # no gradient flows into the memory, so it is held
-    check_gradients(lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, grads, rng)
-    print("Fitting these 32 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
+    print(
+        "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one."
+    )
+    _, grads, held = loss_and_gradients(
+        params, config, segments
+    )  # no gradient flows into the memory, so it is held
+    check_gradients(
+        lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, grads, rng
+    )
+    print(
+        "Fitting these 32 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+    )
     for step in range(1, 151):
         loss, grads, _ = loss_and_gradients(params, config, segments)
-        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+        params = {
+            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
+        }
         if step in (1, 10, 50, 150):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+            print(
+                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
+            )
     fresh = state = initial_state(params, config, 2)
     for tokens, _ in segments[:3]:
         _, state, _ = forward(params, config, tokens, state)
     cleared = state._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
-    for label, start in {"memory carried": state, "memory cleared": cleared, "cache cleared too": fresh}.items():
+    for label, start in {
+        "memory carried": state,
+        "memory cleared": cleared,
+        "cache cleared too": fresh,
+    }.items():
         logits, _, _ = forward(params, config, segments[3][0], start)
         nats, _ = cross_entropy_forward(logits, segments[3][1], np.ones((2, 4), bool))
         print(f"Fourth segment, {label}: {nats / 8 / np.log(2):.3f} bits per token")
@@ -297,7 +378,9 @@ def demonstrate():
 
 # ----------------------------------------------------------------------------
 # what every Transformer has: attention with T5's positions, projections, norm, MLP; a first reading skips all from here on
-NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm (decision 1: epsilon is 1e-6)
+NORM_EPSILON = (
+    1e-6  # under the square roots of layer_norm and unit_norm (decision 1: epsilon is 1e-6)
+)
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
@@ -308,7 +391,10 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
+    return dropped @ value, (
+        (query, key, value, scale),
+        (similarity, weights, dropped, dropout_mask),
+    )
 
 
 # u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
@@ -317,10 +403,18 @@ def attention_backward(dout, cache):
     (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
+    dscores = softmax_backward(
+        dweights, weights
+    )  # exactly zero where masked, since the weights are
     dscale = (dscores * similarity).sum((0, 2, 3))
     dsimilarity = dscores * scale[:, None, None]
-    return dsimilarity @ key, dsimilarity.swapaxes(-1, -2) @ query, dvalue, dscale, dsimilarity.sum(0)
+    return (
+        dsimilarity @ key,
+        dsimilarity.swapaxes(-1, -2) @ query,
+        dvalue,
+        dscale,
+        dsimilarity.sum(0),
+    )
 
 
 def tile_mask(window):
@@ -361,7 +455,9 @@ def position_bucket(distance, buckets, max_distance):
 def projection_forward(p, config, x, rng):
     """norm, dropout, then unit key and query, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: before each sublayer
-    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout after norm
+    normed, dropout_mask = dropout_forward(
+        normed, config.dropout, rng
+    )  # decision 11: dropout after norm
     projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
 
@@ -450,7 +546,9 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
+        -1, x.shape[-1]
+    )  # (..., in) and (out, in)
 
 
 def layer_norm_forward(p, name, x):
@@ -465,7 +563,11 @@ def layer_norm_forward(p, name, x):
 def layer_norm_backward(dy, cache):
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    dx = inverse * (
+        dnormal
+        - dnormal.mean(-1, keepdims=True)
+        - normal * (dnormal * normal).mean(-1, keepdims=True)
+    )
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
@@ -533,7 +635,10 @@ def add_into(total, part):
 # starting values: of all parameters; a first reading skips them
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params, d = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}, config.width  # decision 12: tied with output
+    params, d = (
+        {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))},
+        config.width,
+    )  # decision 12: tied with output
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
     return params | {"final_norm.scale": np.ones(d), "final_norm.bias": np.zeros(d)}
@@ -545,11 +650,20 @@ def init_layer(config, rng, layer):
     p = {"norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
     p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
     p["scale"] = np.full(h, config.attention_scale)  # decision 3: one for each head
-    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 4: T5's position biases
+    p["position_bias"] = rng.normal(
+        0, config.buckets**-0.5, (h, config.buckets)
+    )  # decision 4: T5's position biases
     if layer + 1 == config.memory_layer and config.memory:
         p["memory_gate"] = np.zeros(h)  # decision 9: half from memory
-    p |= {"output": init_linear(rng, d, he), "mlp_norm.scale": np.ones(d), "mlp_norm.bias": np.zeros(d)}
-    return p | {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
+    p |= {
+        "output": init_linear(rng, d, he),
+        "mlp_norm.scale": np.ones(d),
+        "mlp_norm.bias": np.zeros(d),
+    }
+    return p | {
+        "mlp_hidden": init_linear(rng, config.feed_forward, d),
+        "mlp_output": init_linear(rng, d, config.feed_forward),
+    }
 
 
 def init_linear(rng, fan_out, fan_in, deviation=None):
@@ -564,17 +678,31 @@ def init_linear(rng, fan_out, fan_in, deviation=None):
 # checks: what Config refuses; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "retrieved"):
+    for name in (
+        "vocabulary",
+        "width",
+        "layers",
+        "heads",
+        "head_width",
+        "feed_forward",
+        "segment",
+        "retrieved",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
     layer, memory, buckets = config.memory_layer, config.memory, config.buckets
     rate, scale = config.dropout, config.attention_scale
     refused = {
-        f"memory_layer is {layer}; it must lie in 1..{config.layers}": not 1 <= layer <= config.layers,
+        f"memory_layer is {layer}; it must lie in 1..{config.layers}": not 1
+        <= layer
+        <= config.layers,
         f"memory is {memory}; it must be at least 0": memory < 0,
-        f"retrieved is {config.retrieved}; it must be at most memory, {memory}": 0 < memory < config.retrieved,
+        f"retrieved is {config.retrieved}; it must be at most memory, {memory}": 0
+        < memory
+        < config.retrieved,
         f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
-        f"max_distance {config.max_distance} must exceed half of buckets {buckets}": config.max_distance <= buckets // 2,
+        f"max_distance {config.max_distance} must exceed half of buckets {buckets}": config.max_distance
+        <= buckets // 2,
         f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
         f"attention_scale is {scale}; it must be positive and finite": not 0 < scale < np.inf,
     }

@@ -176,7 +176,9 @@ def window_attention_forward(p, config, x, inserted, present, rng):
     """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
     (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
     mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
-    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10: also the slot
+    out, attention_cache = masked_attention_forward(
+        query, key, value, mask, config.dropout, rng
+    )  # decision 10: also the slot
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
@@ -187,7 +189,9 @@ def window_attention_backward(config, dy, cache):
     """Gradients of x, of inserted (B, S, D) and of the parameters."""
     projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    dquery, dkey, dvalue = masked_attention_backward(
+        split_heads(dout, config.heads), attention_cache
+    )
     dsource, dprojections = window_projections_backward(dquery, dkey, dvalue, projections_cache)
     vectors = dsource.shape[1] - dy.shape[1]
     return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dprojections
@@ -201,7 +205,9 @@ def window_projections_forward(p, config, x, inserted):
     query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
     key, key_cache = affine_forward(p, "key", normal)
     value, value_cache = affine_forward(p, "value", normal)
-    parts = [split_heads(part, config.heads) for part in (query, key, value)]  # (B, H, N or S + N, E)
+    parts = [
+        split_heads(part, config.heads) for part in (query, key, value)
+    ]  # (B, H, N or S + N, E)
     return parts, (norm_cache, query_cache, key_cache, value_cache)
 
 
@@ -210,7 +216,9 @@ def window_projections_backward(dquery, dkey, dvalue, cache):
     """Gradients of source (B, S + N, D) and of the parameters."""
     norm_cache, query_cache, key_cache, value_cache = cache
     dqueries, grads = affine_backward(merge_heads(dquery), query_cache)
-    dkeys, dkey_weights = affine_backward(merge_heads(dkey), key_cache)  # decision 13: exactly zero for the bias
+    dkeys, dkey_weights = affine_backward(
+        merge_heads(dkey), key_cache
+    )  # decision 13: exactly zero for the bias
     dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
     dnormal = dkeys + dvalues
     dnormal[:, -dqueries.shape[1] :] += dqueries
@@ -223,7 +231,9 @@ def window_mask(length, vectors, present):
     causal = np.tril(np.ones((length, length), bool))
     # decision 5: no slot in a first window. S is 0 at layers without insertion; plain GPT-2's present is (B, 0)
     slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
-    return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
+    return np.concatenate(
+        [slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1
+    )[:, None]
 
 
 def split_heads(x, heads):
@@ -255,11 +265,17 @@ def forward(params, config, tokens, state, rng=None):
     position i predicts token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
     """
     if not 1 <= tokens.shape[1] <= config.segment:
-        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
+        raise ValueError(
+            f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment"
+        )
     inserted, module_cache, module = None, None, subtree(params, "module.")
     if config.vectors:
-        inserted, module_cache = module_forward(module, config, state.pooled)  # a first window's too: the mask hides it
-    x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
+        inserted, module_cache = module_forward(
+            module, config, state.pooled
+        )  # a first window's too: the mask hides it
+    x = (
+        params["embedding"][tokens] + params["positions"][: tokens.shape[1]]
+    )  # decision 1: positions from 0 in every window
     x, dropout_mask = dropout_forward(x, config.dropout, rng)
     outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
     hidden, norm_cache = layer_norm_forward(params, "final_norm", outputs[-1])
@@ -267,9 +283,15 @@ def forward(params, config, tokens, state, rng=None):
     next_state, pool_cache = state, None
     if config.vectors:
         last = hidden if config.pool_final_norm else outputs[-1]  # decision 2: raw unless asked
-        pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
+        pooled, pool_cache = pool_forward(
+            module, config, np.concatenate([outputs[:-1], last[None]])
+        )
         next_state = State(pooled, np.ones(len(tokens), bool))
-    return logits, next_state, ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache)
+    return (
+        logits,
+        next_state,
+        ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache),
+    )
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
@@ -293,7 +315,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         grads |= prefixed("module.", dmodule)
     dx = dropout_backward(dx, dropout_mask)
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    dpositions = np.pad(dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0)))  # none for positions after N
+    dpositions = np.pad(
+        dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0))
+    )  # none for positions after N
     grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
@@ -303,7 +327,9 @@ def layers_forward(params, config, x, inserted, present, rng):
     outputs, caches = [], []
     for layer in range(1, config.layers + 1):
         own = inserted if layer in config.insertion_layers else None
-        x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng)
+        x, cache = layer_forward(
+            subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng
+        )
         outputs.append(x)
         caches.append(cache)
     return np.stack(outputs), caches
@@ -313,9 +339,13 @@ def layers_backward(config, doutputs, caches):
     """Gradients of x, of inserted (None if there was none) and of the parameters, from those of all layers' outputs."""
     dx, dinserted, grads = 0.0, None, {}
     for layer in reversed(range(1, config.layers + 1)):
-        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer - 1], caches[layer - 1])  # decision 6: z's gradient too
+        dx, dslots, dlayer = layer_backward(
+            config, dx + doutputs[layer - 1], caches[layer - 1]
+        )  # decision 6: z's gradient too
         if dslots.shape[1]:
-            dinserted = dslots if dinserted is None else dinserted + dslots  # decision 9: every layer sees the same vectors
+            dinserted = (
+                dslots if dinserted is None else dinserted + dslots
+            )  # decision 9: every layer sees the same vectors
         grads |= prefixed(f"layers.{layer - 1}.", dlayer)
     return dx, dinserted, grads
 
@@ -393,14 +423,18 @@ def loss_and_gradients(params, config, windows, seed=None):
     states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
     loss, caches = 0.0, []
     for t, window in enumerate(windows):
-        logits, state, cache = forward(params, config, window.tokens, states[-1], segment_rng(seed, t))
+        logits, state, cache = forward(
+            params, config, window.tokens, states[-1], segment_rng(seed, t)
+        )
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
         loss += part
         states.append(state)
         caches.append((cache, loss_cache))
     grads, dstate = {}, None
     for cache, loss_cache in reversed(caches):
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        dparams, dstate = backward(
+            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
+        )
         add_into(grads, dparams)
     return loss / count, grads, states[:-1]
 
@@ -412,9 +446,13 @@ def checkpointed(params, config, windows, seed=None):
     for t, window in enumerate(windows[:-1]):
         states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
     for t, window in reversed(list(enumerate(windows))):
-        logits, _, cache = forward(params, config, window.tokens, states.pop(), segment_rng(seed, t))
+        logits, _, cache = forward(
+            params, config, window.tokens, states.pop(), segment_rng(seed, t)
+        )
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        dparams, dstate = backward(
+            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
+        )
         loss = loss + part
         add_into(grads, dparams)
     return loss / count, grads
@@ -427,7 +465,9 @@ def greedy_continuation(params, config, context, count):
     tokens that it begins with: the last, or the last config.overlap. Raises ValueError if that window gets too long.
     """
     state = initial_state(params, config, len(context))
-    for start in range(0, context.shape[1] - config.overlap, config.stride):  # a rest of o tokens has been pooled
+    for start in range(
+        0, context.shape[1] - config.overlap, config.stride
+    ):  # a rest of o tokens has been pooled
         state = forward(params, config, context[:, start : start + config.segment], state)[1]
     text = context[:, -max(1, config.overlap) :]  # decision 12: the last is read again
     for _ in range(count):
@@ -445,8 +485,12 @@ def check_gradients(loss, params, grads, rng):
         direction = rng.standard_normal(grad.shape)
         above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
         numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4))  # a difference is rounded to 1e-9 or so
-    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+        errors.append(
+            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
+        )  # a difference is rounded to 1e-9 or so
+    print(
+        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+    )
     if not np.max(errors) < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
@@ -454,27 +498,59 @@ def check_gradients(loss, params, grads, rng):
 def demonstrate():
     """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
     rng = np.random.default_rng(0)
-    config = Config(11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16)
-    params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
+    config = Config(
+        11,
+        width=12,
+        layers=3,
+        heads=2,
+        feed_forward=20,
+        max_positions=6,
+        segment=6,
+        overlap=2,
+        module_width=16,
+    )
+    params = {
+        name: value + 0.2 * rng.standard_normal(value.shape)
+        for name, value in init_params(config, rng).items()
+    }
     windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    print("GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last.")
+    print(
+        "GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last."
+    )
     _, grads, _ = loss_and_gradients(params, config, windows)
     check_gradients(lambda moved: loss_and_gradients(moved, config, windows)[0], params, grads, rng)
     _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
     _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
-    apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
-    print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
+    apart = max(
+        np.abs(exact[name] - again[name]).max() / np.abs(grad).max()
+        for name, grad in exact.items()
+        if grad.any()
+    )
+    print(
+        f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n"
+    )
     if not apart < 1e-9:
         raise SystemExit("checkpointing disagrees with back-propagation through time")
-    print("Fitting these 36 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
+    print(
+        "Fitting these 36 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+    )
     for step in range(1, 201):
         loss, grads, states = loss_and_gradients(params, config, windows)
-        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+        params = {
+            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
+        }
         if step in (1, 10, 50, 200):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+            print(
+                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
+            )
     last, count = windows[-1], windows[-1].scored.sum()
-    for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
-        nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)
+    for label, state in (
+        ("h_prev", states[-1]),
+        ("memory cleared", initial_state(params, config, 2)),
+    ):
+        nats, _ = cross_entropy_forward(
+            forward(params, config, last.tokens, state)[0], last.targets, last.scored
+        )
         print(f"Last window, {label}: {nats / count / np.log(2):.3f} bits per token")
 
 
@@ -520,7 +596,9 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
+        -1, x.shape[-1]
+    )  # (..., in) and (out, in)
 
 
 def affine_forward(p, name, x):
@@ -536,7 +614,9 @@ def affine_backward(dy, cache):
     name, biased, linear_cache = cache
     dx, dweight = linear_backward(dy, linear_cache)
     dbias = dy.sum(tuple(range(dy.ndim - 1)))
-    if name == "key":  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
+    if (
+        name == "key"
+    ):  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
         dbias = np.zeros_like(dbias)
     return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
 
@@ -553,7 +633,11 @@ def layer_norm_forward(p, name, x):
 def layer_norm_backward(dy, cache):
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    dx = inverse * (
+        dnormal
+        - dnormal.mean(-1, keepdims=True)
+        - normal * (dnormal * normal).mean(-1, keepdims=True)
+    )
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
@@ -648,7 +732,9 @@ DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: GPT-2's own dev
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3: positions start smaller
+    params["positions"] = rng.normal(
+        0, 0.01, (config.max_positions, config.width)
+    )  # decision 3: positions start smaller
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     params |= prefixed("final_norm.", init_norm(config.width))
@@ -656,11 +742,16 @@ def init_params(config, rng):
 
 
 def init_layer(config, rng):
-    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual stream
+    d, residual = (
+        config.width,
+        DEVIATION / math.sqrt(2 * config.layers),
+    )  # decision 3: what writes to the residual stream
     p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
     for name in ("query", "key", "value"):
         p |= init_gpt2(rng, name, d, d)
-    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(
+        rng, "mlp_hidden", config.feed_forward, d
+    )
     return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
 
 
@@ -670,11 +761,16 @@ def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
 
 def init_module(config, rng):
     """The recurrence module: all that is added to GPT-2."""
-    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width  # decision 2: equal shares at first
+    p, fan_in = (
+        {"layer_scores": np.zeros(config.layers)},
+        config.width,
+    )  # decision 2: equal shares at first
     if config.pooling == "attention":
         p["fixed_key"] = np.zeros(config.width)  # decision 9: starts at zero
     for layer in range(1, config.module_layers + 1):
-        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)  # decision 3: variance 1 / fan_in
+        p |= init_affine(
+            rng, f"hidden_{layer}", config.module_width, fan_in
+        )  # decision 3: variance 1 / fan_in
         fan_in = config.module_width
     return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
 
@@ -706,17 +802,31 @@ def check_config(config):
         least = 0 if name in ("vectors", "module_layers") else 1
         if kind is int and name != "overlap" and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    width, heads, t, o, rate = config.width, config.heads, config.segment, config.overlap, config.dropout
-    numbers, layers = config.insertion_layers if config.vectors else (1,), config.layers  # plain GPT-2 has none
-    ascending = isinstance(numbers, tuple) and bool(numbers) and tuple(sorted(set(numbers))) == numbers
+    width, heads, t, o, rate = (
+        config.width,
+        config.heads,
+        config.segment,
+        config.overlap,
+        config.dropout,
+    )
+    numbers, layers = (
+        config.insertion_layers if config.vectors else (1,),
+        config.layers,
+    )  # plain GPT-2 has none
+    ascending = (
+        isinstance(numbers, tuple) and bool(numbers) and tuple(sorted(set(numbers))) == numbers
+    )
     outside = ascending and (numbers[0] < 1 or numbers[-1] > layers)
     refused = {
-        f"width {width} is not a multiple of heads {heads}; the nearest is {max(1, round(width / heads)) * heads}": width % heads,
-        f"segment {t} is longer than the position table; max_positions is {config.max_positions}": t > config.max_positions,
+        f"width {width} is not a multiple of heads {heads}; the nearest is {max(1, round(width / heads)) * heads}": width
+        % heads,
+        f"segment {t} is longer than the position table; max_positions is {config.max_positions}": t
+        > config.max_positions,
         f"overlap is {o}; it must lie in 0..{t - 1} for segment {t}": not 0 <= o < t,
         f"insertion_layers {numbers} must be a tuple, ascending, each layer once, at least one": not ascending,
         f"insertion_layers {numbers} must lie in 1..{layers}, the layers there are": outside,
-        f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}": config.pooling not in POOLINGS,
+        f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}": config.pooling
+        not in POOLINGS,
         f"pool is {config.pool!r}; it must be one of {', '.join(POOLS)}": config.pool not in POOLS,
         f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
     }

@@ -111,9 +111,15 @@ def next_state_forward(state, x, readable):
     reads = readable[:, 0]  # (B,), its [CLS]
     pooled, mean_cache = mean_of_rows_forward(x, readable)
     largest, larger_cache = larger_forward(state.first, x[:, 0])
-    first = np.where(state.present[:, None], largest, x[:, 0])  # "max pool the embedding of the [CLS] token across windows"
+    first = np.where(
+        state.present[:, None], largest, x[:, 0]
+    )  # "max pool the embedding of the [CLS] token across windows"
     kept = reads[:, None]
-    new = State(np.where(kept, pooled, state.pooled), np.where(kept, first, state.first), state.present | reads)
+    new = State(
+        np.where(kept, pooled, state.pooled),
+        np.where(kept, first, state.first),
+        state.present | reads,
+    )
     return new, (reads, state.present, mean_cache, larger_cache)
 
 
@@ -173,13 +179,22 @@ def vector_backward(dinserted, cache):
 def post_norm_attention_forward(p, config, x, inserted, mask, rng):
     """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x; then the norm."""
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    made = [affine_forward(p, name, rows) for name, rows in (("query", x), ("key", source), ("value", source))]
+    made = [
+        affine_forward(p, name, rows)
+        for name, rows in (("query", x), ("key", source), ("value", source))
+    ]
     parts = (split_heads(part, config.heads) for part, _ in made)
     out, attention_cache = masked_attention_forward(*parts, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     out, norm_cache = layer_norm_forward(p, "norm", x + out)  # RoBERTa's norm comes after the sum
-    return out, ([cache for _, cache in made], attention_cache, output_cache, dropout_mask, norm_cache)
+    return out, (
+        [cache for _, cache in made],
+        attention_cache,
+        output_cache,
+        dropout_mask,
+        norm_cache,
+    )
 
 
 # y = norm(x + W_o attention(x, [h | x])): dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
@@ -189,11 +204,18 @@ def post_norm_attention_backward(config, dy, cache):
     dsum, grads = layer_norm_backward(dy, norm_cache)
     dout, doutput = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
     dparts = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
-    made = [affine_backward(merge_heads(d), cache) for d, cache in zip(dparts, projection_caches, strict=True)]
+    made = [
+        affine_backward(merge_heads(d), cache)
+        for d, cache in zip(dparts, projection_caches, strict=True)
+    ]
     (dx, dquery), (dsource_by_key, dkey), (dsource_by_value, dvalue) = made
     dsource = dsource_by_key + dsource_by_value
     vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
-    return dsum + dx + dsource[:, vectors:], dsource[:, :vectors], grads | doutput | dquery | dkey | dvalue
+    return (
+        dsum + dx + dsource[:, vectors:],
+        dsource[:, :vectors],
+        grads | doutput | dquery | dkey | dvalue,
+    )
 
 
 def window_keys_mask(readable, present, vectors):
@@ -208,7 +230,9 @@ def window_keys_mask(readable, present, vectors):
 # the model: RoBERTa's encoder, and the heads that choose an answer
 def initial_state(params, config, batch):
     """What an example begins with: nothing read."""
-    return State(np.zeros((batch, config.width)), np.zeros((batch, config.width)), np.zeros(batch, bool))
+    return State(
+        np.zeros((batch, config.width)), np.zeros((batch, config.width)), np.zeros(batch, bool)
+    )
 
 
 def forward(params, config, tokens, readable, state, rng=None):
@@ -218,7 +242,9 @@ def forward(params, config, tokens, readable, state, rng=None):
     Returns the final layer's outputs (B, N, D), the next state, and the cache for `backward`. Raises ValueError for another N.
     """
     if not 1 <= tokens.shape[1] <= config.segment:
-        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
+        raise ValueError(
+            f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment"
+        )
     inserted, module_cache = None, None
     if config.recurrent:
         inserted, module_cache = vector_forward(subtree(params, "module."), config, state.pooled)
@@ -307,7 +333,11 @@ def answer_forward(p, outputs, texts, first):
     rows, text = np.concatenate(outputs, axis=1), np.concatenate(texts, axis=1)  # (B, K N, D)
     spans, span_cache = affine_forward(p, "span", rows)
     kinds, kind_cache = affine_forward(p, "kind", first)
-    return np.where(text[:, None], spans.swapaxes(1, 2), -np.inf), kinds, (span_cache, kind_cache, [x.shape[1] for x in outputs])
+    return (
+        np.where(text[:, None], spans.swapaxes(1, 2), -np.inf),
+        kinds,
+        (span_cache, kind_cache, [x.shape[1] for x in outputs]),
+    )
 
 
 # spans = W_s h, kinds = W_k f + b: dh = W_s^T dspans, df = W_k^T dkinds; zero where spans are -inf, because dspans is
@@ -329,9 +359,13 @@ class Answer(NamedTuple):
 
 def answer_loss_forward(spans, kinds, answer):
     """Summed over lanes: -log p of the kind and, of spans, half of those of start and end among all text of all windows."""
-    of_kind, kind_cache = cross_entropy_forward(kinds[:, None], answer.kind[:, None], np.ones((len(kinds), 1), bool))
+    of_kind, kind_cache = cross_entropy_forward(
+        kinds[:, None], answer.kind[:, None], np.ones((len(kinds), 1), bool)
+    )
     spans_asked = np.repeat((answer.kind == 0)[:, None], 2, axis=1)
-    places = np.where(spans_asked, np.stack([answer.start, answer.end], 1), spans.argmax(-1))  # any that is not -inf
+    places = np.where(
+        spans_asked, np.stack([answer.start, answer.end], 1), spans.argmax(-1)
+    )  # any that is not -inf
     of_places, place_cache = cross_entropy_forward(spans, places, spans_asked)
     return of_kind + of_places / 2, (kind_cache, place_cache)
 
@@ -339,7 +373,9 @@ def answer_loss_forward(spans, kinds, answer):
 # loss = kind + (start + end) / 2
 def answer_loss_backward(dloss, cache):
     kind_cache, place_cache = cache
-    return cross_entropy_backward(dloss / 2, place_cache), cross_entropy_backward(dloss, kind_cache)[:, 0]
+    return cross_entropy_backward(dloss / 2, place_cache), cross_entropy_backward(
+        dloss, kind_cache
+    )[:, 0]
 
 
 # ----------------------------------------------------------------------------
@@ -352,7 +388,9 @@ def loss_and_gradients(params, config, windows, answer, rng=None):
         outputs.append(x)
         caches.append(cache)
     texts = [text for _, _, text in windows]
-    spans, kinds, answer_cache = answer_forward(subtree(params, "answer."), outputs, texts, state.first)
+    spans, kinds, answer_cache = answer_forward(
+        subtree(params, "answer."), outputs, texts, state.first
+    )
     loss, loss_cache = answer_loss_forward(spans, kinds, answer)
     dspans, dkinds = answer_loss_backward(1 / len(kinds), loss_cache)
     doutputs, dfirst, dheads = answer_backward(dspans, dkinds, answer_cache)
@@ -371,9 +409,18 @@ def two_windows(rng, batch):
     clue, places = rng.integers(2, size=batch), np.array([[3, 4]] * batch)
     rng.permuted(places, axis=1, out=places)  # of tokens 5 and 6 in the second window
     second = np.full((batch, 5), 2)
-    second[:, 0], second[np.arange(batch), places[:, 0]], second[np.arange(batch), places[:, 1]] = 0, 5, 6
-    first = np.stack([np.zeros(batch, int), np.full(batch, 2), 3 + clue, np.full(batch, 2), np.full(batch, 2)], 1)
-    readable, text = np.ones((batch, 5), bool), np.tile([False, False, True, True, True], (batch, 1))
+    second[:, 0], second[np.arange(batch), places[:, 0]], second[np.arange(batch), places[:, 1]] = (
+        0,
+        5,
+        6,
+    )
+    first = np.stack(
+        [np.zeros(batch, int), np.full(batch, 2), 3 + clue, np.full(batch, 2), np.full(batch, 2)], 1
+    )
+    readable, text = (
+        np.ones((batch, 5), bool),
+        np.tile([False, False, True, True, True], (batch, 1)),
+    )
     at = 5 + places[np.arange(batch), clue]
     return [(first, readable, text), (second, readable, text)], Answer(np.zeros(batch, int), at, at)
 
@@ -381,19 +428,45 @@ def two_windows(rng, batch):
 def demonstrate():
     """Check gradients against finite differences, then fit examples of two windows with and without the vector."""
     rng = np.random.default_rng(0)
-    config = Config(vocabulary=7, width=12, layers=2, heads=2, feed_forward=16, segment=5, module_width=8, dropout=0.0)
-    params = {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
+    config = Config(
+        vocabulary=7,
+        width=12,
+        layers=2,
+        heads=2,
+        feed_forward=16,
+        segment=5,
+        module_width=8,
+        dropout=0.0,
+    )
+    params = {
+        name: value + 0.3 * rng.standard_normal(value.shape)
+        for name, value in init_params(config, rng).items()
+    }
     print("RoBERTa with recurrence: examples of two windows, back-propagated as one.")
     windows, answer = two_windows(rng, 3)
     _, grads = loss_and_gradients(params, config, windows, answer)
-    check_gradients(lambda moved: loss_and_gradients(moved, config, windows, answer)[0], params, grads, rng)
+    check_gradients(
+        lambda moved: loss_and_gradients(moved, config, windows, answer)[0], params, grads, rng
+    )
     windows, answer = two_windows(rng, 16)
-    print("A clue in the first window says which of two tokens of the second one is the answer; a guess costs ln 2 = 0.693:")
-    for label, own in (("one vector from window to window", config), ("disjoint windows", replace(config, recurrent=False))):
-        trained = {name: value for name, value in params.items() if own.recurrent or not name.startswith("module.")}
+    print(
+        "A clue in the first window says which of two tokens of the second one is the answer; a guess costs ln 2 = 0.693:"
+    )
+    for label, own in (
+        ("one vector from window to window", config),
+        ("disjoint windows", replace(config, recurrent=False)),
+    ):
+        trained = {
+            name: value
+            for name, value in params.items()
+            if own.recurrent or not name.startswith("module.")
+        }
         for step in range(1, 201):
             loss, grads = loss_and_gradients(trained, own, windows, answer)
-            trained |= {name: trained[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
+            trained |= {
+                name: trained[name] - 0.02 * 0.98**step * np.sign(grad)
+                for name, grad in grads.items()
+            }
         print(f"  {label:<34}{loss:.3f} nats after {step} steps")
 
 
@@ -406,7 +479,9 @@ def masked_loss_and_gradients(params, config, tokens, targets, scored, rng=None)
     logits, masked_cache = masked_forward(params, x)
     loss, loss_cache = cross_entropy_forward(logits, targets, scored)
     dx, grads = masked_backward(cross_entropy_backward(1 / scored.sum(), loss_cache), masked_cache)
-    dparams, _ = backward(params, config, cache, dx, State(*(np.zeros_like(field) for field in state)))
+    dparams, _ = backward(
+        params, config, cache, dx, State(*(np.zeros_like(field) for field in state))
+    )
     add_into(grads, dparams)
     return loss / scored.sum(), grads
 
@@ -428,7 +503,9 @@ def masked_backward(dlogits, cache):
     dnormal, dembedding = linear_backward(dlogits, output_cache)
     dhidden, dnorm = layer_norm_backward(dnormal, norm_cache)
     dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
-    return dx, prefixed("masked.", dweights | dnorm | {"bias": dlogits.sum((0, 1))}) | {"embedding": dembedding}
+    return dx, prefixed("masked.", dweights | dnorm | {"bias": dlogits.sum((0, 1))}) | {
+        "embedding": dembedding
+    }
 
 
 # ----------------------------------------------------------------------------
@@ -441,10 +518,18 @@ def init_params(config, rng):
     params |= prefixed("embedding_norm.", init_norm(d))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_encoder_layer(config, rng))
-    masked = init_gpt2(rng, "hidden", d, d) | prefixed("norm.", init_norm(d)) | {"bias": np.zeros(config.vocabulary)}
-    heads = {"span": rng.normal(0, DEVIATION, (2, d))} | init_gpt2(rng, "kind", 3, d)  # softmax would cancel a bias of span
+    masked = (
+        init_gpt2(rng, "hidden", d, d)
+        | prefixed("norm.", init_norm(d))
+        | {"bias": np.zeros(config.vocabulary)}
+    )
+    heads = {"span": rng.normal(0, DEVIATION, (2, d))} | init_gpt2(
+        rng, "kind", 3, d
+    )  # softmax would cancel a bias of span
     params |= prefixed("masked.", masked) | prefixed("answer.", heads)
-    return params | (prefixed("module.", init_vector_network(config, rng)) if config.recurrent else {})
+    return params | (
+        prefixed("module.", init_vector_network(config, rng)) if config.recurrent else {}
+    )
 
 
 def init_encoder_layer(config, rng):
@@ -469,14 +554,26 @@ def init_vector_network(config, rng):
 # checks: what a Config must be; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
-    for name in ("vocabulary", "width", "layers", "heads", "feed_forward", "segment", "module_width"):
+    for name in (
+        "vocabulary",
+        "width",
+        "layers",
+        "heads",
+        "feed_forward",
+        "segment",
+        "module_width",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
     if config.width % config.heads:
         nearest = max(1, round(config.width / config.heads)) * config.heads
-        raise ValueError(f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}")
+        raise ValueError(
+            f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}"
+        )
     if not 1 <= config.insertion_layer <= config.layers:
-        raise ValueError(f"insertion_layer is {config.insertion_layer}; it must lie in 1..{config.layers}")
+        raise ValueError(
+            f"insertion_layer is {config.insertion_layer}; it must lie in 1..{config.layers}"
+        )
     if config.module_layers < 0:
         raise ValueError(f"module_layers is {config.module_layers}; it must be at least 0")
     if not 0 <= config.dropout < 1:

@@ -10,7 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 SGD_RATE = 0.1
-ADAMW = {"rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "decay": 0.1}  # epsilon: a rounded zero stays small
+ADAMW = {
+    "rate": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-6,
+    "decay": 0.1,
+}  # epsilon: a rounded zero stays small
 
 
 class Segment(NamedTuple):
@@ -25,7 +31,12 @@ class Segment(NamedTuple):
 
 def choose_lanes(starts: np.ndarray, first: tuple, second: tuple) -> tuple:
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    return type(first)(*(np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(first, second, strict=True)))
+    return type(first)(
+        *(
+            np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+            for a, b in zip(first, second, strict=True)
+        )
+    )
 
 
 def named(prefix: str, state: tuple) -> dict:
@@ -38,21 +49,27 @@ def count_scored(segments: list) -> int:
     return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
-def rollout_forward(reference: ModuleType, params: dict, config: object, segments: list, state: tuple) -> tuple:
+def rollout_forward(
+    reference: ModuleType, params: dict, config: object, segments: list, state: tuple
+) -> tuple:
     """Read the segments: {name: array} of logits, losses, next states and of the objective; a cache for each; the last state.
 
     The objective is the summed cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
     """
     rows, caches, nats, auxiliary = {}, [], 0.0, 0.0
     for k, segment in enumerate(segments):
-        state = choose_lanes(segment.starts, reference.initial_state(params, config, len(segment.starts)), state)
+        state = choose_lanes(
+            segment.starts, reference.initial_state(params, config, len(segment.starts)), state
+        )
         task = {} if segment.task is None else {"task": segment.task}
         logits, state, cache = reference.forward(params, config, segment.tokens, state, **task)
         loss, loss_cache = reference.cross_entropy_forward(logits, segment.targets, segment.scored)
         losses, auxiliary_cache = {}, []
         if hasattr(reference, "auxiliary_forward"):
             losses, auxiliary_cache = reference.auxiliary_forward(params, config, cache)
-        rows |= {f"{k}/logits": logits} | {f"{k}/auxiliary.{name}": np.array(value) for name, value in losses.items()}
+        rows |= {f"{k}/logits": logits} | {
+            f"{k}/auxiliary.{name}": np.array(value) for name, value in losses.items()
+        }
         rows |= {f"{k}/loss": np.array(loss)} | named(f"{k}/next.", state)
         nats, auxiliary = nats + loss, auxiliary + sum(losses.values())
         caches.append((segment, cache, loss_cache, auxiliary_cache))
@@ -60,7 +77,9 @@ def rollout_forward(reference: ModuleType, params: dict, config: object, segment
     return rows | {"objective": np.array(objective)}, caches, state
 
 
-def rollout_backward(reference: ModuleType, params: dict, config: object, caches: list) -> tuple[dict, tuple]:
+def rollout_backward(
+    reference: ModuleType, params: dict, config: object, caches: list
+) -> tuple[dict, tuple]:
     """Gradients of the objective: {name: gradient} of the parameters, and that of the state before the first segment."""
     grads, dstate, count = {}, None, count_scored([segment for segment, *_ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
@@ -68,11 +87,20 @@ def rollout_backward(reference: ModuleType, params: dict, config: object, caches
         dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
         reference.add_into(grads, dparams)
         if auxiliary_cache:
-            reference.add_into(grads, reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache))
+            reference.add_into(
+                grads, reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)
+            )
         zero = type(dstate)(*map(np.zeros_like, dstate))
         if hasattr(reference, "initial_state_backward"):
-            reference.add_into(grads, reference.initial_state_backward(config, choose_lanes(segment.starts, dstate, zero)))
-        dstate = choose_lanes(segment.starts, zero, dstate)  # a lane that starts reads nothing of the state before
+            reference.add_into(
+                grads,
+                reference.initial_state_backward(
+                    config, choose_lanes(segment.starts, dstate, zero)
+                ),
+            )
+        dstate = choose_lanes(
+            segment.starts, zero, dstate
+        )  # a lane that starts reads nothing of the state before
     return grads, dstate
 
 
@@ -87,7 +115,13 @@ def adamw(params: dict, grads: dict, moments: dict, step: int) -> tuple[dict, di
     after = {}
     for name, value in params.items():
         first, second = moments.get(name, (0.0, 0.0))
-        first, second = beta1 * first + (1 - beta1) * grads[name], beta2 * second + (1 - beta2) * grads[name] ** 2
+        first, second = (
+            beta1 * first + (1 - beta1) * grads[name],
+            beta2 * second + (1 - beta2) * grads[name] ** 2,
+        )
         moved = (first / (1 - beta1**step)) / (np.sqrt(second / (1 - beta2**step)) + epsilon)
-        after[name], moments = value - rate * (moved + decay * value), moments | {name: (first, second)}
+        after[name], moments = (
+            value - rate * (moved + decay * value),
+            moments | {name: (first, second)},
+        )
     return after, moments

@@ -15,19 +15,35 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
-EXTRAS = {name: name for name in ("matplotlib", "datasets", "tokenizers", "sklearn", "safetensors")} | {"scikit-learn": "sklearn"}
+EXTRAS = {
+    name: name for name in ("matplotlib", "datasets", "tokenizers", "sklearn", "safetensors")
+} | {"scikit-learn": "sklearn"}
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C,
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell lets what it runs in the background ignore Ctrl-C,
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup that the terminal goes away
 # What a profile does not say is Hypothesis' default, which is another where the variable CI is set
 USUAL = 25
 LIKE = {"deadline": None, "print_blob": True}
-settings.register_profile("ci", max_examples=USUAL, derandomize=True, **LIKE)  # the default: the same examples each time
-settings.register_profile("dev", max_examples=USUAL, derandomize=False, **LIKE)  # others each time; a failure prints its blob
-settings.register_profile("thorough", max_examples=2000, derandomize=False, suppress_health_check=[HealthCheck.too_slow], **LIKE)
+settings.register_profile(
+    "ci", max_examples=USUAL, derandomize=True, **LIKE
+)  # the default: the same examples each time
+settings.register_profile(
+    "dev", max_examples=USUAL, derandomize=False, **LIKE
+)  # others each time; a failure prints its blob
+settings.register_profile(
+    "thorough",
+    max_examples=2000,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
+    **LIKE,
+)
 settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this choice
-torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # of processes that tests start, too
+torch.set_num_threads(
+    int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
+)  # of processes that tests start, too
 
 
 def examples(count: int) -> settings:
@@ -44,7 +60,11 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """Import nothing of the marked folders for the proof."""
-    return (config.option.markexpr == PROOF and collection_path.parent == TESTS and collection_path.name in MARKED) or None
+    return (
+        config.option.markexpr == PROOF
+        and collection_path.parent == TESTS
+        and collection_path.name in MARKED
+    ) or None
 
 
 def pytest_collection_modifyitems(items):

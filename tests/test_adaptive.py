@@ -33,7 +33,11 @@ def settings(draw):
 def torchs(config, params):
     """torch.nn.AdaptiveLogSoftmaxWithLoss, which is not ours, with the reference's parameters: an independent oracle."""
     module = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        config.width, config.vocabulary, config.cutoffs, float(config.div_value), dtype=torch.float64
+        config.width,
+        config.vocabulary,
+        config.cutoffs,
+        float(config.div_value),
+        dtype=torch.float64,
     )
     tails = [ref.subtree(params, f"tails.{i}.") for i in range(len(config.cutoffs))]
     state = {"head.weight": np.concatenate([params["embedding"], params["clusters"]])}
@@ -59,11 +63,16 @@ def test_the_softmax_is_torchs(setting):
 def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
     """With the gradients of the rows and of every parameter; ignored targets, and tails without a target, count nothing."""
     config, _, model, rng = setting
-    rows, targets = rng.standard_normal((10, config.width)), torch.tensor(rng.integers(config.vocabulary, size=10))
+    rows, targets = (
+        rng.standard_normal((10, config.width)),
+        torch.tensor(rng.integers(config.vocabulary, size=10)),
+    )
     targets[torch.tensor(rng.random(10)) < ignored] = IGNORED
     found = []
     for loss_of in (
-        lambda x, matrix: functional.nll_loss(matrix.log_probabilities(x), targets, reduction="sum", ignore_index=IGNORED),
+        lambda x, matrix: functional.nll_loss(
+            matrix.log_probabilities(x), targets, reduction="sum", ignore_index=IGNORED
+        ),
         lambda x, matrix: summed_nats(x[None], matrix, targets[None]),
         lambda x, matrix: matrix.summed_nats(x, targets, IGNORED),
     ):
@@ -80,8 +89,12 @@ def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
 def test_inputs_are_rows_of_the_joined_tables(setting):
     config, params, model, rng = setting
     tails = [ref.subtree(params, f"tails.{tail}.") for tail in range(len(config.cutoffs))]
-    table = np.concatenate([params["embedding"], *(tail["embedding"] @ tail["projection"].T for tail in tails)])
-    tokens = np.concatenate([np.arange(config.vocabulary), rng.integers(config.vocabulary, size=4)])[None]
+    table = np.concatenate(
+        [params["embedding"], *(tail["embedding"] @ tail["projection"].T for tail in tails)]
+    )
+    tokens = np.concatenate(
+        [np.arange(config.vocabulary), rng.integers(config.vocabulary, size=4)]
+    )[None]
     found = {"reference": ref.adaptive_embedding_forward(params, config, tokens)[0]}
     found["accelerated"] = model.output_matrix().look_up(torch.tensor(tokens))
     assert_agree(dict.fromkeys(found, table[tokens]), found, 1e-14)
@@ -92,4 +105,7 @@ def test_losses_are_float32_in_a_model_of_bfloat16():
     model = Compressive(config).to(torch.bfloat16)
     hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
     assert model.output_matrix().log_probabilities(hidden).dtype == torch.float32
-    assert summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype == torch.float32
+    assert (
+        summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype
+        == torch.float32
+    )

@@ -11,12 +11,24 @@ from hypothesis import strategies as st
 
 from accelerated.attention.sliding_window import position_bucket
 from reference import block_recurrent as ref
-from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax, draw, named, slow_bucket
+from tests.helpers.comparison import (
+    SIZES,
+    assert_agree,
+    brute_force_softmax,
+    draw,
+    named,
+    slow_bucket,
+)
 from tests.helpers.rollouts import filled
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]
-SMALL, VARIANTS, variant, random_state = PAPER.small, PAPER.variants, PAPER.variant, PAPER.random_state
+SMALL, VARIANTS, variant, random_state = (
+    PAPER.small,
+    PAPER.variants,
+    PAPER.variant,
+    PAPER.random_state,
+)
 
 
 @given(half=st.integers(1, 20), extra=st.integers(1, 200))
@@ -73,8 +85,13 @@ def test_sliding_attention_equals_direct_indexing(window, blocks, heads, width, 
     for b, h, i in np.ndindex(2, heads, length):
         seen = range(i, i + window)  # key j stands window tokens earlier than its index
         biases = [p["position_bias"][h, slow_bucket(i + window - j, 6, 5)] for j in seen]
-        scores = [(query[b, h, i] @ keys[b, h, j] + bias) * p["scale"][h] for j, bias in zip(seen, biases, strict=True)]
-        expected[b, h, i] = sum(w * values[b, h, j] for w, j in zip(brute_force_softmax(scores), seen, strict=True))
+        scores = [
+            (query[b, h, i] @ keys[b, h, j] + bias) * p["scale"][h]
+            for j, bias in zip(seen, biases, strict=True)
+        ]
+        expected[b, h, i] = sum(
+            w * values[b, h, j] for w, j in zip(brute_force_softmax(scores), seen, strict=True)
+        )
     actual, _ = ref.sliding_attention_forward(p, config, query, keys, values, None)
     assert_agree({"out": expected}, {"out": actual}, 1e-10)
 
@@ -84,7 +101,10 @@ def test_state_update_equals_direct_attention():
     p = ref.init_recurrence(SMALL, np.random.default_rng(2))
     p |= {"scale": np.array([2.0, 3.0]), "cross_scale": np.array([4.0, 5.0])}
     states, (keys, values) = draw(1, 3, 6), draw(2, 1, 2, 8, 5)
-    seen = [ref.layer_norm_forward(p, "norm", c)[0] + identity for c, identity in zip(states[0], p["ids"], strict=True)]
+    seen = [
+        ref.layer_norm_forward(p, "norm", c)[0] + identity
+        for c, identity in zip(states[0], p["ids"], strict=True)
+    ]
     head = lambda name, x, h: (p[name] @ x).reshape(2, 5)[h]  # noqa: E731
     unit = lambda x: x / math.sqrt((x**2).sum() + ref.NORM_EPSILON)  # noqa: E731
 
@@ -95,11 +115,19 @@ def test_state_update_equals_direct_attention():
     for s in range(3):
         own, cross = [], []
         for h in range(2):
-            query, cross_query = unit(head("query", seen[s], h)), unit(head("cross_query", seen[s], h))
+            query, cross_query = (
+                unit(head("query", seen[s], h)),
+                unit(head("cross_query", seen[s], h)),
+            )
             scores = [query @ unit(head("key", x, h)) * p["scale"][h] for x in seen]
             own.append(read(scores, [head("value", x, h) for x in seen]))
-            cross.append(read([cross_query @ key * p["cross_scale"][h] for key in keys[0, h]], values[0, h]))
-        z = p["attention_gate.weight_z"] @ np.concatenate([*own, *cross]) + p["attention_gate.bias_z"]
+            cross.append(
+                read([cross_query @ key * p["cross_scale"][h] for key in keys[0, h]], values[0, h])
+            )
+        z = (
+            p["attention_gate.weight_z"] @ np.concatenate([*own, *cross])
+            + p["attention_gate.bias_z"]
+        )
         g = 1 / (1 + np.exp(-p["attention_gate.bias_g"]))
         expected[0, s] = states[0, s] * g + z * (1 - g)
     projected, _ = ref.state_projection_forward(p, SMALL, states)
@@ -112,7 +140,9 @@ def test_states_read_both_blocks_and_tokens_read_states_before_their_update():
     params, rng = ref.init_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1)
     tokens, state = rng.integers(11, size=(1, 4)), random_state(SMALL, rng, 1)
     logits, after, _ = ref.forward(params, SMALL, tokens, state)
-    moved = state._replace(values=state.values + np.array([0, 1, 0])[:, None, None, None])  # layer 2's alone, the recurrent one
+    moved = state._replace(
+        values=state.values + np.array([0, 1, 0])[:, None, None, None]
+    )  # layer 2's alone, the recurrent one
     assert not np.isclose(ref.forward(params, SMALL, tokens, moved)[1].states, after.states).all()
     gate = "layers.1.state.attention_gate.bias_z"
     changed, changed_after, _ = ref.forward(params | {gate: params[gate] + 1}, SMALL, tokens, state)
@@ -135,7 +165,9 @@ def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
     state = ref.initial_state(ref.init_params(SMALL, np.random.default_rng(0)), SMALL, 1)
     assert not state.keys.any() and not state.values.any()
     p, block = {"scale": np.ones(2), "position_bias": np.zeros((2, 6))}, np.ones((1, 2, 4, 5))
-    keys, values = (np.concatenate([start[:, 0], block], axis=2) for start in (state.keys, state.values))
+    keys, values = (
+        np.concatenate([start[:, 0], block], axis=2) for start in (state.keys, state.values)
+    )
     attended, _ = ref.sliding_attention_forward(p, SMALL, 0 * block, keys, values, None)
     assert np.allclose(attended[0, 0, :, 0], [0, 1 / 4, 2 / 4, 3 / 4])
 

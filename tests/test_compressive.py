@@ -24,7 +24,9 @@ SIMPLIFIED_XL = SIMPLIFIED | {"compressed_memory": 0}
 
 def test_the_decoder_of_auto_encoding_is_torchs_transposed_convolution():
     rng, d, rate = np.random.default_rng(0), 3, 4
-    evicted, new, decoder = (rng.standard_normal(shape) for shape in ((2, 2 * rate, d), (2, 2, d), (rate * d, d)))
+    evicted, new, decoder = (
+        rng.standard_normal(shape) for shape in ((2, 2 * rate, d), (2, 2, d), (rate * d, d))
+    )
     kernel = torch.tensor(decoder).view(rate, d, d).permute(2, 1, 0)  # (in, out, c)
     decoded = functional.conv_transpose1d(torch.tensor(new).mT, kernel, stride=rate).mT
     loss, _ = ref.auto_encoding_forward({"compression.decoder": decoder}, SMALL, None, evicted, new)
@@ -35,14 +37,23 @@ def slow_attention(p, config, seen, place, head):
     """What one head of the input at `place` finds in itself and in all inputs before it."""
     rows = slice(head * config.head_width, (head + 1) * config.head_width)
     inputs, distances = np.array(seen[: place + 1]), np.arange(place, -1, -1)
-    query, keys, values = p["query"][rows] @ seen[place], inputs @ p["key"][rows].T, inputs @ p["value"][rows].T
+    query, keys, values = (
+        p["query"][rows] @ seen[place],
+        inputs @ p["key"][rows].T,
+        inputs @ p["value"][rows].T,
+    )
     if config.positions == "simplified":  # Memformer's Eqs. 2-4
         positions = p["positions"][np.minimum(distances, config.max_distance)]
         scores = (keys + p["key_bias"][head] + positions) @ (query + p["query_bias"][head])
         values = values + p["value_bias"][head] + positions
     else:
-        of_distances = np.array([ref.distance_sinusoids(d + 1, config.width)[0] for d in distances]) @ p["distance_key"][rows].T
-        scores = keys @ (query + p["content_bias"][head]) + of_distances @ (query + p["distance_bias"][head])
+        of_distances = (
+            np.array([ref.distance_sinusoids(d + 1, config.width)[0] for d in distances])
+            @ p["distance_key"][rows].T
+        )
+        scores = keys @ (query + p["content_bias"][head]) + of_distances @ (
+            query + p["distance_bias"][head]
+        )
     return np.array(brute_force_softmax(scores / math.sqrt(config.head_width))) @ values
 
 
@@ -50,10 +61,14 @@ def slow_forward(params, config, segments):
     """Algorithm 1 for one lane (row of a batch), one position at a time, from the list of all past inputs of a layer."""
 
     def norm(x, name):
-        return (x - x.mean()) / math.sqrt(x.var() + ref.NORM_EPSILON) * p[f"{name}.scale"] + p[f"{name}.bias"]
+        return (x - x.mean()) / math.sqrt(x.var() + ref.NORM_EPSILON) * p[f"{name}.scale"] + p[
+            f"{name}.bias"
+        ]
 
     memories = [[np.zeros(config.width)] * config.memory for _ in range(config.layers)]
-    compresseds = [[np.zeros(config.width)] * config.compressed_memory for _ in range(config.layers)]
+    compresseds = [
+        [np.zeros(config.width)] * config.compressed_memory for _ in range(config.layers)
+    ]
     logits, rate = [], config.compression_rate
     for tokens in segments:
         h = [params["embedding"][token] for token in tokens]
@@ -61,7 +76,9 @@ def slow_forward(params, config, segments):
             p = ref.subtree(params, f"layers.{layer}.")
             seen, outs = compresseds[layer] + memories[layer] + h, []
             for place in range(len(seen) - len(h), len(seen)):
-                attended = [slow_attention(p, config, seen, place, head) for head in range(config.heads)]
+                attended = [
+                    slow_attention(p, config, seen, place, head) for head in range(config.heads)
+                ]
                 a = norm(seen[place] + p["output"] @ np.concatenate(attended), "norm")
                 hidden = np.maximum(p["mlp_hidden"] @ a + p["mlp_hidden_bias"], 0)
                 outs.append(norm(a + p["mlp_output"] @ hidden + p["mlp_output_bias"], "mlp_norm"))
@@ -76,11 +93,22 @@ def slow_forward(params, config, segments):
 
 
 @pytest.mark.parametrize(
-    "change", [{"compressed_memory": 0}, {}, {"memory": 3}, {"memory": 0}, SIMPLIFIED, SIMPLIFIED | {"memory": 3}, SIMPLIFIED_XL]
+    "change",
+    [
+        {"compressed_memory": 0},
+        {},
+        {"memory": 3},
+        {"memory": 0},
+        SIMPLIFIED,
+        SIMPLIFIED | {"memory": 3},
+        SIMPLIFIED_XL,
+    ],
 )
 def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(change):
     """From a document's start over four segments, on both sides; with C = 0 the slow model is Transformer-XL."""
-    config = dataclasses.replace(SMALL, compression="mean_pooling", compression_loss="none", layers=2, **change)
+    config = dataclasses.replace(
+        SMALL, compression="mean_pooling", compression_loss="none", layers=2, **change
+    )
     rng = np.random.default_rng(3)
     params, tokens = random_params(config, rng), rng.integers(11, size=(4, 8))
     model, state = model_with(params, config), ref.initial_state(params, config, 1)
@@ -88,17 +116,23 @@ def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(cha
     for segment, expected in zip(tokens, slow_forward(params, config, tokens), strict=True):
         logits, state, _ = ref.forward(params, config, segment[None], state)
         actual, carried, _ = model(torch.tensor(segment)[None], carried)
-        assert_agree({"numpy": expected, "torch": expected}, {"numpy": logits[0], "torch": actual[0]}, 1e-10)
+        assert_agree(
+            {"numpy": expected, "torch": expected}, {"numpy": logits[0], "torch": actual[0]}, 1e-10
+        )
 
 
 def test_without_compressed_memory_the_compression_options_change_nothing():
     """Transformer-XL has no compression parameters, no auxiliary loss, and the same weights from the same seed."""
     plain = ref.init_params(variant("transformer-xl"), np.random.default_rng(0))
     for compression, loss in itertools.product(ref.COMPRESSIONS, ref.COMPRESSION_LOSSES):
-        config = dataclasses.replace(SMALL, compressed_memory=0, compression=compression, compression_loss=loss)
+        config = dataclasses.replace(
+            SMALL, compressed_memory=0, compression=compression, compression_loss=loss
+        )
         params = ref.init_params(config, np.random.default_rng(0))
         assert params.keys() == plain.keys() and all((params[k] == plain[k]).all() for k in plain)
-        output = Compressive(config)(torch.zeros(1, 8, dtype=torch.long), Compressive(config).initial_state(1))
+        output = Compressive(config)(
+            torch.zeros(1, 8, dtype=torch.long), Compressive(config).initial_state(1)
+        )
         assert output.auxiliary == {} and output.state.compressed.shape == (1, 3, 0, 6)
 
 
@@ -109,12 +143,21 @@ def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
 
     Learned biases of simplified positions are no part of the reconstruction.
     """
-    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss, **SIMPLIFIED)
-    params, tokens = random_params(config, np.random.default_rng(0)), np.arange(16).reshape(2, 8) % 11
+    config = dataclasses.replace(
+        SMALL, compression=compression, compression_loss=loss, **SIMPLIFIED
+    )
+    params, tokens = (
+        random_params(config, np.random.default_rng(0)),
+        np.arange(16).reshape(2, 8) % 11,
+    )
     state = ref.initial_state(params, config, 2)
     assert not any(field.any() for field in state)
-    losses, caches = ref.auxiliary_forward(params, config, ref.forward(params, config, tokens, state)[2])
-    assert list(losses.values()) == [0.0] * 3 and not any(g.any() for g in ref.auxiliary_backward(config, 1.0, caches).values())
+    losses, caches = ref.auxiliary_forward(
+        params, config, ref.forward(params, config, tokens, state)[2]
+    )
+    assert list(losses.values()) == [0.0] * 3 and not any(
+        g.any() for g in ref.auxiliary_backward(config, 1.0, caches).values()
+    )
     model = model_with(params, config)
     output = model(torch.tensor(tokens), model.initial_state(2))
     assert [v.item() for v in output.auxiliary.values()] == [0.0] * 3
@@ -139,7 +182,9 @@ def test_attention_reconstruction_equals_algorithm_2(change):
             new = evicted.reshape(2, -1) @ p["compression.weight"].T
             query, found = p["query"][rows] @ h[b, i], []
             for memories in (evicted, new):
-                shares = np.array(brute_force_softmax(memories @ p["key"][rows].T @ query / math.sqrt(5)))
+                shares = np.array(
+                    brute_force_softmax(memories @ p["key"][rows].T @ query / math.sqrt(5))
+                )
                 found.append(shares @ memories @ p["value"][rows].T)
             squares += list((found[0] - found[1]) ** 2)
         expected[f"layers.{layer}.compression"] = np.array([np.mean(squares)])
@@ -163,11 +208,21 @@ def test_usage_is_the_mean_attention_at_eviction():
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(11, size=(2, 8))
     _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
-    softmaxes = [attend_cache[1].weights for (attend_cache, *_), *_ in caches]  # of each layer (B, H, N, K)
-    assert softmaxes[0].shape == (2, 2, 8, 5 + 12 + 8), "keys: compressed memory, memory, this segment"
-    oldest = softmaxes[0].sum((1, 2))[:, 5 : 5 + 8]  # (B, 8): of the memory's first rows, which this segment evicts
+    softmaxes = [
+        attend_cache[1].weights for (attend_cache, *_), *_ in caches
+    ]  # of each layer (B, H, N, K)
+    assert softmaxes[0].shape == (2, 2, 8, 5 + 12 + 8), (
+        "keys: compressed memory, memory, this segment"
+    )
+    oldest = softmaxes[0].sum((1, 2))[
+        :, 5 : 5 + 8
+    ]  # (B, 8): of the memory's first rows, which this segment evicts
     for b in range(2):
-        kept = sorted(sorted(range(8), key=lambda row: -oldest[b, row])[:2])  # 8 / rate 4, in their order
+        kept = sorted(
+            sorted(range(8), key=lambda row: -oldest[b, row])[:2]
+        )  # 8 / rate 4, in their order
         assert (after.compressed[b, 0, -2:] == state.memory[b, 0, kept]).all()
     usage = model_with(params, config).usage(torch.tensor(tokens), to_torch(state)).detach()
-    np.testing.assert_allclose(usage, np.stack([weights.mean((1, 2)) for weights in softmaxes], 1), rtol=1e-12)
+    np.testing.assert_allclose(
+        usage, np.stack([weights.mean((1, 2)) for weights in softmaxes], 1), rtol=1e-12
+    )

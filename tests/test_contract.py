@@ -12,18 +12,38 @@ from torch.utils._pytree import tree_leaves
 from accelerated.models import NAMES, model_class
 from accelerated.protocol import Stream, computing_in, detach, keep_lanes
 from tests.helpers.comparison import LADDER, assert_agree, named
-from tests.helpers.rollouts import both_sides, check_rollout, dropout_from, filled, random_segments, rows_of_state
-from tests.helpers.variants import EVERY_VARIANT, MORE_KINDS, ONE_OF_EACH, PAPERS, over, pairs, variant
+from tests.helpers.rollouts import (
+    both_sides,
+    check_rollout,
+    dropout_from,
+    filled,
+    random_segments,
+    rows_of_state,
+)
+from tests.helpers.variants import (
+    EVERY_VARIANT,
+    MORE_KINDS,
+    ONE_OF_EACH,
+    PAPERS,
+    over,
+    pairs,
+    variant,
+)
 
 # They have a softmax over a single entry, which has no gradient
-NO_CHOICE = pairs(memformer="one-token one-slot", pretrained_recurrence="one-token one-layer-one-head")
+NO_CHOICE = pairs(
+    memformer="one-token one-slot", pretrained_recurrence="one-token one-layer-one-head"
+)
 OTHER_TYPES = pairs(  # variants with a gate, a compression or a pooling that none of MORE_KINDS has
     block_recurrent="fixed-single lstm-single",
     compressive="adaptive-attention_reconstruction rate-of-a-segment wide-dilations",
     memformer="encoder-decoder-retentive one-slot",
     pretrained_recurrence="max advance-fixed-key pooled-after-the-norm",
 )
-LONG_LIVED = {"block_recurrent": {"states"}, "memformer": {"memory"}}  # fields that have float32 at least
+LONG_LIVED = {
+    "block_recurrent": {"states"},
+    "memformer": {"memory"},
+}  # fields that have float32 at least
 
 
 def random_tokens(config, rng, lanes=2):
@@ -71,8 +91,12 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
     config, rng, params, state, model, torch_state = both_sides(paper, name, dropout=0.3)
     ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
     logits, after, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))
-    losses = ref.auxiliary_forward(params, config, cache)[0] if hasattr(ref, "auxiliary_forward") else {}
-    expected = {"logits": logits} | named("state", after) | {k: np.array(v) for k, v in losses.items()}
+    losses = (
+        ref.auxiliary_forward(params, config, cache)[0] if hasattr(ref, "auxiliary_forward") else {}
+    )
+    expected = (
+        {"logits": logits} | named("state", after) | {k: np.array(v) for k, v in losses.items()}
+    )
     without = PAPERS[paper].model_with(params, dataclasses.replace(config, dropout=0.0))
     tokens = torch.tensor(tokens)
     with torch.no_grad(), monkeypatch.context() as patch:
@@ -83,7 +107,11 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
     with torch.no_grad():
         plain, found = without.eval()(tokens, torch_state), model.eval()(tokens, torch_state)
         steps = [each.step(tokens[:, 0], torch_state)[0] for each in (without, model)]
-    assert torch.equal(plain.logits, found.logits) and torch.equal(*steps) and not torch.equal(plain.logits, output.logits)
+    assert (
+        torch.equal(plain.logits, found.logits)
+        and torch.equal(*steps)
+        and not torch.equal(plain.logits, output.logits)
+    )
     assert all(torch.equal(a, b) for a, b in zip(plain.state, found.state, strict=True))
 
 
@@ -103,7 +131,9 @@ def test_later_tokens_change_no_earlier_logit(paper, name):
             other[:, at:] += 1 + rng.integers(config.vocabulary - 1, size=other[:, at:].shape)
             other %= config.vocabulary
             logits, torch_logits = ref.forward(params, config, other, state)[0], read(other)
-            assert (logits[:, :at] == expected[:, :at]).all() and not np.isclose(logits[:, at], expected[:, at]).all()
+            assert (logits[:, :at] == expected[:, :at]).all() and not np.isclose(
+                logits[:, at], expected[:, at]
+            ).all()
             assert np.allclose(torch_logits[:, :at], actual[:, :at], rtol=0, atol=1e-12)
             assert not np.isclose(torch_logits[:, at], actual[:, at]).all()
 
@@ -115,7 +145,12 @@ def read_whole(model, tokens, state):
     for start in range(0, tokens.shape[1] - overlap, config.segment - overlap):
         segment = tokens[:, start : start + config.segment]
         output = model(segment, state)
-        assert_agree(rows_of_state(output.state), rows_of_state(model.advance(segment, state)), 1e-12, "advance")
+        assert_agree(
+            rows_of_state(output.state),
+            rows_of_state(model.advance(segment, state)),
+            1e-12,
+            "advance",
+        )
         state = output.state
         logits.append(output.logits if start == 0 else output.logits[:, overlap:])
         states.append(state)
@@ -140,20 +175,34 @@ def test_step_and_advance_equal_forward(paper, name):
     A stream in the middle of a block can be continued twice: what the first reading wrote leaves no trace in the second.
     """
     config, rng, _, _, model, state = both_sides(paper, name)
-    stride, block = config.segment - getattr(config, "overlap", 0), getattr(config, "window", config.segment)
-    tokens, before = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride))), copy.deepcopy(state)
+    stride, block = (
+        config.segment - getattr(config, "overlap", 0),
+        getattr(config, "window", config.segment),
+    )
+    tokens, before = (
+        torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride))),
+        copy.deepcopy(state),
+    )
     expected, states = read_whole(model, tokens, state)
     logits, streams = read_on(model, tokens, state)
     second = tokens[:, stride : stride + config.segment]
     later, _ = read_on(model, second, states[0])
     assert_agree({"logits": expected}, {"logits": logits}, 1e-11)
-    assert_agree({"logits": model(second, states[0]).logits}, {"logits": later}, 1e-11, "a returned state")
+    assert_agree(
+        {"logits": model(second, states[0]).logits}, {"logits": later}, 1e-11, "a returned state"
+    )
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1, "a token costs the same however long the text"
-    half, other = max(1, block // 2), torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1)))  # past the block's end
+    half, other = (
+        max(1, block // 2),
+        torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1))),
+    )  # past the block's end
     undisturbed, _ = read_on(model, torch.cat([tokens[:, :half], other], 1), state)
     assert torch.equal(read_on(model, other, streams[half - 1])[0], undisturbed[:, half:])
-    assert all(torch.equal(a, b) for a, b in zip(before, state, strict=True)) and not logits.requires_grad
+    assert (
+        all(torch.equal(a, b) for a, b in zip(before, state, strict=True))
+        and not logits.requires_grad
+    )
 
 
 class OneType(TorchDispatchMode):
@@ -164,7 +213,12 @@ class OneType(TorchDispatchMode):
         self.dtype = dtype
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+        if function.overloadpacket in (
+            torch.ops.aten.mm,
+            torch.ops.aten.addmm,
+            torch.ops.aten.bmm,
+            torch.ops.aten.baddbmm,
+        ):
             assert {x.dtype for x in args if isinstance(x, torch.Tensor)} == {self.dtype}, function
         return function(*args, **(kwargs or {}))
 
@@ -186,13 +240,28 @@ def test_types_are_kept(paper, name):
             output = model(tokens, first.state)
             (output.logits.sum() + sum(output.auxiliary.values())).backward()
             logits, streams = read_on(model, tokens, detach(first.state))
-        kinds = {field: torch.float32 if field in LONG_LIVED.get(paper, ()) else dtype for field in initial._fields}
-        for carried in (initial, advanced, first.state, output.state, *(stream.state for stream in streams)):
-            floating = {n: field.dtype for n, field in carried._asdict().items() if field.is_floating_point()}
+        kinds = {
+            field: torch.float32 if field in LONG_LIVED.get(paper, ()) else dtype
+            for field in initial._fields
+        }
+        for carried in (
+            initial,
+            advanced,
+            first.state,
+            output.state,
+            *(stream.state for stream in streams),
+        ):
+            floating = {
+                n: field.dtype
+                for n, field in carried._asdict().items()
+                if field.is_floating_point()
+            }
             assert floating == {name: kinds[name] for name in floating}
         assert {output.logits.dtype, logits.dtype} == {dtype}
         assert {loss.dtype for loss in output.auxiliary.values()} <= {torch.float32}
-        assert {field.dtype for kind in ("keys", "values") for field in getattr(streams[-1].rows, kind)} == {dtype}
+        assert {
+            field.dtype for kind in ("keys", "values") for field in getattr(streams[-1].rows, kind)
+        } == {dtype}
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         assert {grad.dtype for grad in grads} == {torch.float32}
         assert all(tensor.isfinite().all() for tensor in (output.logits, *output.state, *grads))
@@ -209,16 +278,23 @@ def test_arguments_are_not_changed(paper, name):
     ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
     logits, after, cache = ref.forward(params, config, tokens, state)
     dlogits = rng.standard_normal(logits.shape)
-    dnext = type(after)(*(rng.standard_normal(f.shape) if f.dtype == float else np.zeros_like(f) for f in after))
+    dnext = type(after)(
+        *(rng.standard_normal(f.shape) if f.dtype == float else np.zeros_like(f) for f in after)
+    )
     given = [*params.values(), *state, tokens, dlogits, *dnext, *torch_state]
     before = copy.deepcopy(given)
     ref.backward(params, config, cache, dlogits, dnext)
     with torch.no_grad():
-        states = [model(torch.tensor(tokens), torch_state).state, model.advance(torch.tensor(tokens), torch_state)]
+        states = [
+            model(torch.tensor(tokens), torch_state).state,
+            model.advance(torch.tensor(tokens), torch_state),
+        ]
     for field in (field for returned in (after, *states) for field in returned):
         if "float" in str(field.dtype):  # not token ids, which may share memory with the segment
             field[:] = 0
-    assert all((np.asarray(old) == np.asarray(new)).all() for old, new in zip(before, given, strict=True))
+    assert all(
+        (np.asarray(old) == np.asarray(new)).all() for old, new in zip(before, given, strict=True)
+    )
 
 
 @over(ONE_OF_EACH)
@@ -227,7 +303,9 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
     params, model = ref.init_params(config, np.random.default_rng(0)), PAPERS[paper].model(config)
     for length, words in PAPERS[paper].wrong_lengths.items():
         with pytest.raises(ValueError, match=words):
-            ref.forward(params, config, np.zeros((1, length), int), ref.initial_state(params, config, 1))
+            ref.forward(
+                params, config, np.zeros((1, length), int), ref.initial_state(params, config, 1)
+            )
         for read in (model, model.advance):
             with pytest.raises(ValueError, match=words):
                 read(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
@@ -236,7 +314,11 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
 def refuses(model, tokens, state, words="."):
     """Forward, advance and step refuse the state in one line that holds these words; step also in the middle of a segment."""
     reads, stream = [(read, tokens, state) for read in (model, model.advance)], Stream(state, (), 1)
-    for read, *given in (*reads, (model.step, tokens[:, 0], state), (model.step, tokens[:, 0], stream)):
+    for read, *given in (
+        *reads,
+        (model.step, tokens[:, 0], state),
+        (model.step, tokens[:, 0], stream),
+    ):
         with pytest.raises(ValueError, match=words) as refusal:
             read(*given)
         assert "\n" not in str(refusal.value)
@@ -252,7 +334,12 @@ def test_states_that_do_not_fit_are_refused(paper, name):
         for axis, size in enumerate(value.shape):
             for other in {size + 1, 1} - {size}:
                 shape = (*value.shape[:axis], other, *value.shape[axis + 1 :])
-                refuses(model, tokens, state._replace(**{field: value.new_zeros(shape)}), rf"\b{other}\b")
+                refuses(
+                    model,
+                    tokens,
+                    state._replace(**{field: value.new_zeros(shape)}),
+                    rf"\b{other}\b",
+                )
     refuses(model, tokens, keep_lanes(state, slice(1)))
     refuses(model, tokens[:1], state)
     refuses(model, tokens[:0], keep_lanes(state, slice(0)), "0")
@@ -268,17 +355,48 @@ def test_states_that_do_not_fit_are_refused(paper, name):
 
 
 DESCRIBED = [  # (paper, variant, how many tokens back attention reaches, a part of what the model says of itself)
-    ("block_recurrent", "fixed-skip", 12, "3 layers x 4 = 12 tokens back; 3 recurrent states on layer 2 carry the rest"),
-    ("compressive", "conv-attention_reconstruction", 96, "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8"),
+    (
+        "block_recurrent",
+        "fixed-skip",
+        12,
+        "3 layers x 4 = 12 tokens back; 3 recurrent states on layer 2 carry the rest",
+    ),
+    (
+        "compressive",
+        "conv-attention_reconstruction",
+        96,
+        "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8",
+    ),
     ("memformer", "encoder-decoder", 12, "4 memory slots (encoder-decoder)"),
     ("memformer", "decoder-only", 6, "4 memory slots (decoder-only, in each of its layers)"),
-    ("memorizing", "ten-of-thirteen", 12, "12 tokens back; layer 2 looks up 10 of the last 13 tokens"),
-    ("pretrained_recurrence", "overlapping", 6, "one pooled vector is carried from window to window, into layer 2"),
-    ("pretrained_recurrence", "at-the-last-layer", 6, "2 of them shared with the previous one; 2 vectors are carried"),
+    (
+        "memorizing",
+        "ten-of-thirteen",
+        12,
+        "12 tokens back; layer 2 looks up 10 of the last 13 tokens",
+    ),
+    (
+        "pretrained_recurrence",
+        "overlapping",
+        6,
+        "one pooled vector is carried from window to window, into layer 2",
+    ),
+    (
+        "pretrained_recurrence",
+        "at-the-last-layer",
+        6,
+        "2 of them shared with the previous one; 2 vectors are carried",
+    ),
 ]
 
 
-@pytest.mark.parametrize("paper,name,reach,words", DESCRIBED, ids=[f"{paper}-{name}" for paper, name, *_ in DESCRIBED])
+@pytest.mark.parametrize(
+    "paper,name,reach,words", DESCRIBED, ids=[f"{paper}-{name}" for paper, name, *_ in DESCRIBED]
+)
 def test_a_model_says_how_far_it_looks_back(paper, name, reach, words):
     model = PAPERS[paper].model(variant(paper, name))
-    assert words in model.describe() and "\n" not in model.describe() and model.attention_reach == reach
+    assert (
+        words in model.describe()
+        and "\n" not in model.describe()
+        and model.attention_reach == reach
+    )

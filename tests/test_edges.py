@@ -3,16 +3,34 @@
 import numpy as np
 import torch
 
-from tests.helpers.rollouts import agreed, back_propagated, both_sides, in_lane_1, random_rows, starting, torch_segments
+from tests.helpers.rollouts import (
+    agreed,
+    back_propagated,
+    both_sides,
+    in_lane_1,
+    random_rows,
+    starting,
+    torch_segments,
+)
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
 
 def scaled(params, factor, *parts):
     """The params, multiplied by the factor if their names end with one of the parts."""
-    return {name: value * factor if name.rpartition(".")[2] in parts else value for name, value in params.items()}
+    return {
+        name: value * factor if name.rpartition(".")[2] in parts else value
+        for name, value in params.items()
+    }
 
 
-@over([*MORE_KINDS, ("memorizing", "all-of-memory"), ("pretrained_recurrence", "max"), ("compressive", "max_pooling-none")])
+@over(
+    [
+        *MORE_KINDS,
+        ("memorizing", "all-of-memory"),
+        ("pretrained_recurrence", "max"),
+        ("compressive", "max_pooling-none"),
+    ]
+)
 def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(paper, name):
     """Over segments; lane 1 starts anew in the second. Gradients that equal keys make zero are rounding on both sides."""
     config = variant(paper, name)
@@ -26,9 +44,16 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
     """Logits of 10,000; then scores of as much: all weight is on one key, in float32 too."""
     config, _, params, *_ = both_sides(paper, name)
     rows, ref, largest = random_rows(config, np.random.default_rng(0)), PAPERS[paper].reference, []
-    assert agreed(paper, config, rows, starting(0, 2), scaled(params, 1e5, "embedding"), together=True)["loss"] > 1e4
+    assert (
+        agreed(
+            paper, config, rows, starting(0, 2), scaled(params, 1e5, "embedding"), together=True
+        )["loss"]
+        > 1e4
+    )
     params = scaled(params, 300.0, "query", "key")
-    params |= {n: value * 1e4 for n, value in params.items() if n.endswith("scale") and "norm" not in n}  # of unit keys
+    params |= {
+        n: value * 1e4 for n, value in params.items() if n.endswith("scale") and "norm" not in n
+    }  # of unit keys
     softmax = ref.softmax_forward
 
     def noted(scores):

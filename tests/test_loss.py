@@ -15,7 +15,11 @@ from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, over
 
-CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}  # logits; a segment of 2 lanes has 132 to 264
+CHUNKS = {
+    "a row": 1,
+    "some rows": 50,
+    "all rows but a few": 120,
+}  # logits; a segment of 2 lanes has 132 to 264
 
 
 @pytest.fixture(params=[True, False], ids=["host", "device"])
@@ -46,11 +50,18 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
 def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
     """The loss is float32; gradients keep the types of what they are of."""
     torch.set_default_dtype(torch.float32)
-    start, weight, targets = torch.randn(4, 50, 32), torch.randn(300, 32) / 6, torch.randint(300, (4, 50))
+    start, weight, targets = (
+        torch.randn(4, 50, 32),
+        torch.randn(300, 32) / 6,
+        torch.randint(300, (4, 50)),
+    )
     found = []
     for chunk in (10**6, 7 * 300 + 5):
         monkeypatch.setattr(replay, "CHUNK", chunk)
-        hidden, matrix = start.to(dtype, copy=True).requires_grad_(), weight.to(dtype, copy=True).requires_grad_()
+        hidden, matrix = (
+            start.to(dtype, copy=True).requires_grad_(),
+            weight.to(dtype, copy=True).requires_grad_(),
+        )
         nats = replay.summed_nats(hidden, matrix, targets)
         (nats / 200).backward()
         assert nats.dtype == torch.float32 and hidden.grad.dtype == matrix.grad.dtype == dtype
@@ -66,7 +77,10 @@ def saved_bytes(rows, vocabulary):
         held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    hidden, matrix = torch.randn(1, rows, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    hidden, matrix = (
+        torch.randn(1, rows, 8, requires_grad=True),
+        torch.randn(vocabulary, 8, requires_grad=True),
+    )
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         nats = replay.summed_nats(hidden, matrix, torch.zeros(1, rows, dtype=torch.long))
     nats.backward()
@@ -77,25 +91,39 @@ def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
     monkeypatch.setattr(replay, "CHUNK", 5000)
     for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
-        assert saved_bytes(rows, vocabulary) == 8 * 8 * (rows + vocabulary)  # float64 x width 8: of hidden and of matrix
+        assert saved_bytes(rows, vocabulary) == 8 * 8 * (
+            rows + vocabulary
+        )  # float64 x width 8: of hidden and of matrix
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)])
+@pytest.mark.parametrize(
+    "dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)]
+)
 def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, monkeypatch):
     """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored. Logits come in chunks.
 
     Losses are float64 on the host in any type, because sums over millions of tokens are made of them.
     """
     monkeypatch.setattr(replay, "CHUNK", chunk)
-    logits, targets, scored = torch.randn(2, 90, 3), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7
+    logits, targets, scored = (
+        torch.randn(2, 90, 3),
+        torch.randint(3, (2, 90)),
+        torch.rand(2, 90) < 0.7,
+    )
     logits = torch.stack([logits[0], 1e4 * logits[1]]).to(dtype)  # extreme ones, too
     model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     segment = Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool))
     with mock.patch.object(functional, "cross_entropy", wraps=functional.cross_entropy) as of_chunk:
         found = predictions(model, logits, segment)
-    assert max(len(call.args[0]) for call in of_chunk.call_args_list) == min(180, chunk // 3), "no more rows than a chunk has"
+    assert max(len(call.args[0]) for call in of_chunk.call_args_list) == min(180, chunk // 3), (
+        "no more rows than a chunk has"
+    )
     expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
     assert_agree({"nats": expected}, {"nats": found.nats}, tolerance)
     right = (logits.argmax(-1) == targets) & scored
-    assert (found.right == right.numpy()).all() and 0 < right.sum() < scored.sum() and found.nats.dtype == np.float64
+    assert (
+        (found.right == right.numpy()).all()
+        and 0 < right.sum() < scored.sum()
+        and found.nats.dtype == np.float64
+    )

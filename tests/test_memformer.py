@@ -45,7 +45,9 @@ def test_slots_never_mix(slots, changed, seed):
     memory, encoded = rng.standard_normal((1, slots, 10)), rng.standard_normal((1, 6, 10))
     other = memory.copy()
     other[0, changed % slots] += rng.standard_normal(10)
-    for before, after in zip(both_writes(p, config, memory, encoded), both_writes(p, config, other, encoded), strict=True):
+    for before, after in zip(
+        both_writes(p, config, memory, encoded), both_writes(p, config, other, encoded), strict=True
+    ):
         same = (before == after).all(-1)[0]
         assert same.sum() == slots - 1 and not same[changed % slots]
 
@@ -64,7 +66,9 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
 def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
     """The decoder reads [task's token, prompt]. Row i predicts prompt[i]; continuation drops the first row, a task the last."""
     encoded, memory, _ = ref.encoder_forward(params, config, reading, memory[:, 0], readable, None)
-    asked = np.concatenate([np.full((2, 1), 11 + 2 + kind), prompt], axis=1)  # ids: 11 of text, begin, mask, the tasks
+    asked = np.concatenate(
+        [np.full((2, 1), 11 + 2 + kind), prompt], axis=1
+    )  # ids: 11 of text, begin, mask, the tasks
     hidden, _ = ref.decoder_forward(params, config, asked, encoded, readable, None)
     rows = hidden[:, :-1] if kind else hidden[:, 1:]
     return {"logits": rows @ params["embedding"][:11].T / math.sqrt(10), "memory": memory[:, None]}
@@ -75,7 +79,10 @@ def test_the_model_is_equations_5_to_7():
     config, rng = SMALL, np.random.default_rng(0)
     params = random_params(config, rng)
     model, state = PAPER.model_with(params, config), ref.initial_state(params, config, 2)
-    memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1, 1)), np.full((2, 6), 11)  # which begins a document
+    memory, reading = (
+        np.tile(params["initial_memory"][0], (2, 1, 1, 1)),
+        np.full((2, 6), 11),
+    )  # which begins a document
     carried = model.initial_state(2)
     for tokens in rng.integers(11, size=(3, 2, 6)):
         expected = by_equations(params, config, reading, memory, tokens) | {"previous": tokens}
@@ -93,7 +100,9 @@ def test_the_model_is_equations_5_to_7():
 def test_task_tokens_and_rows(kind):
     config, rng, params, state, model, torch_state = both_sides("memformer", "encoder-decoder")
     tokens, task = rng.integers(11, size=(2, 6)), random_task(config, rng, [kind, kind])
-    expected = by_equations(params, config, task.reading, state.memory, task.prompt, kind, task.readable) | {"previous": tokens}
+    expected = by_equations(
+        params, config, task.reading, state.memory, task.prompt, kind, task.readable
+    ) | {"previous": tokens}
     logits, after, _ = ref.forward(params, config, tokens, state, None, task)
     output = model(torch.tensor(tokens), torch_state, to_torch(task))
     assert_agree(expected, {"logits": logits} | after._asdict(), 1e-12)
@@ -110,11 +119,17 @@ def test_padding_is_never_read(place):
     reading = task.reading.copy()
     reading[:, place] = (reading[:, place] + 1) % 11
     tasks = [task._replace(readable=readable), task._replace(readable=readable, reading=reading)]
-    (a, after_a, _), (b, after_b, _) = (ref.forward(params, config, tokens, state, None, t) for t in tasks)
+    (a, after_a, _), (b, after_b, _) = (
+        ref.forward(params, config, tokens, state, None, t) for t in tasks
+    )
     assert (a == b).all() and (after_a.memory == after_b.memory).all()
     first, second = (model(torch.tensor(tokens), torch_state, to_torch(t)) for t in tasks)
-    assert torch.equal(first.logits, second.logits) and torch.equal(first.state.memory, second.state.memory)
-    shown = ref.forward(params, config, tokens, state, None, task._replace(readable=np.ones((2, 6), bool)))
+    assert torch.equal(first.logits, second.logits) and torch.equal(
+        first.state.memory, second.state.memory
+    )
+    shown = ref.forward(
+        params, config, tokens, state, None, task._replace(readable=np.ones((2, 6), bool))
+    )
     assert not (shown[0] == a).all() and not (shown[1].memory == after_a.memory).all()
 
 
@@ -123,7 +138,14 @@ def test_the_decoder_only_model_refuses_tasks():
     task = random_task(config, np.random.default_rng(0), [0])
     for read in (ref.forward, ref.advance):
         with pytest.raises(ValueError, match="no tasks but continuation"):
-            read(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
+            read(
+                params,
+                config,
+                np.zeros((1, 6), int),
+                ref.initial_state(params, config, 1),
+                None,
+                task,
+            )
     for read in (model, model.advance):
         with pytest.raises(ValueError, match="no tasks but continuation"):
             read(torch.zeros(1, 6, dtype=torch.long), model.initial_state(1), to_torch(task))
@@ -133,7 +155,10 @@ def test_the_references_tasks_are_the_lanes_tasks():
     """Infilling and recall of the reference, field by field, agree with those of accelerated/data/tasks.py."""
     rng = np.random.default_rng(0)
     previous, earlier = rng.integers(11, size=(2, 3, 6))
-    filled_in, recalled = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1)), ref.recall(previous, earlier)
+    filled_in, recalled = (
+        ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1)),
+        ref.recall(previous, earlier),
+    )
     again = np.random.default_rng(1)
     for lane in range(3):
         text = mask_spans(previous[lane], 12, again, 0.5, 2.0).tolist()
@@ -148,18 +173,28 @@ def test_the_references_tasks_are_the_lanes_tasks():
 
 
 def oracle_norm(p, name, x):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p[f"{name}.scale"] + p[f"{name}.bias"]
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p[
+        f"{name}.scale"
+    ] + p[f"{name}.bias"]
 
 
 def oracle_attention(p, prefix, x, keyed, distances=None):
     """What heads of 3 find in keyed (K, D), by content alone or also by distance; it is causal if distances begin at 0."""
     rows = (("query", x), ("key", keyed), ("value", keyed))
-    heads = [ref.split_heads((each @ p[f"{prefix}{name}"].T + p[f"{prefix}{name}_bias"])[None], 2) for name, each in rows]
+    heads = [
+        ref.split_heads((each @ p[f"{prefix}{name}"].T + p[f"{prefix}{name}_bias"])[None], 2)
+        for name, each in rows
+    ]
     if distances is None:
         out, _ = ref.masked_attention_forward(*heads, np.ones((1, 1, 1, 1), bool), 0.0, None)
     else:
-        mask, positions = ref.self_attention_mask(6, len(keyed) - 6, distances[0] == 0, None), p[f"{prefix}positions"]
-        out, _ = ref.simplified_attention_forward({"positions": positions}, *heads, np.array(distances), mask, 0.0, None)
+        mask, positions = (
+            ref.self_attention_mask(6, len(keyed) - 6, distances[0] == 0, None),
+            p[f"{prefix}positions"],
+        )
+        out, _ = ref.simplified_attention_forward(
+            {"positions": positions}, *heads, np.array(distances), mask, 0.0, None
+        )
     return ref.merge_heads(out)[0] @ p[f"{prefix}output"].T + p[f"{prefix}output_bias"]
 
 
@@ -177,16 +212,24 @@ def test_layers_are_figures_1_and_2():
     p = ref.subtree(params, "encoder.layers.1.")
     normal = oracle_norm(p, "attention.norm", x)
     y = x + oracle_attention(p, "attention.", normal, normal, range(-5, 6))
-    y = y + oracle_attention(p, "read.", oracle_norm(p, "read.norm", y), oracle_norm(p, "read.memory_norm", memory))
+    y = y + oracle_attention(
+        p, "read.", oracle_norm(p, "read.norm", y), oracle_norm(p, "read.memory_norm", memory)
+    )
     expected = {"encoder layer": y + oracle_mlp(p, y)}
-    actual = {"encoder layer": ref.encoder_layer_forward(p, SMALL, x[None], memory[None], None, None)[0][0]}
+    actual = {
+        "encoder layer": ref.encoder_layer_forward(p, SMALL, x[None], memory[None], None, None)[0][
+            0
+        ]
+    }
 
     p = ref.subtree(params, "decoder.layers.2.")
     normal = oracle_norm(p, "attention.norm", x)
     y = x + oracle_attention(p, "attention.", normal, normal, range(7))
     y = y + oracle_attention(p, "cross.", oracle_norm(p, "cross.norm", y), source)
     expected["decoder layer"] = y + oracle_mlp(p, y)
-    actual["decoder layer"] = ref.decoder_layer_forward(p, SMALL, x[None], source[None], None, None)[0][0]
+    actual["decoder layer"] = ref.decoder_layer_forward(
+        p, SMALL, x[None], source[None], None, None
+    )[0][0]
 
     p, config = ref.subtree(alone, "decoder.layers.1."), variant("decoder-only")
     normal = oracle_norm(p, "attention.norm", x)
@@ -217,12 +260,23 @@ def test_every_segment_has_random_numbers_of_its_own():
 def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon, dropout, seed):
     """Loss, every gradient, the gradient of the state that the rollout began with, and the next state."""
     config, rng = dataclasses.replace(variant(name), dropout=dropout), np.random.default_rng(seed)
-    params, state, rows = random_params(config, rng), random_state(config, rng, 2), random_segments("memformer", name, rng)
+    params, state, rows = (
+        random_params(config, rng),
+        random_state(config, rng, 2),
+        random_segments("memformer", name, rng),
+    )
     segments = reference_segments(rows[:horizon], rng.random((horizon, 2)) < 0.3)
     rows = []
     for method in (ref.through_time, ref.memory_replay):
         loss, grads, dstate, after = method(params, config, segments, state, seed)
-        rows.append(filled({"loss": np.array([loss])} | grads | named("gradient", dstate) | named("state", after)))
+        rows.append(
+            filled(
+                {"loss": np.array([loss])}
+                | grads
+                | named("gradient", dstate)
+                | named("state", after)
+            )
+        )
     assert_agree(*rows, 1e-12, name)
 
 
@@ -230,13 +284,19 @@ def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon,
 def test_numpy_rollouts_have_the_gradients_of_their_loss(name):
     """Both methods' one loss, against finite differences, with dropout, document starts and tasks inside."""
     config, rng = dataclasses.replace(variant(name), dropout=0.3), np.random.default_rng(3)
-    params, state, rows = random_params(config, rng), random_state(config, rng, 2), random_segments("memformer", name, rng)
+    params, state, rows = (
+        random_params(config, rng),
+        random_state(config, rng, 2),
+        random_segments("memformer", name, rng),
+    )
     segments = reference_segments(rows[:3], rng.random((3, 2)) < 0.3)
     assert any(segment.starts.any() for segment in segments)
     _, grads, dstate, _ = ref.memory_replay(params, config, segments, state, seed=4)
 
     def objective(inputs):
-        return ref.through_time(inputs, config, segments, state._replace(memory=inputs["state.memory"]), seed=4)[0]
+        return ref.through_time(
+            inputs, config, segments, state._replace(memory=inputs["state.memory"]), seed=4
+        )[0]
 
     inputs = params | {"state.memory": state.memory}
     check_directions(objective, inputs, grads | {"state.memory": dstate.memory}, rng, name)
@@ -246,9 +306,14 @@ def test_numpy_rollouts_have_the_gradients_of_their_loss(name):
 
 
 @pytest.mark.parametrize("reach", [3, 5, 6, 50])
-def test_distances_have_rows_as_far_as_they_occur(reach):  # of N = 6: the encoder has -5..5, the decoder of N + 1 rows 0..6
+def test_distances_have_rows_as_far_as_they_occur(
+    reach,
+):  # of N = 6: the encoder has -5..5, the decoder of N + 1 rows 0..6
     config = dataclasses.replace(SMALL, max_distance=reach)
-    assert len(config.distances(False)) == 2 * min(reach, 5) + 1 and len(config.distances(True)) == min(reach, 6) + 1
+    assert (
+        len(config.distances(False)) == 2 * min(reach, 5) + 1
+        and len(config.distances(True)) == min(reach, 6) + 1
+    )
     alone = dataclasses.replace(config, encoder_layers=0)  # its decoder has no task's token
     assert len(alone.distances(True)) == min(reach, 5) + 1
 
@@ -258,6 +323,10 @@ def test_parameters_of_table_2():
     config = ref.Config(width=512, heads=8, head_width=64, segment=64)
     counts = {}
     for positions in ref.POSITIONS:
-        p = ref.init_attention(dataclasses.replace(config, positions=positions), np.random.default_rng(0), True, False)
+        p = ref.init_attention(
+            dataclasses.replace(config, positions=positions), np.random.default_rng(0), True, False
+        )
         counts[positions] = sum(v.size for name, v in p.items() if not name.startswith("norm"))
-    assert counts["simplified"] == pytest.approx(1.05e6, rel=0.01) and counts["transformer_xl"] == pytest.approx(1.32e6, rel=0.01)
+    assert counts["simplified"] == pytest.approx(1.05e6, rel=0.01) and counts[
+        "transformer_xl"
+    ] == pytest.approx(1.32e6, rel=0.01)

@@ -10,7 +10,16 @@ import torch
 
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
-from tests.helpers.programs import COMPRESSIVE, PATIENCE, ROOT, as_json, differences, evaluate, saved, train
+from tests.helpers.programs import (
+    COMPRESSIVE,
+    PATIENCE,
+    ROOT,
+    as_json,
+    differences,
+    evaluate,
+    saved,
+    train,
+)
 
 OFTEN = ["--save-every", 1, "--log-every", 1, "--schedule", "constant", "--dropout", 0.1]
 
@@ -23,7 +32,9 @@ def runs(tmp_path_factory):
     book.write_bytes((ROOT / "reference" / "memorizing.py").read_bytes()[:12_000])
     options = [*COMPRESSIVE, *OFTEN, "--data", book]
     argv = [sys.executable, "train.py", *options, "--steps", 100_000, "--out", killed]
-    process = subprocess.Popen([str(word) for word in argv], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [str(word) for word in argv], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     began = time.monotonic()
     while not checkpoint_path(killed).exists():
         assert process.poll() is None and time.monotonic() - began < PATIENCE
@@ -38,7 +49,10 @@ def runs(tmp_path_factory):
 
 def test_a_killed_run_ends_bit_for_bit_where_an_undisturbed_one_ends(runs):
     """Parameters, optimiser, memory, place in the text, random numbers, log."""
-    assert not differences(runs.whole, runs.killed) and saved(runs.killed)["step"] == runs.resumed_at + 3
+    assert (
+        not differences(runs.whole, runs.killed)
+        and saved(runs.killed)["step"] == runs.resumed_at + 3
+    )
 
 
 def test_its_score_counts_each_token_once(runs, capsys):
@@ -49,8 +63,13 @@ def test_its_score_counts_each_token_once(runs, capsys):
 
 
 def test_its_export_has_the_runs_weights(runs, tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch", reason="exporting needs the extra gpt2: safetensors")
+    safetensors = pytest.importorskip(
+        "safetensors.torch", reason="exporting needs the extra gpt2: safetensors"
+    )
     evaluate("export", runs.killed, tmp_path / "exported")
-    exported, parameters = safetensors.load_file(tmp_path / "exported" / "model.safetensors"), saved(runs.killed)["parameters"]
+    exported, parameters = (
+        safetensors.load_file(tmp_path / "exported" / "model.safetensors"),
+        saved(runs.killed)["parameters"],
+    )
     assert exported.keys() == parameters.keys()
     assert all(torch.equal(exported[name], value) for name, value in parameters.items())

@@ -24,7 +24,9 @@ PAIRS = pairs(  # variants that differ in what trains what
 
 def reached(grads):
     """The names whose gradient is not exactly zero."""
-    return {name for name, grad in grads.items() if grad is not None and (np.asarray(grad) != 0).any()}
+    return {
+        name for name, grad in grads.items() if grad is not None and (np.asarray(grad) != 0).any()
+    }
 
 
 def by_the_reference(paper, params, config, tokens, first, state, task):
@@ -32,18 +34,27 @@ def by_the_reference(paper, params, config, tokens, first, state, task):
     ref, runs = PAPERS[paper].reference, []
     for segment in tokens:
         logits, state, cache = ref.forward(params, config, segment, state, None, *task)
-        _, loss_cache = ref.cross_entropy_forward(logits, np.roll(segment, 1, axis=1), np.ones(segment.shape, bool))
+        _, loss_cache = ref.cross_entropy_forward(
+            logits, np.roll(segment, 1, axis=1), np.ones(segment.shape, bool)
+        )
         runs.append((cache, ref.cross_entropy_backward(1.0, loss_cache)))
     (cache, dlogits), (later, later_dlogits) = runs
     _, dnext = ref.backward(params, config, later, later_dlogits)
     found = {}
     for loss, arriving in (("", (dlogits,)), ("next-", (np.zeros_like(dlogits), dnext))):
         grads, dstate = ref.backward(params, config, cache, *arriving)
-        begun = ref.initial_state_backward(config, dstate) if first and "first" in COLUMNS[paper] else {}
+        begun = (
+            ref.initial_state_backward(config, dstate)
+            if first and "first" in COLUMNS[paper]
+            else {}
+        )
         found[loss] = reached(grads | begun)
     if "compression" in COLUMNS[paper]:
         _, auxiliary = ref.auxiliary_forward(params, config, cache)
-        found |= {"compression": reached(ref.auxiliary_backward(config, 1.0, auxiliary)), "next-compression": set()}
+        found |= {
+            "compression": reached(ref.auxiliary_backward(config, 1.0, auxiliary)),
+            "next-compression": set(),
+        }
     return found
 
 
@@ -54,7 +65,11 @@ def by_autograd(paper, model, tokens, state, task):
     later = model(torch.tensor(tokens[1]), leaves, *task)
 
     def nats(logits, segment):
-        return -logits.log_softmax(-1).gather(-1, torch.tensor(np.roll(segment, 1, axis=1))[..., None]).sum()
+        return (
+            -logits.log_softmax(-1)
+            .gather(-1, torch.tensor(np.roll(segment, 1, axis=1))[..., None])
+            .sum()
+        )
 
     def arriving(objective):
         """[(a field of the state that the first segment returned, the objective's gradient that arrives at it)]."""
@@ -67,13 +82,18 @@ def by_autograd(paper, model, tokens, state, task):
     def names(pairs):
         """The parameters that gradients reach which arrive at tensors: [(tensor, gradient or None)]."""
         model.zero_grad()
-        pairs = [(tensor, grad) for tensor, grad in pairs if tensor.requires_grad and grad is not None]
+        pairs = [
+            (tensor, grad) for tensor, grad in pairs if tensor.requires_grad and grad is not None
+        ]
         if pairs:
             torch.autograd.backward(*zip(*pairs, strict=True), retain_graph=True)
         return reached({name: parameter.grad for name, parameter in model.named_parameters()})
 
     one = torch.ones(())
-    found = {"": names([(nats(output.logits, tokens[0]), one)]), "next-": names(arriving(nats(later.logits, tokens[1])))}
+    found = {
+        "": names([(nats(output.logits, tokens[0]), one)]),
+        "next-": names(arriving(nats(later.logits, tokens[1]))),
+    }
     if "compression" in COLUMNS[paper]:
         found["compression"] = names([(loss, one) for loss in output.auxiliary.values()])
         found["next-compression"] = names(arriving(sum(later.auxiliary.values(), torch.zeros(()))))
@@ -85,7 +105,9 @@ def cells(paper, params, names):
     groups = {}
     for name in params:
         groups.setdefault(group_of(paper, name), []).append(name in names)
-    return {group: ALL if all(hits) else PART if any(hits) else ZERO for group, hits in groups.items()}
+    return {
+        group: ALL if all(hits) else PART if any(hits) else ZERO for group, hits in groups.items()
+    }
 
 
 @over(PAIRS)
@@ -95,13 +117,20 @@ def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
     tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))
     for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
         task = [random_task(config, rng, [kind, kind])] if kind else []
-        for when in ("first", "later"):  # the segment's place in its document: it begins with the initial or a random state
+        for when in (
+            "first",
+            "later",
+        ):  # the segment's place in its document: it begins with the initial or a random state
             first = when == "first"
             state = own.reference.initial_state(params, config, 2) if first else middle
             expected = by_the_reference(paper, params, config, tokens, first, state, task)
             state = model.initial_state(2) if first else own.to_torch(middle)
-            with sdpa_kernel(SDPBackend.MATH):  # fused kernels round where the gradient of a lone key's score is exactly zero
-                actual = by_autograd(paper, model, tokens, state, [own.to_torch(each) for each in task])
+            with sdpa_kernel(
+                SDPBackend.MATH
+            ):  # fused kernels round where the gradient of a lone key's score is exactly zero
+                actual = by_autograd(
+                    paper, model, tokens, state, [own.to_torch(each) for each in task]
+                )
             assert actual == expected, {loss: actual[loss] ^ expected[loss] for loss in expected}
             for loss, names in actual.items():
                 subject = f"{loss if 'compression' in loss else loss + label} {when} {name}"

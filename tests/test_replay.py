@@ -29,7 +29,15 @@ from tests.helpers.rollouts import (
     starting,
     torch_segments,
 )
-from tests.helpers.variants import EVERY_VARIANT, MORE_KINDS, ONE_OF_EACH, PAPERS, over, random_task, variant
+from tests.helpers.variants import (
+    EVERY_VARIANT,
+    MORE_KINDS,
+    ONE_OF_EACH,
+    PAPERS,
+    over,
+    random_task,
+    variant,
+)
 
 SMALL = PAPERS["block_recurrent"].small
 
@@ -52,7 +60,9 @@ def rollout(paper, config, count):
     method=st.sampled_from(["memory_replay", "checkpointed"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_three_methods_agree(paper, name, horizon, lanes, scored, begins, dropout, method, seed):
+def test_the_three_methods_agree(
+    paper, name, horizon, lanes, scored, begins, dropout, method, seed
+):
     """In all lanes, with any share of tokens scored and of documents that begin, with tasks if the model reads them."""
     config, rng, _, _, model, state = both_sides(paper, name, lanes, seed, dropout=dropout)
     segments = []
@@ -73,7 +83,13 @@ def test_through_time_is_the_references_back_propagation(paper, name):
     segments = random_segments(paper, name, rng)
     starts = in_lane_1(segments)
     expected = reference_gradients(paper, params, config, segments, starts, state)
-    assert_agree(expected, back_propagated("through_time", model, torch_segments(paper, segments, starts), torch_state), LADDER)
+    assert_agree(
+        expected,
+        back_propagated(
+            "through_time", model, torch_segments(paper, segments, starts), torch_state
+        ),
+        LADDER,
+    )
 
 
 # What is kept
@@ -87,11 +103,15 @@ def test_memory_replay_takes_the_memory_of_one_segment():
     for name, method in replay.BACKPROP.items():
         for horizon in (2, 6):
             method(model, segments[:1], state)  # allocates the gradients
-            peaks[name, horizon] = peak_memory(partial(method, model, segments[:horizon], state), torch.device("cpu"))
+            peaks[name, horizon] = peak_memory(
+                partial(method, model, segments[:horizon], state), torch.device("cpu")
+            )
     stored = 4 * sum(field.numel() * field.element_size() for field in state)
     generator = torch.get_rng_state().numel()  # bytes, not small at these sizes
     assert peaks["memory_replay", 6] <= 1.01 * peaks["memory_replay", 2] + stored + generator
-    assert peaks["through_time", 6] > 2.7 * peaks["through_time", 2]  # 6 / 2 graphs, less what does not depend on them
+    assert (
+        peaks["through_time", 6] > 2.7 * peaks["through_time", 2]
+    )  # 6 / 2 graphs, less what does not depend on them
     assert peaks["memory_replay", 6] < peaks["checkpointed", 6] < 0.5 * peaks["through_time", 6]
 
 
@@ -101,8 +121,14 @@ def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
     model, calls = PAPERS[paper].model(variant(paper, name)), []
     read, advance, backward = model.read, model.advance, torch.autograd.backward
     monkeypatch.setattr(model, "read", lambda *a: calls.append("read") or read(*a))
-    monkeypatch.setattr(model, "advance", lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a))
-    monkeypatch.setattr(torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a))
+    monkeypatch.setattr(
+        model,
+        "advance",
+        lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a),
+    )
+    monkeypatch.setattr(
+        torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a)
+    )
     replay.memory_replay(model, rollout(paper, model.config, 3), model.initial_state(3))
     assert calls == ["advance False"] * 2 + ["read", "backward"] * 3
 
@@ -117,7 +143,13 @@ def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
     assert back_propagated(method, model, segments, model.initial_state(3))[name].any()
 
 
-@over([("block_recurrent", "fixed-skip"), ("compressive", "conv-attention_reconstruction"), ("memformer", "encoder-decoder")])
+@over(
+    [
+        ("block_recurrent", "fixed-skip"),
+        ("compressive", "conv-attention_reconstruction"),
+        ("memformer", "encoder-decoder"),
+    ]
+)
 def test_bfloat16_trains(paper, name):
     """By each method; all is finite and close to float32, and what gets gradient there gets gradient here."""
     torch.set_default_dtype(torch.float32)
@@ -126,9 +158,14 @@ def test_bfloat16_trains(paper, name):
     segments[1].starts[1] = True
     names = [name for name, _ in model.named_parameters()]
     for method in replay.BACKPROP:
-        exact, rough = (back_propagated(method, model, segments, state, dtype) for dtype in (torch.float32, torch.bfloat16))
+        exact, rough = (
+            back_propagated(method, model, segments, state, dtype)
+            for dtype in (torch.float32, torch.bfloat16)
+        )
         assert math.isclose(exact["loss"].item(), rough["loss"].item(), rel_tol=0.02)
-        assert all(torch.isfinite(rough[n]).all() and rough[n].any() for n in names if exact[n].any())
+        assert all(
+            torch.isfinite(rough[n]).all() and rough[n].any() for n in names if exact[n].any()
+        )
         flat = [torch.cat([rows[n].flatten() for n in names]) for rows in (exact, rough)]
         assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
 
@@ -137,7 +174,9 @@ def test_every_segment_draws_from_its_own_seed(monkeypatch):
     """100 segments, 100 seeds. Seeding restores a GPU's generator if the model is on one; fork_rng always restores the CPU's."""
     assert len({*replay.segment_seeds([None] * 50), *replay.segment_seeds([None] * 50)}) == 100
     asked = []
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: asked.append(devices) or contextlib.nullcontext())
+    monkeypatch.setattr(
+        torch.random, "fork_rng", lambda devices: asked.append(devices) or contextlib.nullcontext()
+    )
     for device in map(torch.device, ("cpu", "cuda", "meta")):
         with replay.seeded(0, device):
             assert asked[-1] == ([device] if device.type == "cuda" else [])
@@ -146,14 +185,19 @@ def test_every_segment_draws_from_its_own_seed(monkeypatch):
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_methods_take_only_seeds_from_the_global_generator(method):
     """Whose state is the same in all processes, so that one saved state restores all; their dropout differs."""
-    model, losses = PAPERS["block_recurrent"].model(dataclasses.replace(SMALL, dropout=0.3)).train(), []
+    model, losses = (
+        PAPERS["block_recurrent"].model(dataclasses.replace(SMALL, dropout=0.3)).train(),
+        [],
+    )
     segments = rollout("block_recurrent", SMALL, 3)
     torch.manual_seed(5)
     replay.segment_seeds(segments)
     expected = torch.get_rng_state()
     for rank in (0, 1, 1):
         torch.manual_seed(5)
-        losses.append(replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)[0])
+        losses.append(
+            replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)[0]
+        )
         assert torch.equal(torch.get_rng_state(), expected)
     assert losses[0] != losses[1] == losses[2]
 
@@ -167,8 +211,13 @@ def test_groups_of_lanes_add_up_to_all_lanes(method):
     parts = []
     for lane in (slice(0, 1), slice(1, 2)):
         own = [segment.keep_lanes(lane) for segment in segments]
-        loss, auxiliary, _ = replay.BACKPROP[method](model, own, keep_lanes(state, lane), replay.count_scored(segments), 0.5)
-        parts.append({"loss": loss[None]} | {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()})
+        loss, auxiliary, _ = replay.BACKPROP[method](
+            model, own, keep_lanes(state, lane), replay.count_scored(segments), 0.5
+        )
+        parts.append(
+            {"loss": loss[None]}
+            | {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
+        )
     found = {name: sum(part[name] for part in parts) for name in parts[0]} | gradients(model)
     assert len(parts[0]) == 4, "the loss, and the compression's of three layers"
     assert_agree({name: expected[name] for name in found}, found, 1e-11)

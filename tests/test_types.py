@@ -42,7 +42,9 @@ class Small(torch.nn.Module):
 
 def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before():
     model = Small()
-    before = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    before = {
+        name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()
+    }
     with pytest.raises(ZeroDivisionError), computing_in(model, torch.bfloat16):
         for name, tensor in model.state_dict(keep_vars=True).items():
             kind = torch.bfloat16 if before[name][0].is_floating_point() else torch.int64
@@ -63,9 +65,16 @@ def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
         model.w.data.fill_(value)
         with computing_in(model, torch.bfloat16):
             assert model.w.tolist() == [value, value]
-            addresses.append([tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())])
+            addresses.append(
+                [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+            )
             outputs.append(model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)))
-    assert addresses[0] == addresses[1] and list(model.state_dict()) == ["w", "unused", "index", "inner.b"]
+    assert addresses[0] == addresses[1] and list(model.state_dict()) == [
+        "w",
+        "unused",
+        "index",
+        "inner.b",
+    ]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[0].sum().backward()
     kept = model.memory_of_copies[torch.bfloat16]
@@ -82,7 +91,10 @@ def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
             y = model(x)
             assert y.dtype == torch.bfloat16
             torch.autograd.backward([y], [scale * torch.ones_like(y)])
-    assert model.w.grad.dtype == torch.float32 and model.w.grad.tolist() == [2 * (1 + 2**-10), 3 * (1 + 2**-10)]
+    assert model.w.grad.dtype == torch.float32 and model.w.grad.tolist() == [
+        2 * (1 + 2**-10),
+        3 * (1 + 2**-10),
+    ]
     assert model.unused.grad is None
 
 
@@ -102,7 +114,9 @@ def test_a_position_biass_gradient_is_added_up_in_float32():
     """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
     in_bucket, mask = tables_by_distance(64, 4, 64)
     bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
-    offset = by_query_and_key(score_offset(bias, torch.ones(1, dtype=torch.bfloat16), in_bucket, mask), 64).bfloat16()
+    offset = by_query_and_key(
+        score_offset(bias, torch.ones(1, dtype=torch.bfloat16), in_bucket, mask), 64
+    ).bfloat16()
     offset.backward(by_query_and_key(mask[None], 64).bfloat16())
     pairs = by_query_and_key((in_bucket & mask[:, None]).T, 64).sum((1, 2))
     assert pairs.max() > 1000 and torch.equal(bias.grad[0], pairs.bfloat16())
@@ -113,15 +127,22 @@ def test_a_unit_norm_is_computed_in_float32():
     x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     found = unit_norm(x)
     assert found.dtype == torch.bfloat16
-    assert_agree({"x": x.double() / x.double().norm(dim=-1, keepdim=True)}, {"x": found.double()}, 2**-7)
+    assert_agree(
+        {"x": x.double() / x.double().norm(dim=-1, keepdim=True)}, {"x": found.double()}, 2**-7
+    )
 
 
 def test_a_cpus_heads_are_divided_by_lengths_in_float32():
     """A length that bfloat16 rounds would change most numbers."""
     draw = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(2, 50, 16, generator=draw).bfloat16(), torch.randn(2 * 64, 16, generator=draw).bfloat16()
+    x, weight = (
+        torch.randn(2, 50, 16, generator=draw).bfloat16(),
+        torch.randn(2 * 64, 16, generator=draw).bfloat16(),
+    )
     rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
-    expected = rows * (rows.double().square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt().bfloat16()
+    expected = (
+        rows * (rows.double().square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt().bfloat16()
+    )
     assert (project_heads(x, weight, 2, 2)[0] == expected).double().mean() > 0.99
 
 
@@ -130,7 +151,11 @@ def test_a_mean_square_is_float32():
     x, y = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     loss = mean_square(x, y)
     assert loss.dtype == torch.float32
-    assert_agree({"loss": (x.double() - y.double()).square().mean()[None]}, {"loss": loss.double()[None]}, 1e-6)
+    assert_agree(
+        {"loss": (x.double() - y.double()).square().mean()[None]},
+        {"loss": loss.double()[None]},
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -143,7 +168,11 @@ def test_a_gate_keeps_its_share_in_float32(kind):
     carry = torch.full((2, 3, 4), 0.7)
     kept = gate(carry, torch.ones(2, 3, 8, dtype=torch.bfloat16))
     assert kept.dtype == torch.float32
-    assert_agree({"states": carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()}, {"states": kept.double()}, 1e-6)
+    assert_agree(
+        {"states": carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()},
+        {"states": kept.double()},
+        1e-6,
+    )
 
 
 def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch):
@@ -153,7 +182,9 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
     def building(*given):
         opened.append(build(*given))
         kinds.append([field.dtype for field in opened[-1].state])
-        assert not any(field.requires_grad for field in opened[-1].state), "no update keeps the graph of its beginning"
+        assert not any(field.requires_grad for field in opened[-1].state), (
+            "no update keeps the graph of its beginning"
+        )
         return opened[-1]
 
     monkeypatch.setattr(opening, "build", building)
@@ -163,7 +194,10 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
     assert len(kinds) == 4 and kinds == kinds[:1] * 4 and torch.bfloat16 in kinds[0]
 
 
-@pytest.mark.parametrize("paper,field,closed", [("block_recurrent", "states", "bias_g"), ("memformer", "memory", "retention")])
+@pytest.mark.parametrize(
+    "paper,field,closed",
+    [("block_recurrent", "states", "bias_g"), ("memformer", "memory", "retention")],
+)
 @torch.no_grad()
 def test_over_100_segments_the_state_stays_near_that_of_float32(paper, field, closed):
     """Of gates that keep nearly all of a state or slot. In bfloat16 it would not move at all."""

@@ -79,7 +79,12 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -
 
 
 def content_attention_plain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
 ) -> Tensor:
     """softmax(q.k / sqrt(E)) v; mask, true if a query must not see a key, broadcasts to (B, H, N, K).
 
@@ -94,14 +99,21 @@ def content_attention_plain(
 
 
 def content_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
 ) -> Tensor:
     """The same as content_attention_plain, by the fastest path: SDPA on a GPU, one of the two on a CPU.
 
     On a CPU SDPA is slower in bfloat16, and if only keys need gradients: it computes the query's all the same.
     """
     only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
-    faster_on_a_cpu = key.shape[-2] > 1 and query.dtype != torch.bfloat16 and dropout == 0 and not only_keys
+    faster_on_a_cpu = (
+        key.shape[-2] > 1 and query.dtype != torch.bfloat16 and dropout == 0 and not only_keys
+    )
     if takes_sdpa(query, key) or faster_on_a_cpu:
         return sdpa(query, key, value, None if mask is None else ~mask, dropout, causal)
     return content_attention_plain(query, key, value, mask, dropout, causal)

@@ -38,7 +38,9 @@ class LayerNorm(Declared):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon)
+        return functional.layer_norm(
+            x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon
+        )
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
@@ -52,7 +54,9 @@ def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
 
 def unit_norm(x: Tensor) -> Tensor:
     """x with unit length over the last axis: query-key normalisation."""
-    width = x.shape[-1]  # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
+    width = x.shape[
+        -1
+    ]  # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
     return functional.rms_norm(x, (width,), eps=NORM_EPSILON / width) * width**-0.5
 
 
@@ -73,7 +77,9 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def project(x: Tensor, heads: int, weights: list[Tensor], biases: Sequence[Tensor | None] = (None,)) -> tuple[Tensor, ...]:
+def project(
+    x: Tensor, heads: int, weights: list[Tensor], biases: Sequence[Tensor | None] = (None,)
+) -> tuple[Tensor, ...]:
     """x W^T + b for each weight, by one product, split into heads: (B, n, D) -> (B, H, n, E) each."""
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     bias = biases[0] if len(weights) == 1 or biases[0] is None else torch.cat(biases)

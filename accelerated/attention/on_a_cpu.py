@@ -27,10 +27,14 @@ class ProjectHeads(torch.autograd.Function):
     def forward(ctx, x, weight, heads, parts, epsilon):
         y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
         exact = torch.promote_types(y.dtype, torch.float32)
-        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True, dtype=exact)  # one pass, without y's squares
+        length = torch.linalg.vector_norm(
+            y[:, :, :-1], dim=-1, keepdim=True, dtype=exact
+        )  # one pass, without y's squares
         inverse = length.square_().add_(epsilon).rsqrt_().to(y.dtype)  # (B, N, m - 1, H, 1)
         y[:, :, :-1].mul_(inverse)
-        outs = tuple(y[:, :, part].transpose(1, 2).contiguous() for part in range(parts))  # (B, H, N, E) each
+        outs = tuple(
+            y[:, :, part].transpose(1, 2).contiguous() for part in range(parts)
+        )  # (B, H, N, E) each
         ctx.save_for_backward(x, weight, inverse, *outs[:-1])
         return outs
 
@@ -61,8 +65,14 @@ class SlidingAttention(torch.autograd.Function):
         batch, heads, length, width = query.shape
         window = offset.shape[1]
         height = window // 2 if window % 2 == 0 else window
-        q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (BH, N or W + N, E)
-        out = q.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
+        q, k, v = (
+            query.flatten(0, 1),
+            keys.flatten(0, 1),
+            values.flatten(0, 1),
+        )  # (BH, N or W + N, E)
+        out = q.new_empty(
+            batch, length, heads, width
+        )  # heads last, as the output matrix reads them
         weights = q.new_empty(length // height, batch * heads, height, window + height)
         scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
@@ -82,7 +92,12 @@ class SlidingAttention(torch.autograd.Function):
         start = tile * height
         row = start % window
         reach = window + height
-        return slice(start, start + height), slice(start, start + reach), slice(row, row + height), slice(row, row + reach)
+        return (
+            slice(start, start + height),
+            slice(start, start + reach),
+            slice(row, row + height),
+            slice(row, row + reach),
+        )
 
     @staticmethod
     @once_differentiable
@@ -92,14 +107,23 @@ class SlidingAttention(torch.autograd.Function):
         height, window = weights.shape[2], weights.shape[3] - weights.shape[2]
         dout = dout.reshape(batch * heads, length, width)
         exact = torch.promote_types(q.dtype, torch.float32)  # of sums over tiles
-        dquery, dkeys, dvalues = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+        dquery, dkeys, dvalues = (
+            torch.empty_like(q),
+            torch.zeros_like(k, dtype=exact),
+            torch.zeros_like(v, dtype=exact),
+        )
         doffset = q.new_zeros(heads, window, 2 * window, dtype=exact)
         dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
-        dnear, dtile = q.new_empty(batch * heads, window + height, width), q.new_empty(batch * heads, height, width)
+        dnear, dtile = (
+            q.new_empty(batch * heads, window + height, width),
+            q.new_empty(batch * heads, height, width),
+        )
         for tile, tile_weights in enumerate(weights):
             queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
             torch.bmm(dout[:, queries], v[:, near].transpose(1, 2), out=dweights)
-            torch._softmax_backward_data(dweights, tile_weights, -1, dweights.dtype, grad_input=dscores)
+            torch._softmax_backward_data(
+                dweights, tile_weights, -1, dweights.dtype, grad_input=dscores
+            )
             doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0, dtype=exact)
             dquery[:, queries] = torch.bmm(dscores, k[:, near], out=dtile)
             dkeys[:, near] += torch.bmm(dscores.transpose(1, 2), q[:, queries], out=dnear)
@@ -118,17 +142,29 @@ class RelativeAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, distance_key, content_bias, distance_bias, measure, in_values):
+    def forward(
+        ctx, query, key, value, distance_key, content_bias, distance_bias, measure, in_values
+    ):
         batch, heads, length, width = query.shape
         k, v, total = key.flatten(0, 1), value.flatten(0, 1), key.shape[2]
         scale = width**-0.5
         content_query = query.new_empty(batch, heads, length, width)  # (q + u) / sqrt(E)
         torch.add(query, content_bias[:, None], out=content_query).mul_(scale)
-        distance_query = query.new_empty(heads, batch, length, width)  # (q + v) / sqrt(E), heads first: r is shared by lanes
-        torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(scale)
+        distance_query = query.new_empty(
+            heads, batch, length, width
+        )  # (q + v) / sqrt(E), heads first: r is shared by lanes
+        torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(
+            scale
+        )
         content_query = content_query.flatten(0, 1)
-        out = query.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
-        usage = query.new_zeros(batch, total, dtype=torch.promote_types(query.dtype, torch.float32)) if measure else None
+        out = query.new_empty(
+            batch, length, heads, width
+        )  # heads last, as the output matrix reads them
+        usage = (
+            query.new_zeros(batch, total, dtype=torch.promote_types(query.dtype, torch.float32))
+            if measure
+            else None
+        )
         tiles, weights = RelativeAttention.tiles(length, total), []
         height = tiles[0][0].stop
         by_distance = query.new_empty(batch * heads * height * total)
@@ -138,18 +174,28 @@ class RelativeAttention(torch.autograd.Function):
             shifted = RelativeAttention.shifted(by_distance, shape)
             tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
             near = RelativeAttention.near(distance_key, reach)
-            RelativeAttention.multiply(tile_query, near, by_distance[: math.prod(shape)].view(heads, -1, reach))
+            RelativeAttention.multiply(
+                tile_query, near, by_distance[: math.prod(shape)].view(heads, -1, reach)
+            )
             tile_scores = query.new_empty(batch * heads, *shape[2:])
             tile_scores.view(shape).copy_(shifted)
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
             tile_scores[:, :, reach - shape[2] :].add_(mask[: shape[2], : shape[2]])
             weights.append(torch.softmax(tile_scores, -1, out=tile_scores))
-            out[:, rows] = torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
+            out[:, rows] = (
+                torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
+            )
             if in_values:
-                of_distances = RelativeAttention.unshift(by_distance[: math.prod(shape)], weights[-1].view(shape), near)
-                out[:, rows] += torch.bmm(of_distances, near).view(heads, batch, -1, width).permute(1, 2, 0, 3)
+                of_distances = RelativeAttention.unshift(
+                    by_distance[: math.prod(shape)], weights[-1].view(shape), near
+                )
+                out[:, rows] += (
+                    torch.bmm(of_distances, near).view(heads, batch, -1, width).permute(1, 2, 0, 3)
+                )
             if measure:
-                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=usage.dtype) / (heads * length)
+                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=usage.dtype) / (
+                    heads * length
+                )
         ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
         ctx.shape, ctx.in_values = query.shape, in_values
         if measure:
@@ -194,25 +240,41 @@ class RelativeAttention(torch.autograd.Function):
         dcontent, ddistance = torch.empty_like(content_query), torch.empty_like(distance_query)
         exact = torch.promote_types(k.dtype, torch.float32)  # of sums over tiles
         dk, dv, ddistance_key = (torch.zeros_like(x, dtype=exact) for x in (k, v, distance_key))
-        dby_distance, dweights, dscores = (k.new_empty(max(w.numel() for w in weights)) for _ in range(3))
-        for (rows, reach), tile_weights in zip(RelativeAttention.tiles(length, total), weights, strict=True):
+        dby_distance, dweights, dscores = (
+            k.new_empty(max(w.numel() for w in weights)) for _ in range(3)
+        )
+        for (rows, reach), tile_weights in zip(
+            RelativeAttention.tiles(length, total), weights, strict=True
+        ):
             shape = (batch, heads, *tile_weights.shape[1:])
             size = tile_weights.numel()
-            tile_dweights, tile_dscores = (buffer[:size].view(tile_weights.shape) for buffer in (dweights, dscores))
+            tile_dweights, tile_dscores = (
+                buffer[:size].view(tile_weights.shape) for buffer in (dweights, dscores)
+            )
             torch.bmm(dout[:, rows], v[:, :reach].transpose(1, 2), out=tile_dweights)
             near = RelativeAttention.near(distance_key, reach)
             dnear = ddistance_key[:, -near.shape[1] :]
             if ctx.in_values:
-                tile_dout = dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)  # (H, BT, E)
-                RelativeAttention.multiply(tile_dout, near, dby_distance[:size].view(heads, -1, reach))
+                tile_dout = (
+                    dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)
+                )  # (H, BT, E)
+                RelativeAttention.multiply(
+                    tile_dout, near, dby_distance[:size].view(heads, -1, reach)
+                )
                 tile_dweights.view(shape).add_(RelativeAttention.shifted(dby_distance, shape))
-                of_distances = RelativeAttention.unshift(dby_distance[:size], tile_weights.view(shape), near)
+                of_distances = RelativeAttention.unshift(
+                    dby_distance[:size], tile_weights.view(shape), near
+                )
                 dnear += torch.bmm(of_distances.transpose(1, 2), tile_dout)
-            torch._softmax_backward_data(tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores)
+            torch._softmax_backward_data(
+                tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores
+            )
             dcontent[:, rows] = torch.bmm(tile_dscores, k[:, :reach])
             dk[:, :reach] += torch.bmm(tile_dscores.transpose(1, 2), content_query[:, rows])
             dv[:, :reach] += torch.bmm(tile_weights.transpose(1, 2), dout[:, rows])
-            by_distance = RelativeAttention.unshift(dby_distance[:size], tile_dscores.view(shape), near)  # (H, BT, R')
+            by_distance = RelativeAttention.unshift(
+                dby_distance[:size], tile_dscores.view(shape), near
+            )  # (H, BT, R')
             ddistance[:, :, rows] = torch.bmm(by_distance, near).view(heads, batch, -1, width)
             tile_query = distance_query[:, :, rows].flatten(1, 2)
             dnear += torch.bmm(by_distance.transpose(1, 2), tile_query)
@@ -234,7 +296,9 @@ class RelativeAttention(torch.autograd.Function):
         rows = by_distance.view(heads, batch, height * reach)
         rows[:, :, : height - 1] = 0  # distances at which the first query has no key
         if reach > 1:
-            RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(dscores[..., :-1])
+            RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(
+                dscores[..., :-1]
+            )
         rows[:, :, -1] = dscores[:, :, -1, -1].transpose(0, 1)
         by_distance, beyond = by_distance.view(heads, batch * height, reach), reach - near.shape[1]
         if beyond:
@@ -255,8 +319,13 @@ class Copies(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        arrived = [(number, gradient) for number, gradient in enumerate(gradients) if gradient is not None]
-        converted = {number: torch.empty_like(gradient, dtype=ctx.dtypes[number]) for number, gradient in arrived}
+        arrived = [
+            (number, gradient) for number, gradient in enumerate(gradients) if gradient is not None
+        ]
+        converted = {
+            number: torch.empty_like(gradient, dtype=ctx.dtypes[number])
+            for number, gradient in arrived
+        }
         if converted:
             torch._foreach_copy_([*converted.values()], [gradient for _, gradient in arrived])
         return None, *(converted.get(number) for number in range(len(gradients)))
@@ -271,11 +340,19 @@ class ChunkedNats(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, matrix, targets, rows, ignored):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
-        total, dhidden, dmatrix = 0.0, torch.empty_like(hidden), torch.zeros_like(matrix, dtype=exact)
-        for chunk, aims, dchunk in zip(*(each.split(rows) for each in (hidden, targets, dhidden)), strict=True):
+        total, dhidden, dmatrix = (
+            0.0,
+            torch.empty_like(hidden),
+            torch.zeros_like(matrix, dtype=exact),
+        )
+        for chunk, aims, dchunk in zip(
+            *(each.split(rows) for each in (hidden, targets, dhidden)), strict=True
+        ):
             logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)
             total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
-            dlogits = logs.exp_().scatter_add_(1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0))
+            dlogits = logs.exp_().scatter_add_(
+                1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0)
+            )
             dlogits = dlogits.mul_((aims != ignored)[:, None]).to(hidden.dtype)  # (n, V)
             torch.mm(dlogits, matrix, out=dchunk)
             dmatrix += dlogits.T @ chunk

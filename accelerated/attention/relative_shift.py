@@ -72,8 +72,14 @@ def relative_attention_plain(
     content = (query + content_bias[:, None]) @ key.transpose(-1, -2)  # (B, H, N, K)
     by_distance = (query + distance_bias[:, None]) @ distance_key.transpose(-1, -2)
     scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
-    weights = scores.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -math.inf).softmax(-1)
-    usage = weights.detach().mean((1, 2), dtype=torch.promote_types(weights.dtype, torch.float32)) if measure else None
+    weights = scores.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -math.inf).softmax(
+        -1
+    )
+    usage = (
+        weights.detach().mean((1, 2), dtype=torch.promote_types(weights.dtype, torch.float32))
+        if measure
+        else None
+    )
     if dropout:
         weights = functional.dropout(weights, dropout)
     out = weights @ value
@@ -97,7 +103,9 @@ def relative_attention_sdpa(
     """
     scale = query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
-    by_distance = torch.einsum("bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key)
+    by_distance = torch.einsum(
+        "bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key
+    )
     offset = relative_shift(by_distance)[..., :count]
     if mask is not None:
         offset = offset.masked_fill(mask, -math.inf)
@@ -120,7 +128,13 @@ def relative_attention(
     """The same as relative_attention_plain, by the fastest path for these arguments. SDPA returns no weights for in_values."""
     if takes_sdpa(query, key) and not measure and not in_values:
         count, mask = key.shape[2], causal_mask(query.shape[2], key.shape[2], query.device)
-        return relative_attention_sdpa(query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout), None
+        return relative_attention_sdpa(
+            query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout
+        ), None
     if on_plain_cpu(query) and dropout == 0:
-        return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure, in_values)
-    return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure, in_values)
+        return RelativeAttention.apply(
+            query, key, value, distance_key, content_bias, distance_bias, measure, in_values
+        )
+    return relative_attention_plain(
+        query, key, value, distance_key, content_bias, distance_bias, dropout, measure, in_values
+    )

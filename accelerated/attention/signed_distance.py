@@ -11,7 +11,11 @@ from torch.nn import functional
 
 from accelerated.attention.content import takes_sdpa
 from accelerated.attention.heads import at_least_float32
-from accelerated.attention.relative_shift import by_query_and_key, relative_attention_sdpa, relative_shift
+from accelerated.attention.relative_shift import (
+    by_query_and_key,
+    relative_attention_sdpa,
+    relative_shift,
+)
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
@@ -23,7 +27,9 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     return functional.one_hot(row, highest - lowest + 1).to(torch.get_default_dtype())
 
 
-def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def attention_weights(
+    scores: Tensor, by_key: Tensor, mask: Tensor | None, dropout: float
+) -> Tensor:
     """softmax(scores + by_key) without masked keys, then dropout; by_key (B, H, N, N') is for the last N' of the K keys.
 
     Changes scores in place.
@@ -36,7 +42,12 @@ def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropo
 
 
 def simplified_attention(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}).
 
@@ -44,7 +55,9 @@ def simplified_attention(
     near, query i and key j take row N - 1 - i + j; mask, true if a query must not see one of those N' keys, broadcasts to
     (B, H, N, N'). Returns (B, H, N, E).
     """
-    positions = by_query_and_key(at_least_float32(rows).T, query.shape[2]).movedim(0, -1).to(query.dtype)  # (N, N', E)
+    positions = (
+        by_query_and_key(at_least_float32(rows).T, query.shape[2]).movedim(0, -1).to(query.dtype)
+    )  # (N, N', E)
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)
@@ -69,12 +82,16 @@ def transformer_xl_attention_plain(
     """
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
-    by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)
+    by_distance = (
+        (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)
+    )  # (B, H, N, R)
     by_key = relative_shift(by_distance)[..., :count]
     return attention_weights(content, by_key, mask, dropout) @ value
 
 
-def transformer_xl_attention(query: Tensor, key: Tensor, *others: Tensor | int | float | None) -> Tensor:
+def transformer_xl_attention(
+    query: Tensor, key: Tensor, *others: Tensor | int | float | None
+) -> Tensor:
     """The same as transformer_xl_attention_plain, which has the same arguments, by the fastest path."""
     attend = relative_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
     return attend(query, key, *others)

@@ -37,27 +37,40 @@ def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: 
     (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
     """
     by_bucket = position_bias * scale[..., None]
-    return at_least_float32(by_bucket @ in_bucket.T.to(by_bucket.dtype)).masked_fill(~mask, -math.inf)
+    return at_least_float32(by_bucket @ in_bucket.T.to(by_bucket.dtype)).masked_fill(
+        ~mask, -math.inf
+    )
 
 
 def offsets_of(layers: ModuleList, in_bucket: Tensor, mask: Tensor) -> Tensor:
     """score_offset of all layers at once, (L, H, 3W - 1)."""
-    bias, scale = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("position_bias", "scale"))
+    bias, scale = (
+        torch.stack([getattr(layer, name) for layer in layers])
+        for name in ("position_bias", "scale")
+    )
     return score_offset(bias, scale, in_bucket, mask)
 
 
 def offsets_by_pair(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
     """by_query_and_key(by_distance, W) in a type (..., W, 2W), in dense rows: SDPA's fused kernels take no others."""
-    return by_query_and_key(by_distance, window).to(dtype, memory_format=torch.contiguous_format).contiguous()
+    return (
+        by_query_and_key(by_distance, window)
+        .to(dtype, memory_format=torch.contiguous_format)
+        .contiguous()
+    )
 
 
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
     """Row `position` (1,) of by_query_and_key(by_distance, W), (..., 1, 2W) of (..., 3W - 1)."""
     window = (by_distance.shape[-1] + 1) // 3
-    return by_distance.index_select(-1, columns_of_query(position, window, 2 * window))[..., None, :]
+    return by_distance.index_select(-1, columns_of_query(position, window, 2 * window))[
+        ..., None, :
+    ]
 
 
-def sliding_attention_plain(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:
+def sliding_attention_plain(
+    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
+) -> Tensor:
     """Attention of each block to the keys of the previous block and its own, all tiles at once.
 
     query (B, H, N, E) already scaled, keys and values (B, H, W + N, E), offset (H, W, 2W). Returns (B, H, N, E).
@@ -71,15 +84,21 @@ def sliding_attention_plain(query: Tensor, keys: Tensor, values: Tensor, offset:
     return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
 
 
-def sliding_attention_sdpa(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:
+def sliding_attention_sdpa(
+    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
+) -> Tensor:
     """The same as sliding_attention_plain by SDPA: the tiles are its batch."""
     window = offset.shape[1]
     tiles = fold_tiles(query.unflatten(2, (-1, window)))  # (B N/W, H, W, E)
-    near = (fold_tiles(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values))  # (B N/W, H, 2W, E)
+    near = (
+        fold_tiles(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)
+    )  # (B N/W, H, 2W, E)
     return unfold_tiles(sdpa(tiles, *near, offset, dropout, scale=1.0), len(query)).flatten(2, 3)
 
 
-def sliding_attention(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:
+def sliding_attention(
+    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
+) -> Tensor:
     """The same as sliding_attention_plain, by the fastest path for these arguments."""
     if takes_sdpa(query, keys):
         return sliding_attention_sdpa(query, keys, values, offset, dropout)

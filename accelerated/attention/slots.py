@@ -5,7 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, merge_heads, parameter, project, split_heads
+from accelerated.attention.heads import (
+    Declared,
+    LayerNorm,
+    at_least_float32,
+    merge_heads,
+    parameter,
+    project,
+    split_heads,
+)
 
 
 class Writer(Declared):
@@ -35,10 +43,14 @@ class Writer(Declared):
     def weights(self, memory: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
         """Each slot's attention to itself and to source (B, N, D), the normalised tokens: (B, H, S, 1 + N)."""
         normal, key_bias = self.memory_norm(memory), self.key_bias.detach()
-        query, slot_key = project(normal, self.heads, [self.query, self.key], [self.query_bias, key_bias])  # (B, H, S, E)
+        query, slot_key = project(
+            normal, self.heads, [self.query, self.key], [self.query_bias, key_bias]
+        )  # (B, H, S, E)
         [key] = project(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
         query = query * query.shape[-1] ** -0.5
-        itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[:, None, None]  # (B, H, S, 1)
+        itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[
+            :, None, None
+        ]  # (B, H, S, 1)
         others = query @ key.transpose(-1, -2)  # (B, H, S, N)
         if readable is not None:
             others = others.masked_fill(~readable[:, None, None], -math.inf)

@@ -10,7 +10,11 @@ from accelerated.program.errors import InputError
 WIKITEXTS = ("wikitext-103", "wikitext-103-raw")
 CORPORA = ("stdlib", "recall", "enwik8", *WIKITEXTS, "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
-TABLES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # the package datasets reads them; {suffix: its reader}
+TABLES = {
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}  # the package datasets reads them; {suffix: its reader}
 PACKED = (".gz", ".zip")  # it unpacks these
 MU_LAW, RECORDING = "mu-law", ".ulaw"  # the tokenizer of recordings, and their suffix
 TASKS = ("continuation", "infilling", "recall")
@@ -50,11 +54,15 @@ class DataConfig:
     training_documents: int = 0
 
     def __post_init__(self):
-        if self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer):  # its vocab.json stands for it
+        if self.tokenizer not in ENCODINGS and os.path.isdir(
+            self.tokenizer
+        ):  # its vocab.json stands for it
             object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
         for name, least in (("training_documents", 1), ("train_bpe", 257), ("train_words", 3)):
             if getattr(self, name) and getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or at least {least}")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be 0 or at least {least}"
+                )
 
     @property
     def tokenizer_file(self) -> str:
@@ -81,7 +89,9 @@ class TaskConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
         if self.infilling + self.recall > 1:
-            raise ValueError(f"recall is {self.recall}; it must not add up to more than 1 with infilling {self.infilling}")
+            raise ValueError(
+                f"recall is {self.recall}; it must not add up to more than 1 with infilling {self.infilling}"
+            )
 
     @property
     def fractions(self) -> tuple[float, float, float]:
@@ -109,6 +119,10 @@ def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or an existing path, and the package that opens it is there."""
     data = config.data
     if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
-        raise InputError(f"--data {data}: no such file or folder; give one, or one of {', '.join(CORPORA)}")
+        raise InputError(
+            f"--data {data}: no such file or folder; give one, or one of {', '.join(CORPORA)}"
+        )
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
-        raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
+        raise InputError(
+            f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'"
+        )

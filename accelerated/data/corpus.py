@@ -48,7 +48,9 @@ class TextDocuments(Documents):
     def checksum(self) -> str:
         """The SHA-256 of every document's tokens, their number and that of its words."""
         state, view = hashlib.sha256(), memoryview(self.tokens)
-        for start, size, words in zip(self.starts.tolist(), self.sizes.tolist(), self.words.tolist(), strict=True):
+        for start, size, words in zip(
+            self.starts.tolist(), self.sizes.tolist(), self.words.tolist(), strict=True
+        ):
             state.update(view[start : start + size])
             state.update(array("q", (size, words)))
         return state.hexdigest()
@@ -61,9 +63,16 @@ def fingerprint(*parts: object) -> str:
 
 def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
     """The cache folder for a source, the present state of its files, and a tokenizer."""
-    state = [(str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in source.files]
+    state = [
+        (str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns)
+        for path in source.files
+    ]
     stem = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(source.name).name)[:40]
-    return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
+    return (
+        Path(data_dir)
+        / "tokens"
+        / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
+    )
 
 
 def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
@@ -90,9 +99,14 @@ def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
     """Return (the Corpus that is cached in folder, of tokens of this type; what its manifest says if it is whole)."""
     path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 5)
     tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-    splits = {split: TextDocuments(tokens, table[table[:, 0] == number, 1:]) for number, split in enumerate(SPLITS)}
+    splits = {
+        split: TextDocuments(tokens, table[table[:, 0] == number, 1:])
+        for number, split in enumerate(SPLITS)
+    }
     digest = fingerprint(*(documents.checksum() for documents in splits.values()))
-    return Corpus(splits, digest), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
+    return Corpus(
+        splits, digest
+    ), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
 
 
 def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
@@ -108,7 +122,9 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
         if (folder / MANIFEST).read_text() == checksum:
             return corpus
     what = f"{folder} is damaged (a checksum is wrong)"
-    raise InputError(f"{what}; remove that folder and it will be made again, or give another --data-dir")
+    raise InputError(
+        f"{what}; remove that folder and it will be made again, or give another --data-dir"
+    )
 
 
 def open_source(data: DataConfig, data_dir: Path) -> Source:
@@ -118,7 +134,9 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
         from accelerated.data import named_sets  # here: most runs need none of it
 
         fetched = {"enwik8": named_sets.enwik8, "pg19": named_sets.pg19}.get(data.data)
-        source = fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
+        source = (
+            fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
+        )
     else:
         source = standard_library() if data.data == "stdlib" else source_of_path(data)
     if not data.training_documents:
@@ -126,12 +144,20 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
 
     def texts():
         seen = count(1)
-        return (part for part in source.texts() if part[0] != "train" or next(seen) <= data.training_documents)
+        return (
+            part
+            for part in source.texts()
+            if part[0] != "train" or next(seen) <= data.training_documents
+        )
 
-    return source._replace(name=f"{source.name} with {data.training_documents} for training", texts=texts)
+    return source._replace(
+        name=f"{source.name} with {data.training_documents} for training", texts=texts
+    )
 
 
-def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path) -> Corpus:
+def load_corpus(
+    data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path
+) -> Corpus:
     """The Corpus that --data names: generated for recall, otherwise tokenised once and cached in data_dir."""
     if data.data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.windows import Document, Documents, Window, count_windows, lengths_of, window_at
+from accelerated.data.windows import (
+    Document,
+    Documents,
+    Window,
+    count_windows,
+    lengths_of,
+    window_at,
+)
 from accelerated.program.errors import InputError
 
 
@@ -24,7 +31,9 @@ class Parts(Documents):
     def __getitem__(self, index):
         number, start, stop = self.spans[index]
         document = self.documents[number]
-        fields = (field[start:stop] for field in (document.inputs, document.targets, document.scored))
+        fields = (
+            field[start:stop] for field in (document.inputs, document.targets, document.scored)
+        )
         return Document(f"{document.name}:{start}", *fields)
 
 
@@ -45,9 +54,15 @@ def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
     lengths = lengths_of(documents).tolist()
     parts_of = [min(length, 1) for length in lengths]  # an empty document has none
     for _ in range(min(lanes, sum(lengths)) - sum(parts_of)):
-        longest = max(range(len(lengths)), key=lambda number: lengths[number] / max(parts_of[number], 1))
+        longest = max(
+            range(len(lengths)), key=lambda number: lengths[number] / max(parts_of[number], 1)
+        )
         parts_of[longest] += 1
-    return Parts(documents, equal_spans(lengths, parts_of)) if max(parts_of, default=0) > 1 else documents
+    return (
+        Parts(documents, equal_spans(lengths, parts_of))
+        if max(parts_of, default=0) > 1
+        else documents
+    )
 
 
 def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
@@ -69,7 +84,9 @@ def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
     return Parts(documents, taken)
 
 
-def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None, least: int = 1) -> Sequence:
+def joined_for_lanes(
+    lanes: int, documents: Sequence, seed: int | None = None, least: int = 1
+) -> Sequence:
     """The documents as one text, with nothing between them, shuffled if there is a seed, and cut into one equal part per lane.
 
     At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
@@ -83,7 +100,10 @@ def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None, l
         tokens += [document.inputs, document.targets[-1:]]
         scored += [document.scored, [False]]
     tokens, scored = np.concatenate(tokens), np.concatenate(scored)
-    return cut_for_lanes(min(lanes, max(1, lengths.sum() // least)), [Document("joined", tokens[:-1], tokens[1:], scored[:-1])])
+    return cut_for_lanes(
+        min(lanes, max(1, lengths.sum() // least)),
+        [Document("joined", tokens[:-1], tokens[1:], scored[:-1])],
+    )
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -101,8 +121,12 @@ class Segment(NamedTuple):
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    place: np.ndarray | None = None  # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
-    begins: bool | None = None  # any_starts of a segment that `to` has moved, so that its device need not be asked
+    place: np.ndarray | None = (
+        None  # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
+    )
+    begins: bool | None = (
+        None  # any_starts of a segment that `to` has moved, so that its device need not be asked
+    )
 
     def to(self, device: torch.device) -> "Segment":
         moved = (move(field, device) for field in self[:4])
@@ -111,7 +135,11 @@ class Segment(NamedTuple):
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The Segment of some lanes, given as a slice or by their numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
-        return Segment(*(field[rows] for field in self[:4]), task, None if self.place is None else self.place[rows])
+        return Segment(
+            *(field[rows] for field in self[:4]),
+            task,
+            None if self.place is None else self.place[rows],
+        )
 
     @property
     def any_starts(self) -> bool:
@@ -127,7 +155,11 @@ class Segment(NamedTuple):
 def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int) -> Segment:
     """A Segment of rows of `length` tokens from [(number, document, window, is_start) or None]; the rest is padding."""
     lanes, (tokens, targets) = len(work), np.zeros((2, len(work), length), np.int64)
-    scored, starts, place = np.zeros((lanes, length), bool), np.zeros(lanes, bool), np.full((lanes, 2), (-1, 0))
+    scored, starts, place = (
+        np.zeros((lanes, length), bool),
+        np.zeros(lanes, bool),
+        np.full((lanes, 2), (-1, 0)),
+    )
     for row, part in enumerate(work):
         if part is None:
             continue
@@ -148,14 +180,25 @@ class Lanes(Iterator):
     first so that lanes end together; a lane with no document left holds padding, which is not scored.
     """
 
-    def __init__(self, documents: Sequence, lanes: int, length: int, seed: int | None = None, overlap: int = 0):
+    def __init__(
+        self,
+        documents: Sequence,
+        lanes: int,
+        length: int,
+        seed: int | None = None,
+        overlap: int = 0,
+    ):
         self.lengths = lengths_of(documents)
         if not self.lengths.any():
-            raise InputError("no document has two tokens or more, so there is nothing to predict; give more text")
+            raise InputError(
+                "no document has two tokens or more, so there is nothing to predict; give more text"
+            )
         self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
-        self.document = lru_cache(int(lanes))(documents.__getitem__)  # cached: recall documents are generated when read
+        self.document = lru_cache(int(lanes))(
+            documents.__getitem__
+        )  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
         if self.seed is None:
@@ -202,15 +245,25 @@ class Lanes(Iterator):
 
     def seek(self, position: dict) -> None:
         """Continue from a position() over the same documents."""
-        self.passes, self.dealt, reading = (position[name] for name in ("passes", "dealt", "reading"))
+        self.passes, self.dealt, reading = (
+            position[name] for name in ("passes", "dealt", "reading")
+        )
         self.order = self._shuffle(self.passes)
-        lost = any(segment not in range(self._segments(index)) for index, segment in filter(None, reading))
-        if lost or self.dealt not in range(len(self.order) + 1) or len(reading) != len(self.reading):
+        lost = any(
+            segment not in range(self._segments(index)) for index, segment in filter(None, reading)
+        )
+        if (
+            lost
+            or self.dealt not in range(len(self.order) + 1)
+            or len(reading) != len(self.reading)
+        ):
             raise ValueError("its lanes are at no place of the documents")
         self.reading = [place and tuple(place) for place in reading]
 
 
-def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:
+def one_pass(
+    documents: Sequence, lanes: int, length: int, overlap: int = 0
+) -> Iterator[tuple[Segment, list[int]]]:
     """Read every document once; yields (segment, kept). A segment drops lanes whose documents have ended.
 
     kept lists the rows of the previous segment that continue, in order: index the carried state with it.

@@ -47,7 +47,14 @@ class RecallConfig:
     spacing: int = 4
 
     def __post_init__(self):
-        least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2}
+        least = {
+            "pairs": 1,
+            "values": 2,
+            "rewrites": 0,
+            "questions": 1,
+            "distance": 0,
+            "spacing": 2,
+        }
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {number}")
@@ -56,7 +63,9 @@ class RecallConfig:
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
         if 2 * self.rewrites > self.distance:
-            raise ValueError(f"distance is {self.distance}; what stands in the filler needs {2 * self.rewrites} tokens")
+            raise ValueError(
+                f"distance is {self.distance}; what stands in the filler needs {2 * self.rewrites} tokens"
+            )
 
     @property
     def opening(self) -> int:
@@ -69,13 +78,18 @@ class RecallConfig:
         return self.opening + self.distance + self.questions * self.spacing
 
 
-def tell(config: RecallConfig, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def tell(
+    config: RecallConfig, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (the opening's facts (2 pairs,), those in the filler (rewrites, 2), keys (pairs,), their last values (pairs,))."""
     keys = SYMBOLS[::-1][: config.pairs]
     values = SYMBOLS[: config.pairs * config.values].reshape(config.pairs, config.values)
     every, drawn = np.arange(config.pairs), rng.integers(config.values, size=config.pairs)
     opening = np.stack([keys, values[every, drawn]], 1)[rng.permutation(config.pairs)].flatten()
-    changed, new = rng.integers(config.pairs, size=config.rewrites), rng.integers(config.values, size=config.rewrites)
+    changed, new = (
+        rng.integers(config.pairs, size=config.rewrites),
+        rng.integers(config.values, size=config.rewrites),
+    )
     drawn[changed] = new  # of several the last one counts
     return opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn]
 
@@ -85,17 +99,29 @@ def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
     return int((largest + 1) ** rng.random())
 
 
-def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False) -> Document:
+def recall_document(
+    config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False
+) -> Document:
     """One document of config.length tokens; only answers are scored. In training its facts and its distance may vary."""
-    told = replace(config, pairs=drawn_up_to(config.pairs, rng)) if training and config.vary_pairs else config
+    told = (
+        replace(config, pairs=drawn_up_to(config.pairs, rng))
+        if training and config.vary_pairs
+        else config
+    )
     opening, changes, keys, answers = tell(told, rng)
     inputs = rng.choice(FILLER, config.length)
     inputs[config.opening - told.opening : config.opening] = opening
     distance = config.distance
-    if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
-        distance = 2 * config.rewrites + drawn_up_to(config.distance - 2 * config.rewrites + 1, rng) - 1
+    if (
+        training and config.vary_distance
+    ):  # from near questions a model learns to keep facts for far ones
+        distance = (
+            2 * config.rewrites + drawn_up_to(config.distance - 2 * config.rewrites + 1, rng) - 1
+        )
     if config.rewrites:
-        places = np.sort(rng.permutation(distance - config.rewrites)[: config.rewrites]) + np.arange(config.rewrites)
+        places = np.sort(
+            rng.permutation(distance - config.rewrites)[: config.rewrites]
+        ) + np.arange(config.rewrites)
         inputs[config.opening + places[:, None] + np.arange(2)] = changes  # none overlap
     asked = rng.integers(told.pairs, size=config.questions)
     at = config.opening + distance + config.spacing * np.arange(config.questions)

@@ -20,8 +20,30 @@ from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import DATA_ADVICE, disk_errors, locked
 
-TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", "")
-SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
+TEXT_SUFFIXES = (
+    ".txt",
+    ".text",
+    ".raw",
+    ".tokens",
+    ".md",
+    ".py",
+    ".tex",
+    ".c",
+    ".h",
+    ".rst",
+    ".json",
+    ".html",
+    ".xml",
+    "",
+)
+SPLIT_NAMES = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
 say_once = cache(print)  # says a line once in a program
 CONTINUING = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
 
@@ -54,16 +76,23 @@ def read_file(path: Path, utf8_as: str = "") -> bytes:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give another --data") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{utf8_as} is not UTF-8 text (byte {error.start}); convert it, or move it out of --data") from None
+        raise InputError(
+            f"{utf8_as} is not UTF-8 text (byte {error.start}); convert it, or move it out of --data"
+        ) from None
     if utf8_as and content.startswith(codecs.BOM_UTF8):
-        say_once("files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr)
+        say_once(
+            "files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr
+        )
         return content.removeprefix(codecs.BOM_UTF8)
     return content
 
 
 def split_of(name: str) -> str:
     """The split of a document, by a hash of its name: 5% valid, 5% test, the rest train."""
-    bucket = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4], "big") % 20
+    bucket = (
+        int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4], "big")
+        % 20
+    )
     return {0: "test", 1: "valid"}.get(bucket, "train")
 
 
@@ -75,7 +104,10 @@ def parts_by_position(text: Text) -> Iterator[tuple[str, Text]]:
         after = content[end : end + 3]
         ends.append(end + len(after) - len(after.lstrip(CONTINUING)))
     for split, start, stop in zip(SPLITS, ends, [*ends[1:], len(content)], strict=True):
-        yield split, Text(f"{text.name}:{split}", (partial(content.__getitem__, slice(start, stop)),))
+        yield (
+            split,
+            Text(f"{text.name}:{split}", (partial(content.__getitem__, slice(start, stop)),)),
+        )
 
 
 def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]]:
@@ -83,9 +115,14 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
 
     Whole texts are taken by name (split_of) if that gives every split a text; otherwise each text is cut by position.
     """
-    becomes = {split: "train" if split in given else split for split in SPLITS}  # {split_of(name): split that the text goes to}
+    becomes = {
+        split: "train" if split in given else split for split in SPLITS
+    }  # {split_of(name): split that the text goes to}
     filled = set()
-    by_name = any(filled.add(becomes[split_of(text.name)]) or filled == {*becomes.values()} for text in given["train"]())
+    by_name = any(
+        filled.add(becomes[split_of(text.name)]) or filled == {*becomes.values()}
+        for text in given["train"]()
+    )
     for split in SPLITS[1:]:
         yield from ((split, text) for text in given.get(split, tuple)())
     for text in given["train"]():
@@ -100,7 +137,9 @@ def source_of_path(data: DataConfig) -> Source:
     and test/ of a folder are its splits.
     """
     path, of_text = Path(data.data), data.tokenizer != MU_LAW
-    files = [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))
+    files = (
+        [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))
+    )
     places = {file: file.relative_to(path).parts or (path.name,) for file in files}
     tops = {places[file][0] for file in files if len(places[file]) > 1}
     own = {top: SPLIT_NAMES[top] for top in sorted(tops) if top in SPLIT_NAMES}
@@ -108,7 +147,9 @@ def source_of_path(data: DataConfig) -> Source:
         own = {}
     elif beside := sorted(tops - own.keys()):
         splits, beside = ", ".join(own), ", ".join(beside)
-        raise InputError(f"--data {path} has the splits {splits} and also {beside}; move them into a split, or out of the folder")
+        raise InputError(
+            f"--data {path} has the splits {splits} and also {beside}; move them into a split, or out of the folder"
+        )
 
     def texts_of(split: str) -> Iterator[Text]:
         for file in files:
@@ -122,10 +163,18 @@ def source_of_path(data: DataConfig) -> Source:
 
 def files_below(folder: Path, suffixes: tuple) -> list[Path]:
     """The files below a folder that have one of the suffixes and are not hidden, sorted; raises InputError if there are none."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
-    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    files = sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file()
+    )
+    files = [
+        path
+        for path in files
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
     if not files:
-        raise InputError(f"--data {folder}: no file in it ends in one of {' '.join(filter(None, suffixes))}; give another folder")
+        raise InputError(
+            f"--data {folder}: no file in it ends in one of {' '.join(filter(None, suffixes))}; give another folder"
+        )
     return files
 
 
@@ -138,9 +187,14 @@ def standard_library(root: Path | None = None) -> Source:
     root, files = Path(root or sysconfig.get_paths()["stdlib"]), {}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).parts[0].removesuffix(".py")
-        if name not in ("site-packages", "dist-packages", "test") and not name.startswith("_sysconfigdata"):
+        if name not in ("site-packages", "dist-packages", "test") and not name.startswith(
+            "_sysconfigdata"
+        ):
             files.setdefault(name, []).append(path)
-    texts = [(split_of(name), Text(name, tuple(partial(read_file, path) for path in paths))) for name, paths in files.items()]
+    texts = [
+        (split_of(name), Text(name, tuple(partial(read_file, path) for path in paths)))
+        for name, paths in files.items()
+    ]
     return Source("stdlib", tuple(chain.from_iterable(files.values())), lambda: texts)
 
 
@@ -148,4 +202,9 @@ def only_worker(folder: Path, doing: str) -> contextlib.AbstractContextManager:
     """Make a folder; inside, this process is the only one that works in it. Others wait, and say for what."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return locked(folder / ".lock", f"another process is {doing} {folder}; waiting for it", DATA_ADVICE, waits=True)
+    return locked(
+        folder / ".lock",
+        f"another process is {doing} {folder}; waiting for it",
+        DATA_ADVICE,
+        waits=True,
+    )

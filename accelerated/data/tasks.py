@@ -16,7 +16,10 @@ import torch
 from accelerated.data.config import TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment, move
 
-MASKED, SPAN = 0.3, 3.5  # the fraction of tokens that infilling masks, ours; the mean length of a span, of section 2.3
+MASKED, SPAN = (
+    0.3,
+    3.5,
+)  # the fraction of tokens that infilling masks, ours; the mean length of a span, of section 2.3
 
 
 class Task(NamedTuple):
@@ -45,11 +48,20 @@ def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int
     return lengths
 
 
-def mask_spans(text: np.ndarray, mask: int, rng: np.random.Generator, masked: float = MASKED, span: float = SPAN) -> np.ndarray:
+def mask_spans(
+    text: np.ndarray,
+    mask: int,
+    rng: np.random.Generator,
+    masked: float = MASKED,
+    span: float = SPAN,
+) -> np.ndarray:
     """Return text (n,) with each drawn span replaced by one `mask` token; all placements of the spans are equally likely."""
     lengths = span_lengths(budget := round(masked * len(text)), span, rng)
     items = len(text) - budget + len(lengths)
-    hidden, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
+    hidden, width = (
+        np.zeros(items, bool),
+        np.ones(items, int),
+    )  # width: tokens of the text that each item stands for
     places = rng.permutation(items)[: len(lengths)]
     hidden[places], width[places] = True, lengths
     first = np.minimum(np.cumsum(width) - width, len(text) - 1)
@@ -63,12 +75,16 @@ class MultiTask:
     position() is enough to resume.
     """
 
-    def __init__(self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0):
+    def __init__(
+        self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0
+    ):
         self.lanes, self.config, self.special, self.seed = lanes, config, special, seed
         self.rollouts = 0
         shape = (len(lanes.reading), lanes.length)
         self.previous, self.earlier = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.age = np.zeros(shape[0], np.int64)  # (B,) segments that each lane has read of its document
+        self.age = np.zeros(
+            shape[0], np.int64
+        )  # (B,) segments that each lane has read of its document
 
     def rollout(self, horizon: int) -> list[Segment]:
         """The next `horizon` segments of every lane."""
@@ -84,12 +100,17 @@ class MultiTask:
         """Return the segment with its lanes' tasks; a lane continues the text if its document is too young for its drawn task."""
         starts, tokens = segment.starts.numpy(), segment.tokens.numpy()
         self.age[starts], self.previous[starts] = 0, self.special("begin")
-        kind = np.where(self.age >= drawn, drawn, 0)  # infilling needs one previous segment, recall two
+        kind = np.where(
+            self.age >= drawn, drawn, 0
+        )  # infilling needs one previous segment, recall two
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading, readable = self.previous.copy(), np.ones(tokens.shape, bool)
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
             masked = mask_spans(self.previous[lane], self.special("mask"), rng)
-            reading[lane, : len(masked)], readable[lane] = masked, np.arange(tokens.shape[1]) < len(masked)
+            reading[lane, : len(masked)], readable[lane] = (
+                masked,
+                np.arange(tokens.shape[1]) < len(masked),
+            )
         self.earlier, self.previous = self.previous, tokens.copy()
         self.age += 1
         other = torch.from_numpy(kind != 0)[:, None]
@@ -102,7 +123,11 @@ class MultiTask:
         position = self.lanes.position() | {"rollouts": self.rollouts}
         if self.config.continuation_alone:
             return position
-        return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
+        return position | {
+            "history": {
+                name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")
+            }
+        }
 
     def seek(self, position: dict) -> None:
         """Continue from a position() over the same documents."""

@@ -47,7 +47,12 @@ class Tokenizer:
     spells_text = True
 
     def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes = b""):
-        self.name, self.spellings, self.fingerprint, self.content = name, spellings, fingerprint, content
+        self.name, self.spellings, self.fingerprint, self.content = (
+            name,
+            spellings,
+            fingerprint,
+            content,
+        )
         self.vocabulary = len(spellings)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.token_bytes = np.array([len(text) for text in spellings])
@@ -84,10 +89,19 @@ class BpeTokenizer(Tokenizer):
         self.encoding = encoding
         spelled = {rank: token for token, rank in encoding._mergeable_ranks.items()}
         spelled |= {number: token.encode() for token, number in encoding._special_tokens.items()}
-        spellings = [spelled.get(token, b"") for token in range(encoding.n_vocab)]  # some encodings leave ids unused
+        spellings = [
+            spelled.get(token, b"") for token in range(encoding.n_vocab)
+        ]  # some encodings leave ids unused
         shown = [base64.b64encode(text) for text in spellings]
-        fingerprint = hashlib.sha256(hashlib.sha256(b"\0".join(shown)).digest() + encoding._pat_str.encode()).hexdigest()
-        super().__init__(name, spellings, fingerprint, b"".join(b"%b %d\n" % line for line in zip(shown, count())))
+        fingerprint = hashlib.sha256(
+            hashlib.sha256(b"\0".join(shown)).digest() + encoding._pat_str.encode()
+        ).hexdigest()
+        super().__init__(
+            name,
+            spellings,
+            fingerprint,
+            b"".join(b"%b %d\n" % line for line in zip(shown, count())),
+        )
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids; bytes that are not UTF-8 are read as replacement characters."""
@@ -107,16 +121,32 @@ class PackagedTokenizer(Tokenizer):
         self.model.encode_special_tokens = True
         self.model.no_padding()
         self.model.no_truncation()
-        symbols = byte_of_symbol() if "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}" else {}
-        self.kind, tokens = type(self.model.model).__name__, {number: token for token, number in self.model.get_vocab().items()}
-        spellings = [spelling_of(tokens[i], symbols, self.kind) if i in tokens else b"" for i in range(1 + max(tokens))]
+        symbols = (
+            byte_of_symbol()
+            if "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}"
+            else {}
+        )
+        self.kind, tokens = (
+            type(self.model.model).__name__,
+            {number: token for token, number in self.model.get_vocab().items()},
+        )
+        spellings = [
+            spelling_of(tokens[i], symbols, self.kind) if i in tokens else b""
+            for i in range(1 + max(tokens))
+        ]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids; bytes that are not UTF-8 are read as replacement characters."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
-        parts = text.splitlines(keepends=True) if self.kind == "WordLevel" else [text]  # words cross no line end; it is faster
-        ids = [number for part in parts for number in self.model.encode(part, add_special_tokens=False).ids]
+        parts = (
+            text.splitlines(keepends=True) if self.kind == "WordLevel" else [text]
+        )  # words cross no line end; it is faster
+        ids = [
+            number
+            for part in parts
+            for number in self.model.encode(part, add_special_tokens=False).ids
+        ]
         return np.array(ids, self.dtype)
 
 
@@ -141,14 +171,22 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
     pairs = [line.split() for line in content.splitlines() if line]
     with contextlib.suppress(ValueError):
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-        if sorted(ranks.values()) == list(range(len(pairs))) and {bytes([byte]) for byte in range(256)} <= ranks.keys():
+        if (
+            sorted(ranks.values()) == list(range(len(pairs)))
+            and {bytes([byte]) for byte in range(256)} <= ranks.keys()
+        ):
             return ranks
-    raise ValueError("it is no list of tokens in base64, all 256 bytes among them, with ranks 0, 1, 2 ..., each once")
+    raise ValueError(
+        "it is no list of tokens in base64, all 256 bytes among them, with ranks 0, 1, 2 ..., each once"
+    )
 
 
 def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     """The tokenizer of {token: rank}; it cuts text into words as GPT-2 does."""
-    return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=GPT2_PIECES, mergeable_ranks=ranks, special_tokens={}))
+    return BpeTokenizer(
+        name,
+        tiktoken.Encoding("ranks", pat_str=GPT2_PIECES, mergeable_ranks=ranks, special_tokens={}),
+    )
 
 
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
@@ -158,7 +196,11 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
         content = Path(path).read_bytes()
         if Path(path).name == "vocab.json" and merges.exists():  # as GPT-2 and RoBERTa have them
             package = tokenizers_package("a vocab.json")
-            content = package.ByteLevelBPETokenizer(name, str(merges), add_prefix_space=False).to_str().encode()
+            content = (
+                package.ByteLevelBPETokenizer(name, str(merges), add_prefix_space=False)
+                .to_str()
+                .encode()
+            )
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
         return tokenizer_of_ranks(name, read_ranks(content))
@@ -179,7 +221,9 @@ def open_tokenizer(name: str) -> Tokenizer:
     try:
         return BpeTokenizer(name, tiktoken.get_encoding(name))
     except (OSError, ValueError) as error:
-        raise InputError(f"--tokenizer {name}: tiktoken cannot fetch it ({error}); {OFFLINE}") from None
+        raise InputError(
+            f"--tokenizer {name}: tiktoken cannot fetch it ({error}); {OFFLINE}"
+        ) from None
 
 
 def run_tokenizer(run: Path, data: DataConfig) -> Tokenizer:
@@ -191,7 +235,9 @@ def run_tokenizer(run: Path, data: DataConfig) -> Tokenizer:
     own = folder / data.tokenizer_file
     if not own.exists() and Path(data.tokenizer).parent == folder:
         own = Path(data.tokenizer)
-    return tokenizer_of_file(own, DAMAGED) if data.tokenizer_file else open_tokenizer(data.tokenizer)
+    return (
+        tokenizer_of_file(own, DAMAGED) if data.tokenizer_file else open_tokenizer(data.tokenizer)
+    )
 
 
 def tokenizers_package(what: str = "--train-bpe") -> ModuleType:
@@ -220,22 +266,31 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     written = sorted(model.get_vocab(), key=model.token_to_id)
     merged = [bytes(symbols[symbol] for symbol in token) for token in written if len(token) > 1]
     check_learned("--train-bpe", vocabulary, 256 + len(merged))
-    return {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *merged])}
+    return {
+        token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *merged])
+    }
 
 
 def cut_up(text: Text) -> Iterator[bytes]:
     """The text, at most LEARNING_PIECE bytes at a time."""
     for part in text.parts:
         content = part()
-        yield from (content[start : start + LEARNING_PIECE] for start in range(0, len(content), LEARNING_PIECE))
+        yield from (
+            content[start : start + LEARNING_PIECE]
+            for start in range(0, len(content), LEARNING_PIECE)
+        )
 
 
 def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
     """Learn a tokenizer of `vocabulary` tokens from a source's training split, without bytes that are not UTF-8."""
     texts = (cut_up(text) for split, text in source.texts() if split == "train")
     pieces = (piece for text in texts for piece in codecs.iterdecode(text, "utf-8", "ignore"))
-    print(f"learning {vocabulary:,} tokens", file=sys.stderr)  # the package does not say how far it is
-    learned = ThreadPoolExecutor(1).submit(learn_ranks, pieces, vocabulary)  # it would keep Ctrl-C from the thread that calls it
+    print(
+        f"learning {vocabulary:,} tokens", file=sys.stderr
+    )  # the package does not say how far it is
+    learned = ThreadPoolExecutor(1).submit(
+        learn_ranks, pieces, vocabulary
+    )  # it would keep Ctrl-C from the thread that calls it
     return tokenizer_of_ranks("bpe", learned.result())
 
 
@@ -252,8 +307,12 @@ def train_words(source: Source, vocabulary: int) -> PackagedTokenizer:
     words = sorted(counts.keys() - {LINE_END, UNKNOWN}, key=lambda word: (-counts[word], word))
     check_learned("--train-words", vocabulary, len(words) + 2)
     counts[UNKNOWN] += sum(counts[word] for word in words[vocabulary - 2 :])
-    kept = sorted([LINE_END, UNKNOWN, *words[: vocabulary - 2]], key=lambda word: (-counts[word], word))
-    model = package.Tokenizer(package.models.WordLevel({word: number for number, word in enumerate(kept)}, UNKNOWN))
+    kept = sorted(
+        [LINE_END, UNKNOWN, *words[: vocabulary - 2]], key=lambda word: (-counts[word], word)
+    )
+    model = package.Tokenizer(
+        package.models.WordLevel({word: number for number, word in enumerate(kept)}, UNKNOWN)
+    )
     model.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(WORD), "removed", invert=True)
     return PackagedTokenizer("words", model.to_str().encode())
 
@@ -261,4 +320,6 @@ def train_words(source: Source, vocabulary: int) -> PackagedTokenizer:
 def check_learned(option: str, vocabulary: int, possible: int) -> None:
     """Raise InputError if a vocabulary is larger than what the training split has."""
     if possible < vocabulary:
-        raise InputError(f"{option} {vocabulary}: the training split has only {possible} different tokens; give at most that")
+        raise InputError(
+            f"{option} {vocabulary}: the training split has only {possible} different tokens; give at most that"
+        )

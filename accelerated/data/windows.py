@@ -69,5 +69,10 @@ def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
     Overlap 0 gives the ordinary segments. Raises ValueError unless 0 <= overlap < window.
     """
     if not 0 <= overlap < window:
-        raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
-    return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
+        raise ValueError(
+            f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}"
+        )
+    return [
+        window_at(index, length, window, overlap)
+        for index in range(count_windows(length, window, overlap))
+    ]

@@ -22,7 +22,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
+    safetensors = optional_package(
+        "safetensors.torch", "an exported run needs", "gpt2", "safetensors"
+    )
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
@@ -30,11 +32,19 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         safetensors.save_file(parameters, path, {"format": "pt"})
     if name := run.settings.data.tokenizer_file:
         run.tokenizer.save(folder / name)
-    about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint}
+    about = {
+        "format": EXPORT,
+        "step": run.checkpoint["step"],
+        "tokenizer": run.tokenizer.fingerprint,
+    }
     about |= {"sha256": file_checksum(folder / WEIGHTS)}  # --init checks it
     write_settings(folder, about | settings_contents(run.settings), ADVICE)
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
     size = sum(value.numel() for value in parameters.values())
-    lines = [f"{run.settings.model}, {size:,} parameters, step {about['step']:,}, in {folder}: {', '.join(files)}"]
+    lines = [
+        f"{run.settings.model}, {size:,} parameters, step {about['step']:,}, in {folder}: {', '.join(files)}"
+    ]
     lines.append(f"train on from there with: python train.py --init {shlex.quote(str(folder))}")
     return {"folder": str(folder), "files": files, "parameters": size}, lines

@@ -70,7 +70,9 @@ def step_of(model: Module) -> Callable:
 
 
 @torch.no_grad()
-def read_prompt(model: Module, prompt: Tensor, new_window: bool = False, step: Callable | None = None) -> tuple[Tensor, tuple]:
+def read_prompt(
+    model: Module, prompt: Tensor, new_window: bool = False, step: Callable | None = None
+) -> tuple[Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
     Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. If there is
@@ -101,7 +103,9 @@ def nucleus(probabilities: Tensor, mass: float) -> Tensor:
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     before = functional.pad(ordered.cumsum(-1)[:, :-1], (1, 0))  # sum of more probable tokens
     left_out = before >= mass * ordered.sum(-1, keepdim=True)
-    left_out[:, 0] = False  # Holtzman et al. 2019; Compressive Transformers (appendix E) uses mass 0.98
+    left_out[:, 0] = (
+        False  # Holtzman et al. 2019; Compressive Transformers (appendix E) uses mass 0.98
+    )
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
@@ -116,7 +120,12 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) 
 
 
 def drawn_tokens(
-    logits: Tensor, state: tuple, count: int, sampling: Sampling, generator: torch.Generator | None, step: Callable
+    logits: Tensor,
+    state: tuple,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    step: Callable,
 ) -> Iterator[Tensor]:
     """Yield `count` tokens (B,), the first drawn from logits (B, V), the others by `step`, such as model.step.
 
@@ -124,7 +133,9 @@ def drawn_tokens(
     """
     for number in range(1, count + 1):
         if not torch.isfinite(logits).all():
-            wrong = f"the model's prediction of token {number:,} of the continuation is NaN or infinite"
+            wrong = (
+                f"the model's prediction of token {number:,} of the continuation is NaN or infinite"
+            )
             raise InputError(f"{wrong}; give another --checkpoint, or train again")
         token = draw(logits, sampling, generator)
         yield token
@@ -134,12 +145,19 @@ def drawn_tokens(
 
 @torch.no_grad()
 def continue_text(
-    model: Module, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None, new_window: bool = False
+    model: Module,
+    prompt: Tensor,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    new_window: bool = False,
 ) -> Iterator[Tensor]:
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
-        yield from drawn_tokens(*read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
+        yield from drawn_tokens(
+            *read_prompt(model, prompt, new_window, step), count, sampling, generator, step
+        )
 
 
 def show_text(tokenizer: object, ids: Iterable) -> str:
@@ -149,15 +167,21 @@ def show_text(tokenizer: object, ids: Iterable) -> str:
 
 def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
     """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
-    return codecs.iterdecode((tokenizer.decode([token]) for token in tokens), "utf-8", errors="replace")
+    return codecs.iterdecode(
+        (tokenizer.decode([token]) for token in tokens), "utf-8", errors="replace"
+    )
 
 
 def write_continuation(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
     """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
     text = tokenizer.spells_text
-    pieces = stream_text(tokenizer, tokens) if text else (tokenizer.decode([token]) for token in tokens)
+    pieces = (
+        stream_text(tokenizer, tokens) if text else (tokenizer.decode([token]) for token in tokens)
+    )
     out = sys.stdout if text else sys.stdout.buffer
-    first = next(pieces, "" if text else b"")  # reads the prompt: its errors come before any output. Tokens may spell nothing
+    first = next(
+        pieces, "" if text else b""
+    )  # reads the prompt: its errors come before any output. Tokens may spell nothing
     out.write(show_text(tokenizer, prompt) if text else tokenizer.decode(prompt))
     try:
         for piece in itertools.chain([first], pieces):
@@ -175,10 +199,16 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")
     if options.new_window and not hasattr(run.model.config, "overlap"):
-        raise InputError(f"--new-window is for models that read windows, this is {run.settings.model}; leave it out")
-    given = next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
+        raise InputError(
+            f"--new-window is for models that read windows, this is {run.settings.model}; leave it out"
+        )
+    given = next(
+        (given for given in (options.prompt, options.prompt_file) if given is not None), b"\n"
+    )
     if not (prompt := run.tokenizer.encode(given).tolist()):
-        raise InputError("the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file")
+        raise InputError(
+            "the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file"
+        )
     return prompt
 
 
@@ -188,7 +218,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     sampling = Sampling(options.temperature, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     given = torch.tensor([prompt], device=device)
-    tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)
+    tokens = continue_text(
+        run.model, given, options.tokens, sampling, generator, options.new_window
+    )
     if options.json:
         continuation = show_text(run.tokenizer, tokens)
         return {"prompt": show_text(run.tokenizer, prompt), "continuation": continuation}, []

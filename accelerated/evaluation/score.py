@@ -44,13 +44,19 @@ class TrainedRun(NamedTuple):
     def to_read(self, split: str) -> Sequence:
         """What is read of a split: its documents, or parts of their joined text if memory is carried over documents."""
         documents, size = self.splits[split], self.model.config.segment
-        return joined_for_lanes(self.lane_count, documents, least=size) if self.carry_over else documents
+        return (
+            joined_for_lanes(self.lane_count, documents, least=size)
+            if self.carry_over
+            else documents
+        )
 
     def by_document(self, nats: list[np.ndarray]) -> list[np.ndarray]:
         """The losses of each document of the only split, from the token_nats of what was read of it."""
         if not self.carry_over:
             return nats
-        lengths = lengths_of(self.splits[self.split])  # a prediction of the next document's first token is after each
+        lengths = lengths_of(
+            self.splits[self.split]
+        )  # a prediction of the next document's first token is after each
         parts = np.split(np.concatenate(nats), np.cumsum(lengths + (lengths > 0))[:-1])
         return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
@@ -72,9 +78,18 @@ class TrainedRun(NamedTuple):
     def words(self, split: str | None = None) -> tuple[int, str]:
         """(Words in the text of a split, or of the only one; how they were counted): officially if that is as many, else here."""
         split = split or self.split
-        own, line_ends = (int(np.sum(getattr(self.splits[split], name, 0))) for name in ("words", "line_ends"))
-        official, line_ends = OFFICIAL_WORDS.get(self.data, {}).get(split), line_ends if self.data in WIKITEXTS else 0
-        return (official, "official count") if own + line_ends == official else (own, "counted between white space")
+        own, line_ends = (
+            int(np.sum(getattr(self.splits[split], name, 0))) for name in ("words", "line_ends")
+        )
+        official, line_ends = (
+            OFFICIAL_WORDS.get(self.data, {}).get(split),
+            line_ends if self.data in WIKITEXTS else 0,
+        )
+        return (
+            (official, "official count")
+            if own + line_ends == official
+            else (own, "counted between white space")
+        )
 
 
 def ratio(total: float, count: int) -> float:
@@ -117,7 +132,9 @@ class Predictions(NamedTuple):
 
 def count_bytes(segments: Iterable[Segment], tokenizer: object) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are still on the host."""
-    return sum(int(tokenizer.token_bytes[s.targets.numpy()[s.scored.numpy()]].sum()) for s in segments)
+    return sum(
+        int(tokenizer.token_bytes[s.targets.numpy()[s.scored.numpy()]].sum()) for s in segments
+    )
 
 
 def carries_nothing(model: Module) -> bool:
@@ -142,9 +159,17 @@ def predictions(model: Module, hidden: Tensor, segment: Segment) -> Predictions:
 
     Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
     """
-    chunks = logits_in_chunks(hidden.flatten(0, 1), model.output_matrix(), targets_of(segment).flatten())
-    parts = [(functional.cross_entropy(logits, aims, reduction="none"), logits.argmax(-1) == aims) for _, logits, aims in chunks]
-    nats, right = (torch.cat(part).view(segment.targets.shape).cpu().numpy() for part in zip(*parts, strict=True))
+    chunks = logits_in_chunks(
+        hidden.flatten(0, 1), model.output_matrix(), targets_of(segment).flatten()
+    )
+    parts = [
+        (functional.cross_entropy(logits, aims, reduction="none"), logits.argmax(-1) == aims)
+        for _, logits, aims in chunks
+    ]
+    nats, right = (
+        torch.cat(part).view(segment.targets.shape).cpu().numpy()
+        for part in zip(*parts, strict=True)
+    )
     return Predictions(nats.astype(np.float64), right)
 
 
@@ -159,17 +184,26 @@ def carried_through(
     clear_every: every so many-th segment of a document starts with the initial state; with 1 all do
     predict: if it is false, the Predictions are None
     """
-    size, overlap, device = model.config.segment, overlap_of(model.config), next(model.parameters()).device
+    size, overlap, device = (
+        model.config.segment,
+        overlap_of(model.config),
+        next(model.parameters()).device,
+    )
     lengths = lengths_of(documents)
     count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
     lanes = min(lanes, max(1, np.count_nonzero(lengths)))  # no more than have something to read
     state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
     with evaluating(model), Progress("evaluating", count, "segment") as bar:
         for segment, kept in one_pass(documents, lanes, size, overlap):
-            state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
+            state, number = (
+                keep_lanes(state, kept),
+                np.where(segment.starts.numpy(), 0, number[kept] + 1),
+            )
             starts = number % clear_every == 0 if clear_every else number == 0
             if starts.any():
-                state = replace_lanes(torch.from_numpy(starts).to(device), model.initial_state(len(starts)), state)
+                state = replace_lanes(
+                    torch.from_numpy(starts).to(device), model.initial_state(len(starts)), state
+                )
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
@@ -182,7 +216,11 @@ def carried_through(
 
 
 def add_segment(
-    score: Score, made: Predictions, segment: Segment, tokenizer: object, lanes: slice | np.ndarray = slice(None)
+    score: Score,
+    made: Predictions,
+    segment: Segment,
+    tokenizer: object,
+    lanes: slice | np.ndarray = slice(None),
 ) -> Score:
     """Add the Score of a segment with its Predictions, or of some of its lanes, to score."""
     nats, right, scored = (field[lanes] for field in (*made, segment.scored.numpy()))
@@ -191,7 +229,9 @@ def add_segment(
     return Score(*(a + b for a, b in zip(score, added, strict=True)))
 
 
-def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False) -> Score:
+def evaluate(
+    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False
+) -> Score:
     """The Score of documents; the state is carried through each, or with clear_memory starts anew at every segment."""
     score = Score()
     for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
@@ -206,26 +246,42 @@ def check_score(score: Score) -> Score:
     return score
 
 
-def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
+def token_nats(
+    model: Module, documents: Sequence, lanes: int, clear_memory: bool = False
+) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
     for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
-        for (document, first), losses, scored in zip(segment.place.tolist(), made.nats, segment.scored.numpy(), strict=True):
+        for (document, first), losses, scored in zip(
+            segment.place.tolist(), made.nats, segment.scored.numpy(), strict=True
+        ):
             nats[document][first + np.flatnonzero(scored)] = losses[scored]
     return nats
 
 
 def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
     """A Score as plain values; words are (words of the original text, how they were counted)."""
-    per_word = {"word_perplexity": score.perplexity(words[0]), "words": words[0], "words_are": words[1]} if words[0] else {}
+    per_word = (
+        {"word_perplexity": score.perplexity(words[0]), "words": words[0], "words_are": words[1]}
+        if words[0]
+        else {}
+    )
     rates = {"bits_per_byte": score.bits_per_byte, "bits_per_token": score.bits_per_token}
     rates |= {"perplexity": score.perplexity(score.tokens)} | per_word
-    return rates | {"nats": score.nats, "tokens": score.tokens, "text_bytes": score.text_bytes, "accuracy": score.accuracy}
+    return rates | {
+        "nats": score.nats,
+        "tokens": score.tokens,
+        "text_bytes": score.text_bytes,
+        "accuracy": score.accuracy,
+    }
 
 
 def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
     """The lines that show a Score of a split with `total` tokens to predict; words as for score_record."""
-    lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
+    lines = [
+        f"bits per byte       {score.bits_per_byte:.4f}",
+        f"bits per token      {score.bits_per_token:.4f}",
+    ]
     lines.append(f"perplexity          {score.perplexity(score.tokens):,.3f}")
     if words[0]:
         of_words = f"{counted(words[0], 'word')} of the original text, {words[1]}"
@@ -245,5 +301,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     words, total = run.words(), run.count_predictions()
     lines = score_lines(score, words, total)
     if run.data == "recall":
-        lines.append(f"right answers       {score.accuracy:.1%} (chance {1 / run.settings.recall.values:.0%})")
+        lines.append(
+            f"right answers       {score.accuracy:.1%} (chance {1 / run.settings.recall.values:.0%})"
+        )
     return score_record(score, words) | {"split_tokens": total}, lines

@@ -31,12 +31,16 @@ class Shares(NamedTuple):
 
 
 @torch.no_grad()
-def read_watched(model: Module, name: str, tokens: Tensor, state: tuple) -> tuple[Reading, Shares | None]:
+def read_watched(
+    model: Module, name: str, tokens: Tensor, state: tuple
+) -> tuple[Reading, Shares | None]:
     """The Reading of a segment of tokens (B, N), and the Shares of its predictions, None if the model has none."""
     calls = defaultdict(list)
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            keep = module.register_forward_hook(lambda module, given, out: calls[module].append((given, out)))
+            keep = module.register_forward_hook(
+                lambda module, given, out: calls[module].append((given, out))
+            )
             hooks.enter_context(keep)
         reading = model.read(tokens, state)
     shares = globals().get(f"{name}_shares")
@@ -61,13 +65,21 @@ def attention_to(sizes: Iterable[int], attend: Callable, key: Tensor) -> Tensor:
 def compressive_shares(model: Module, calls: dict) -> Shares:
     """Attention to the rows of both memories and of the segment."""
     c = model.config
-    sizes = {"compressed memory": c.compressed_memory, "memory": c.memory, "this segment": c.segment}
+    sizes = {
+        "compressed memory": c.compressed_memory,
+        "memory": c.memory,
+        "this segment": c.segment,
+    }
     sizes = {part: size for part, size in sizes.items() if size}
 
     def of_layer(layer, h, memory, compressed, sinusoids, *_):
         query, key, _ = layer.project(h, torch.cat([compressed, memory], 1))
         distance_key = layer.project_distances(sinusoids)
-        return attention_to(sizes.values(), lambda values: layer.attend(query, key, values, distance_key, False)[0], key)
+        return attention_to(
+            sizes.values(),
+            lambda values: layer.attend(query, key, values, distance_key, False)[0],
+            key,
+        )
 
     values = [of_layer(layer, *calls[layer][0][0]) for layer in model.layers]
     return Shares(EVERYWHERE, tuple(sizes), torch.stack(values).mean(0))
@@ -82,8 +94,12 @@ def pretrained_recurrence_shares(model: Module, calls: dict) -> Shares:
         key = torch.cat([layer.key_value(inserted)[0], key], 2)
         attend = functools.partial(content_attention, query, key, mask=mask)
         values.append(attention_to((inserted.shape[1], x.shape[1]), attend, key))
-    title = f"attention in layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}, mean of heads"
-    return Shares(title, (f"inserted vector{'s' * (vectors > 1)}", "this window"), torch.stack(values).mean(0))
+    title = (
+        f"attention in layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}, mean of heads"
+    )
+    return Shares(
+        title, (f"inserted vector{'s' * (vectors > 1)}", "this window"), torch.stack(values).mean(0)
+    )
 
 
 def memformer_shares(model: Module, calls: dict) -> Shares | None:
@@ -94,8 +110,18 @@ def memformer_shares(model: Module, calls: dict) -> Shares | None:
     def of_layer(attention, x, distances, memory):
         query, key = attention.project(attention.norm(x), "query", "key")
         key = torch.cat([*attention.project(attention.memory_norm(memory), "key"), key], 2)
-        placed = {"rows": attention.far_to_near(distances), "count": distances.length, "mask": distances.mask}
-        return attention_to((memory.shape[1], x.shape[1]), functools.partial(attention.attend, query, key, **placed), key)
+        placed = {
+            "rows": attention.far_to_near(distances),
+            "count": distances.length,
+            "mask": distances.mask,
+        }
+        return attention_to(
+            (memory.shape[1], x.shape[1]),
+            functools.partial(attention.attend, query, key, **placed),
+            key,
+        )
 
-    values = [of_layer(layer.attention, *calls[layer.attention][0][0]) for layer in model.decoder.layers]
+    values = [
+        of_layer(layer.attention, *calls[layer.attention][0][0]) for layer in model.decoder.layers
+    ]
     return Shares(EVERYWHERE, ("memory slots", "this segment"), torch.stack(values).mean(0))

@@ -46,9 +46,13 @@ class MixedLoss(compressive.Layer):
     difference = staticmethod(compressive.mean_square)
     weight: float  # of the loss
 
-    def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
+    def attention_reconstruction(
+        self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
+    ) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
-        evicted = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
+        evicted = slice(
+            self.config.compressed_memory, self.config.compressed_memory + self.config.segment
+        )
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
         found = content_attention(query, *project(new, self.config.heads, [self.key, self.value]))
         return self.weight * self.difference(found, target)
@@ -68,7 +72,9 @@ class PlainDots(block_recurrent.Layer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         """Key, query, None and value, (B, H, N, E) each."""
-        key, query, value = project(self.dropout(self.norm(x)), self.config.heads, [self.key, self.query, self.value])
+        key, query, value = project(
+            self.dropout(self.norm(x)), self.config.heads, [self.key, self.query, self.value]
+        )
         return key, query * self.config.head_width**-0.5, None, value
 
 
@@ -90,7 +96,9 @@ class Ablation(NamedTuple):
 
     words: str  # the paper's
     options: str  # of train.py
-    ways: dict[str, Callable[[nn.Module], object]]  # {name: what is done to the model before it is trained}
+    ways: dict[
+        str, Callable[[nn.Module], object]
+    ]  # {name: what is done to the model before it is trained}
     rates: tuple[float, ...]
 
 
@@ -105,8 +113,14 @@ ABLATIONS = {
         Transformers, 3.2). In the others our mean square, or the norm of Algorithm 2, times a weight, trains the whole model""",
         options_of("compressive-8-9", "compressive"),
         {"alone": id}
-        | {f"mean-square-x{weight:g}": functools.partial(mix_losses, weight=weight) for weight in (1, 10, 100)}
-        | {f"norm-x{weight:g}": functools.partial(mix_losses, kind=MixedNorm, weight=weight) for weight in (0.01, 0.1, 1)},
+        | {
+            f"mean-square-x{weight:g}": functools.partial(mix_losses, weight=weight)
+            for weight in (1, 10, 100)
+        }
+        | {
+            f"norm-x{weight:g}": functools.partial(mix_losses, kind=MixedNorm, weight=weight)
+            for weight in (0.01, 0.1, 1)
+        },
         (0.006, 0.018),
     ),
     "normalization": Ablation(
@@ -117,7 +131,12 @@ ABLATIONS = {
         (0.002, 0.006, 0.018, 0.054),
     ),
 }
-ROWS = {f"{name}-{way}-{rate}": (name, way, rate) for name, it in ABLATIONS.items() for way in it.ways for rate in it.rates}
+ROWS = {
+    f"{name}-{way}-{rate}": (name, way, rate)
+    for name, it in ABLATIONS.items()
+    for way in it.ways
+    for rate in it.rates
+}
 EVERY, WATCHED = 20, 32  # updates between target_squares; lanes and segments of each
 ABOUT = """The papers say of some things that they made learning worse, or were needed, without a number. Here models are trained
 with and without, on the bytes of the standard library. All ways of a seed begin alike and read the same text."""
@@ -156,21 +175,38 @@ def trained(row: str, seed: int) -> dict:
     splits = load_corpus(settings.data, tokenizer, settings.recall, start.data_dir).splits
     model = model_class(settings.model)(settings.model_config, seed)
     ablation.ways[way](model)
-    lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
+    lanes = Lanes(
+        cut_for_lanes(training.batch, splits["train"]),
+        training.batch,
+        settings.model_config.segment,
+        seed,
+    )
     norms, targets = [], []
-    for norm in Progress(f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)):
+    for norm in Progress(
+        f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)
+    ):
         norms.append(norm)
         if name == "compression-loss" and not len(norms) % EVERY:
             targets.append(target_square(model, splits["valid"]))
-    score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
+    score = (
+        None
+        if len(norms) < training.steps
+        else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
+    )
     later = norms[len(norms) // 2 :] or [math.inf]
-    run = {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
+    run = {
+        "bits_per_byte": score,
+        "median_norm": statistics.median(later),
+        "largest_norm": max(later),
+    }
     return run | ({"targets": targets} if targets else {})
 
 
 def said(run: dict) -> str:
     """What came out of a run."""
-    return "diverged" if run["bits_per_byte"] is None else f"{run['bits_per_byte']:.3f} bits per byte"
+    return (
+        "diverged" if run["bits_per_byte"] is None else f"{run['bits_per_byte']:.3f} bits per byte"
+    )
 
 
 def result(record: dict, name: str) -> str:
@@ -178,10 +214,19 @@ def result(record: dict, name: str) -> str:
     ablation, lines = ABLATIONS[name], []
     for rate, way in itertools.product(ablation.rates, ablation.ways):
         if runs := record["runs"].get(f"{name}-{way}-{rate}"):
-            bits, medians, largest = zip(*([*run.values()][:3] for run in runs.values()), strict=True)
+            bits, medians, largest = zip(
+                *([*run.values()][:3] for run in runs.values()), strict=True
+            )
             norms = [f"{statistics.mean(norms):.3g}" for norms in (medians, largest)]
             lines.append([way, rate, ", ".join(runs), mean_and_spread(bits, ".3f"), *norms])
-    head = [name, "learning rate", "seeds", "test, bits per byte", "gradient's norm, median", "largest"]
+    head = [
+        name,
+        "learning rate",
+        "seeds",
+        "test, bits per byte",
+        "gradient's norm, median",
+        "largest",
+    ]
     return markdown_table(head, *lines)
 
 
@@ -192,24 +237,42 @@ def page(record: dict) -> str:
     [block-recurrent](../block_recurrent.md)."""
     parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
-        parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
+        parts += [
+            f"## {name.capitalize().replace('-', ' ')}",
+            wrapped(f"{ABLATIONS[name].words}."),
+            result(record, name),
+        ]
     picture = "![the mean square of what compression is to reconstruct, by updates](ablations.svg)"
-    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, picture, *parts)
+    return laid_out(
+        record, "What the papers tried and left", "ablations", ABOUT, how, picture, *parts
+    )
 
 
 def draw(record: dict, path: Path) -> None:
     """Draw how what is reconstructed collapses where the compression's loss reaches it: means of the seeds."""
     figure, [axes] = new_figure()
     for row, runs in record["runs"].items():
-        if curves := [run["targets"] for run in runs.values() if "targets" in run and run["bits_per_byte"] is not None]:
-            axes.plot(EVERY * np.arange(1, len(curves[0]) + 1), np.mean(curves, 0), label=", ".join(map(str, ROWS[row][1:])))
-    axes.set(xlabel="updates", ylabel="mean square of the attention that is reconstructed", yscale="log")
+        if curves := [
+            run["targets"]
+            for run in runs.values()
+            if "targets" in run and run["bits_per_byte"] is not None
+        ]:
+            axes.plot(
+                EVERY * np.arange(1, len(curves[0]) + 1),
+                np.mean(curves, 0),
+                label=", ".join(map(str, ROWS[row][1:])),
+            )
+    axes.set(
+        xlabel="updates", ylabel="mean square of the attention that is reconstructed", yscale="log"
+    )
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
 SETTINGS = {name: ablation.options for name, ablation in ABLATIONS.items()}
-EXPERIMENT = Experiment("ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page, draw)
+EXPERIMENT = Experiment(
+    "ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page, draw
+)
 
 if __name__ == "__main__":
     run_program("ablations", conduct, EXPERIMENT, sys.argv[1:])

@@ -45,12 +45,24 @@ class Experiment(NamedTuple):
 def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace:
     """The rows, seeds and folder of a command line; raises InputError if one cannot be."""
     rows = textwrap.fill(", ".join(experiment.rows), 114, break_on_hyphens=False)
-    parser = OptionParser(prog=f"python -m accelerated.lab.{experiment.program}", allow_abbrev=False)
+    parser = OptionParser(
+        prog=f"python -m accelerated.lab.{experiment.program}", allow_abbrev=False
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}"
-    parser.add_argument("--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
+    parser.add_argument(
+        "--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("docs/results"),
+        metavar="FOLDER",
+        help="(default docs/results)",
+    )
     options = parser.parse(argv)
     for row in options.rows:
         check_choice("--rows", row, experiment.rows, InputError)
@@ -70,7 +82,9 @@ def read_record(path: Path, settings: dict) -> dict:
             return record
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    raise InputError(f"{path} has runs of other settings, {record['settings']} and not {settings}; {ADVICE}, or the same options")
+    raise InputError(
+        f"{path} has runs of other settings, {record['settings']} and not {settings}; {ADVICE}, or the same options"
+    )
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
@@ -83,7 +97,9 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
             continue
         began = time.monotonic()
         run = experiment.train(row, seed) | {"seconds": round(time.monotonic() - began, 1)}
-        runs[row] = dict(sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0])))
+        runs[row] = dict(
+            sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0]))
+        )
         record["runs"] = runs = {name: runs[name] for name in experiment.rows if name in runs}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
@@ -109,11 +125,15 @@ def conduct(experiment: Experiment, argv: list[str]) -> None:
         with locked(options.out / f"{experiment.name}.lock", said):
             train_missing(experiment, options)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was trained is kept; continue with the same command") from None
+        raise KeyboardInterrupt(
+            "what was trained is kept; continue with the same command"
+        ) from None
     print(f"wrote {options.out / experiment.name}.md and .json")
 
 
-def draw_shares(path: Path, curves: dict[str, tuple[Sequence, np.ndarray, str]], guess: float, **labels: str) -> None:
+def draw_shares(
+    path: Path, curves: dict[str, tuple[Sequence, np.ndarray, str]], guess: float, **labels: str
+) -> None:
     """Draw {row: (x (n,), percentages (n, seeds), line)}: the mean of the seeds, each seed thinly, and what a guess reaches."""
     figure, [axes] = new_figure()
     for number, (row, (x, values, line)) in enumerate(curves.items()):

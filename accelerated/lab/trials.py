@@ -58,17 +58,29 @@ class Workshop:
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run; rows of any table with the same options share it, in whatever order they stand."""
-        return self.runs / f"{fingerprint(sorted(settled(trial.options).items()))}-seed-{trial.seed}"
+        return (
+            self.runs / f"{fingerprint(sorted(settled(trial.options).items()))}-seed-{trial.seed}"
+        )
 
     def train(self, trials: Iterable[Trial]) -> None:
         """Train the trials that are missing, and resume those that were interrupted; raises InputError if one cannot run."""
         by_folder = {self.folder(trial): trial for trial in trials}
-        self.in_parallel([(self.train_one, trial) for folder, trial in by_folder.items() if not ended(read_metrics(folder))])
+        self.in_parallel(
+            [
+                (self.train_one, trial)
+                for folder, trial in by_folder.items()
+                if not ended(read_metrics(folder))
+            ]
+        )
 
     def train_one(self, trial: Trial) -> str:
         """Train or resume one trial; returns a line about it. A run that diverged counts as finished."""
         folder, began = self.folder(trial), time.monotonic()
-        start = ["--resume", str(folder)] if checkpoint_path(folder).exists() else [*trial.words, "--out", str(folder)]
+        start = (
+            ["--resume", str(folder)]
+            if checkpoint_path(folder).exists()
+            else [*trial.words, "--out", str(folder)]
+        )
         code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *start])
         diverged = code == 2 and last.endswith(DIVERGED)
         if code and not diverged:
@@ -80,7 +92,9 @@ class Workshop:
             Log(folder, math.inf).write(step=0, final=True, diverged=last)
         records = read_metrics(folder)
         if not ended(records):
-            raise InputError(f"{folder} was stopped before its end; give the same command again to continue it")
+            raise InputError(
+                f"{folder} was stopped before its end; give the same command again to continue it"
+            )
         spent = time.monotonic() - began
         return f"{trial.name} {trial.options} --seed {trial.seed}: {validation(records):.4f} bits per byte, {spent:.0f} s"
 
@@ -90,14 +104,27 @@ class Workshop:
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words of eval.py) that it has not answered before."""
-        asked = {self.answer_file(*question): question for question in questions if question[1] != LOG}
-        missing = [question for file, question in asked.items() if not (file.exists() or self.diverged(question[0]))]
+        asked = {
+            self.answer_file(*question): question for question in questions if question[1] != LOG
+        }
+        missing = [
+            question
+            for file, question in asked.items()
+            if not (file.exists() or self.diverged(question[0]))
+        ]
         self.in_parallel([(self.evaluate_one, *question) for question in missing])
 
     def evaluate_one(self, trial: Trial, words: str) -> str:
         """Run one report of eval.py on a trial and keep its JSON; returns a line about it."""
         report, *options = shlex.split(words)
-        command = [sys.executable, str(ROOT / "eval.py"), report, str(self.folder(trial)), *options, "--json"]
+        command = [
+            sys.executable,
+            str(ROOT / "eval.py"),
+            report,
+            str(self.folder(trial)),
+            *options,
+            "--json",
+        ]
         code, output, last = self.run(command)
         if code:
             raise InputError(f"{shlex.join(command[1:])} ended with code {code}: {last}")
@@ -111,20 +138,30 @@ class Workshop:
 
     def answer(self, trial: Trial, words: str) -> Any:
         """The JSON that eval.py answered; of LOG the records of the run's log."""
-        return read_metrics(self.folder(trial)) if words == LOG else json.loads(self.answer_file(trial, words).read_text())
+        return (
+            read_metrics(self.folder(trial))
+            if words == LOG
+            else json.loads(self.answer_file(trial, words).read_text())
+        )
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """(exit code, stdout, last line said) of a program in a session of its own: Ctrl-C reaches it once, by this process."""
         if self.stopping:
             return 1, "", ""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes) as child:
+        with subprocess.Popen(
+            command, env=self.environment, start_new_session=True, **pipes
+        ) as child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
                 child.terminate()  # Python, while it starts, can lose a Ctrl-C
             output, errors = child.communicate()
         self.children.discard(child)
-        return child.returncode, output, ((errors.strip() or output.strip()).splitlines() or ["no output"])[-1]
+        return (
+            child.returncode,
+            output,
+            ((errors.strip() or output.strip()).splitlines() or ["no output"])[-1],
+        )
 
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
@@ -134,7 +171,9 @@ class Workshop:
         """
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for done, future in enumerate(as_completed(pool.submit(*call) for call in calls), start=1):
+                for done, future in enumerate(
+                    as_completed(pool.submit(*call) for call in calls), start=1
+                ):
                     self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
                 self.stopping = True
@@ -171,19 +210,27 @@ def ended(records: list[dict]) -> bool:
 
 def validation(records: list[dict]) -> float:
     """The validation of the last report, infinite if the run diverged."""
-    return next(record for record in reversed(records) if record.get("final")).get("validation_bits_per_byte", math.inf)
+    return next(record for record in reversed(records) if record.get("final")).get(
+        "validation_bits_per_byte", math.inf
+    )
 
 
 def validations(records: list[dict]) -> dict[str, float]:
     """{update: the validation after it}, without that of the last report."""
     name = "validation_bits_per_byte"
-    return {str(record["step"]): record[name] for record in records if name in record and not record.get("final")}
+    return {
+        str(record["step"]): record[name]
+        for record in records
+        if name in record and not record.get("final")
+    }
 
 
 def roughness(records: list[dict]) -> float:
     """How much a validation is off the mean of those before and after it, on average."""
     bits = [*validations(records).values()]
-    return statistics.mean(abs(b - (a + c) / 2) for a, b, c in zip(bits, bits[1:], bits[2:], strict=False))
+    return statistics.mean(
+        abs(b - (a + c) / 2) for a, b, c in zip(bits, bits[1:], bits[2:], strict=False)
+    )
 
 
 def training_loss(records: list[dict], since: float) -> float:
@@ -198,7 +245,9 @@ LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "validation": validation,
     "validation after": validations,
     "best validation": lambda records: min(validations(records).values()),
-    "last above best": lambda records: [*validations(records).values()][-1] - min(validations(records).values()),  # over-fitting
+    "last above best": lambda records: (
+        [*validations(records).values()][-1] - min(validations(records).values())
+    ),  # over-fitting
     "roughness": roughness,
     "second half": lambda records: training_loss(records, 0.5),
     "last tenth": lambda records: training_loss(records, 0.9),

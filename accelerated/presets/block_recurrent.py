@@ -59,14 +59,36 @@ PRESETS = {
     },
 }  # fmt: skip
 
-SMALL = Config(**TESTED, layers=3, **BUCKETED, width=6, head_width=5, window=4, segment=12, recurrent_layers=(2,), states=3)
+SMALL = Config(
+    **TESTED,
+    layers=3,
+    **BUCKETED,
+    width=6,
+    head_width=5,
+    window=4,
+    segment=12,
+    recurrent_layers=(2,),
+    states=3,
+)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
-    | {"layers": 6, "head_width": 64, "window": 128, "segment": 1024, "states": 128, "recurrent_layers": (4,), "dropout": 0.0},
-    "small": COMPARED | {"layers": 2, "window": 32, "segment": 128, "states": 32, "recurrent_layers": (2,)},
+    | {
+        "layers": 6,
+        "head_width": 64,
+        "window": 128,
+        "segment": 1024,
+        "states": 128,
+        "recurrent_layers": (4,),
+        "dropout": 0.0,
+    },
+    "small": COMPARED
+    | {"layers": 2, "window": 32, "segment": 128, "states": 32, "recurrent_layers": (2,)},
     "segments": 1,
     "lanes": {"cpu": 4, "cuda": 8},
-    "baseline": ("Slide with a layer more", lambda config: {"layers": config.layers + 1, "recurrent_layers": ()}),
+    "baseline": (
+        "Slide with a layer more",
+        lambda config: {"layers": config.layers + 1, "recurrent_layers": ()},
+    ),
     "horizons": (1, 2, 4, 8),  # of long segments
     "presets": ("paper", "bytes", "large", "arxiv", "github", "xl-512", "xl-1024", "xl-2048"),
 }

@@ -73,15 +73,32 @@ PRESETS = {
 
 # For each NAME there is NAME-xl, the Transformer-XL with as many memory rows; on enwik8 the paper gives it more
 PRESETS |= {
-    f"{name}-xl": preset | {"memory": preset["memory"] + preset["compressed_memory"], "compressed_memory": 0}
+    f"{name}-xl": preset
+    | {"memory": preset["memory"] + preset["compressed_memory"], "compressed_memory": 0}
     for name, preset in PRESETS.items()
 }
 PRESETS["enwik8-xl"]["memory"] = 2304
 
-SMALL = Config(**TESTED, layers=3, width=6, head_width=5, segment=8, memory=12, compressed_memory=5, compression_rate=4)
+SMALL = Config(
+    **TESTED,
+    layers=3,
+    width=6,
+    head_width=5,
+    segment=8,
+    memory=12,
+    compressed_memory=5,
+    compression_rate=4,
+)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
-    | {"layers": 6, "head_width": 64, "segment": 256, "memory": 256, "compressed_memory": 64, "compression_rate": 4},
+    | {
+        "layers": 6,
+        "head_width": 64,
+        "segment": 256,
+        "memory": 256,
+        "compressed_memory": 64,
+        "compression_rate": 4,
+    },
     "small": COMPARED | {"layers": 2, "segment": 64, "memory": 64, "compressed_memory": 32},
     "segments": 4,
     "lanes": {"cpu": 4, "cuda": 8},

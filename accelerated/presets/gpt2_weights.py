@@ -39,7 +39,10 @@ OF_LAYER = {
     "mlp_output": "mlp.c_proj.weight",
     "mlp_output_bias": "mlp.c_proj.bias",
 }
-JOINED = {"weight": ("query", "key", "value"), "bias": ("query_bias", "key_bias", "value_bias")}  # the parts of attn.c_attn
+JOINED = {
+    "weight": ("query", "key", "value"),
+    "bias": ("query_bias", "key_bias", "value_bias"),
+}  # the parts of attn.c_attn
 # {field of config.json: values with which GPT-2 computes the same as our model}
 COMPUTED = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -58,7 +61,10 @@ def open_file(path: Path) -> tuple[Path, Any]:
 
     The reader has read only the header. Raises InputError if the file is not a whole safetensors file.
     """
-    safetensors, file = optional_package("safetensors", "a GPT-2 needs", "gpt2"), path / WEIGHTS if path.is_dir() else path
+    safetensors, file = (
+        optional_package("safetensors", "a GPT-2 needs", "gpt2"),
+        path / WEIGHTS if path.is_dir() else path,
+    )
     try:
         return file, safetensors.safe_open(file, "pt")
     except (OSError, safetensors.SafetensorError) as error:
@@ -68,18 +74,33 @@ def open_file(path: Path) -> tuple[Path, Any]:
 def of_gpt2(named: dict) -> dict:
     """Return {GPT-2's name: value} without the prefix `transformer.`, the masks, and the output layer's copy of wte."""
     named = {name.removeprefix("transformer."): value for name, value in named.items()}
-    return {name: value for name, value in named.items() if name != "lm_head.weight" and not BUFFERS.fullmatch(name)}
+    return {
+        name: value
+        for name, value in named.items()
+        if name != "lm_head.weight" and not BUFFERS.fullmatch(name)
+    }
 
 
 def gpt2_shapes(config: Config) -> dict[str, tuple]:
     """Return {GPT-2's name: shape} for a model of config's sizes."""
     d, f = config.width, config.feed_forward
     shapes = {"wte.weight": (config.vocabulary, d), "wpe.weight": (config.max_positions, d)}
-    matrices = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, f), "mlp.c_proj": (f, d)}
+    matrices = {
+        "attn.c_attn": (d, 3 * d),
+        "attn.c_proj": (d, d),
+        "mlp.c_fc": (d, f),
+        "mlp.c_proj": (f, d),
+    }
     layers = [f"h.{i}." for i in range(config.layers)]
-    shapes |= {f"{norm}.{kind}": (d,) for kind in JOINED for norm in ("ln_f", *(i + n for i in layers for n in ("ln_1", "ln_2")))}
+    shapes |= {
+        f"{norm}.{kind}": (d,)
+        for kind in JOINED
+        for norm in ("ln_f", *(i + n for i in layers for n in ("ln_1", "ln_2")))
+    }
     shapes |= {f"{i}{name}.weight": shape for i in layers for name, shape in matrices.items()}
-    return shapes | {f"{i}{name}.bias": shape[1:] for i in layers for name, shape in matrices.items()}
+    return shapes | {
+        f"{i}{name}.bias": shape[1:] for i in layers for name, shape in matrices.items()
+    }
 
 
 def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
@@ -98,9 +119,13 @@ def described_config(file: Path, shapes: dict[str, tuple]) -> Config:
 
     Raises InputError if it is not a GPT-2, or computes something else than our model.
     """
-    words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
+    words, positions, inner = (
+        shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias")
+    )
     if (len(words), len(positions), len(inner)) != (2, 2, 1):
-        raise InputError(f"{file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}")
+        raise InputError(
+            f"{file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}"
+        )
     try:
         described = dict(json.loads((file.parent / SETTINGS).read_text()))
     except (OSError, TypeError, ValueError, RecursionError):  # no file, or no JSON object in it
@@ -109,13 +134,26 @@ def described_config(file: Path, shapes: dict[str, tuple]) -> Config:
         if described.get(name, values[0]) not in values:
             expected = f"our model has {' or '.join(map(repr, values))}; give another GPT-2"
             raise InputError(f"{file}: its config.json has {name} {described[name]!r}, {expected}")
-    sizes = {"vocabulary": words[0], "width": words[1], "max_positions": positions[0], "feed_forward": inner[0]}
-    sizes |= {"layers": sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)}
-    sizes |= {"heads": described.get("n_head", words[1] // 64), "segment": min(GPT2["segment"], positions[0]), "vectors": 0}
+    sizes = {
+        "vocabulary": words[0],
+        "width": words[1],
+        "max_positions": positions[0],
+        "feed_forward": inner[0],
+    }
+    sizes |= {
+        "layers": sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
+    }
+    sizes |= {
+        "heads": described.get("n_head", words[1] // 64),
+        "segment": min(GPT2["segment"], positions[0]),
+        "vectors": 0,
+    }
     try:
         return Config(**sizes, dropout=GPT2["dropout"])
     except (TypeError, ValueError) as error:
-        raise InputError(f"{file} is not a GPT-2 that fits our model: {error}; {EXPECTED}") from None
+        raise InputError(
+            f"{file} is not a GPT-2 that fits our model: {error}; {EXPECTED}"
+        ) from None
 
 
 def load_gpt2(path: str | Path) -> dict:
@@ -131,20 +169,32 @@ def load_gpt2(path: str | Path) -> dict:
     for name in sorted(wanted.keys() | shapes.keys()):
         expected, actual = wanted.get(name, "absent"), shapes.get(name, "absent")
         if expected != actual:
-            raise InputError(f"{file} is not a GPT-2: {name} should be {expected}, is {actual}; {EXPECTED}")
+            raise InputError(
+                f"{file} is not a GPT-2: {name} should be {expected}, is {actual}; {EXPECTED}"
+            )
         if (dtype := slices[name].get_dtype()) not in DTYPES:
-            raise InputError(f"{file}: {name} is stored as {dtype}; give the weights in one of {', '.join(DTYPES)}")
+            raise InputError(
+                f"{file}: {name} is stored as {dtype}; give the weights in one of {', '.join(DTYPES)}"
+            )
     tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  not a dict
     heads = [tensor for name, tensor in tensors.items() if name.endswith("lm_head.weight")]
     tensors = of_gpt2(tensors)
     if any(not torch.equal(head, tensors["wte.weight"]) for head in heads):
-        raise InputError(f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both; {EXPECTED}")
-    own = [file.parent / name for name in ("vocab.json", "tokenizer.json") if (file.parent / name).is_file()]
+        raise InputError(
+            f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both; {EXPECTED}"
+        )
+    own = [
+        file.parent / name
+        for name in ("vocab.json", "tokenizer.json")
+        if (file.parent / name).is_file()
+    ]
     data = {"data": "", "tokenizer": str(own[0].absolute()) if own else "gpt2", "recall": {}}
     return {
         "model": "pretrained_recurrence",
         "model_config": dataclasses.asdict(config),
         "training_config": {},
         "data_config": data,
-        "parameters": {name: tensor.float().contiguous() for name, tensor in renamed(tensors, config).items()},
+        "parameters": {
+            name: tensor.float().contiguous() for name, tensor in renamed(tensors, config).items()
+        },
     }

@@ -52,9 +52,19 @@ PRESETS = {
     },
 }  # fmt: skip
 
-SMALL = Config(**TESTED, width=10, encoder_layers=2, decoder_layers=3, head_width=3, segment=6, slots=4, max_distance=9)
+SMALL = Config(
+    **TESTED,
+    width=10,
+    encoder_layers=2,
+    decoder_layers=3,
+    head_width=3,
+    segment=6,
+    slots=4,
+    max_distance=9,
+)
 SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED | {"encoder_layers": 3, "decoder_layers": 3, "head_width": 64, "segment": 64, "slots": 32},
+    "sizes": MEASURED
+    | {"encoder_layers": 3, "decoder_layers": 3, "head_width": 64, "segment": 64, "slots": 32},
     "small": COMPARED | {"encoder_layers": 1, "decoder_layers": 2},
     "segments": 16,
     "backprop": "memory_replay",

@@ -30,10 +30,28 @@ PRESETS = {
     for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
 }  # fmt: skip
 
-SMALL = Config(**TESTED, layers=3, **BUCKETED, width=6, head_width=5, segment=4, memory_layer=2, memory=13, retrieved=10)
+SMALL = Config(
+    **TESTED,
+    layers=3,
+    **BUCKETED,
+    width=6,
+    head_width=5,
+    segment=4,
+    memory_layer=2,
+    memory=13,
+    retrieved=10,
+)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
-    | {"layers": 6, "head_width": 64, "segment": 128, "memory_layer": 4, "memory": 2048, "retrieved": 32, "dropout": 0.0},
+    | {
+        "layers": 6,
+        "head_width": 64,
+        "segment": 128,
+        "memory_layer": 4,
+        "memory": 2048,
+        "retrieved": 32,
+        "dropout": 0.0,
+    },
     "small": COMPARED | {"layers": 2, "segment": 32, "memory_layer": 2, "memory": 48},
     "segments": 8,
     "lanes": {"cpu": 4, "cuda": 8},

@@ -8,13 +8,25 @@ EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
 # 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
 # clipping (not mentioned) and dropout (GPT-2's 0.1). Sizes are GPT-2's published ones
-GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
+GPT2_SIZES = {
+    "gpt2": (12, 768),
+    "gpt2-medium": (24, 1024),
+    "gpt2-large": (36, 1280),
+    "gpt2-xl": (48, 1600),
+}  # layers, width
 GPT2 = {
     "max_positions": 1024, "segment": 300, "dropout": 0.1, "tokenizer": "gpt2",
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
     "learning_rate": 5e-5, "optimizer": "adam", "weight_decay": 0.0,
 }  # fmt: skip
-SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
+SMALL_GPT2 = {
+    "width": 128,
+    "layers": 4,
+    "segment": 64,
+    "max_positions": 256,
+    "warmup": 100,
+    "validation_segments": 160,
+}
 
 RECALL = {
     "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,

@@ -32,7 +32,9 @@ def check_choice(name: str, value: str, choices: Iterable[str], error: type = Va
     """Raise an error that names the nearest choice, unless value is one of choices."""
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
-        raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+        raise error(
+            f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})"
+        )
 
 
 def optional_package(module: str, needs: str, extra: str, package: str = "") -> ModuleType:
@@ -64,7 +66,9 @@ def run_program(name: str, main: Callable, *given: Any) -> None:
     with errors_in_one_line(name):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
-    if "WORLD_SIZE" in os.environ:  # of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
+    if (
+        "WORLD_SIZE" in os.environ
+    ):  # of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
 
 
@@ -81,7 +85,10 @@ def errors_in_one_line(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("accelerated"):
             raise
-        end(name, f"the package {error.name} is missing; install what {name} needs: pip install torch==2.13.0 -e .")
+        end(
+            name,
+            f"the package {error.name} is missing; install what {name} needs: pip install torch==2.13.0 -e .",
+        )
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -90,16 +97,29 @@ def errors_in_one_line(name: str) -> Iterator[None]:
         end_interrupted(name, str(interrupt))
     except OSError as error:
         if error.filename is not None:  # of a file, not of the output
-            end(name, f"cannot use {error.filename}: {error.strerror}; give another, or change its permissions")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again when it ends
-        if isinstance(error, BrokenPipeError):  # the output was closed, as in: python eval.py RUN | head
+            end(
+                name,
+                f"cannot use {error.filename}: {error.strerror}; give another, or change its permissions",
+            )
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python reports it again when it ends
+        if isinstance(
+            error, BrokenPipeError
+        ):  # the output was closed, as in: python eval.py RUN | head
             sys.exit(1)
         end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory cannot be allocated: torch raises RuntimeError, for a GPU a subclass of it."""
-    words = ("out of memory", "can't allocate", "Storage size calculation overflowed", "Overflow when unpacking", "int too big")
+    words = (
+        "out of memory",
+        "can't allocate",
+        "Storage size calculation overflowed",
+        "Overflow when unpacking",
+        "int too big",
+    )
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 

@@ -24,9 +24,13 @@ def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        full = getattr(error, "errno", None) in FULL or isinstance(error, RuntimeError)  # torch.save's error if the disk is full
+        full = getattr(error, "errno", None) in FULL or isinstance(
+            error, RuntimeError
+        )  # torch.save's error if the disk is full
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise InputError(f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}") from None
+        raise InputError(
+            f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}"
+        ) from None
 
 
 def check_writable(path: Path, advice: str) -> None:
@@ -80,7 +84,9 @@ def checksum_of(file: BinaryIO, end: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str, advice: str = "give another folder", waits: bool = False) -> Iterator[None]:
+def locked(
+    path: Path, busy: str, advice: str = "give another folder", waits: bool = False
+) -> Iterator[None]:
     """Hold the lock file at path inside the block; the kernel releases it when its process ends, however it ends.
 
     If another process holds it, InputError(busy) is raised, or `busy` is printed and this one waits. The file stays: another

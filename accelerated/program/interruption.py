@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+STOPS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has no SIGHUP
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 
@@ -18,7 +20,9 @@ class Interruption:
         self.signal, self.told = None, told
 
     def __enter__(self):
-        heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup lets a program ignore SIGHUP
+        heard = [
+            number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN
+        ]  # nohup lets a program ignore SIGHUP
         self.before = {number: signal.signal(number, self._note) for number in heard}
         return self
 

@@ -21,13 +21,29 @@ class Progress(tqdm):
     """
 
     def __init__(
-        self, title: str, total: int | None = None, unit: str = "token", done: int = 0, over: Any = None, show: bool = True
+        self,
+        title: str,
+        total: int | None = None,
+        unit: str = "token",
+        done: int = 0,
+        over: Any = None,
+        show: bool = True,
     ):
         self.lines = not sys.stderr.isatty()
         how = {"mininterval": 0.5}
         if self.lines:
-            how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS, "bar_format": LINE}
-        how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
+            how = {
+                "delay": SECONDS,
+                "mininterval": SECONDS,
+                "maxinterval": SECONDS,
+                "bar_format": LINE,
+            }
+        how |= {
+            "initial": done,
+            "unit_scale": unit in ("token", "B"),
+            "leave": False,
+            "disable": not show,
+        }
         super().__init__(over, desc=title, total=total, unit=unit, **how)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

@@ -28,7 +28,9 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
     """The path of a run folder's checkpoint `name`: last, best, or another NAME.pt; raises InputError if it is missing."""
     path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
     if not path.is_file() and checkpoint_path(run).is_file():
-        raise InputError(f"--checkpoint {name}: {run} has no {path.name}; give last, or leave it out")
+        raise InputError(
+            f"--checkpoint {name}: {run} has no {path.name}; give last, or leave it out"
+        )
     return path
 
 
@@ -38,7 +40,9 @@ def new_folder(out: str | None, stem: str) -> Path:
         names = (f"runs/{stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
     if checkpoint_path(out).exists() or (Path(out) / WEIGHTS).exists():
-        raise InputError(f"--out {out} already holds a run or weights; give another, or, if a run, --resume {shlex.quote(out)}")
+        raise InputError(
+            f"--out {out} already holds a run or weights; give another, or, if a run, --resume {shlex.quote(out)}"
+        )
     return Path(out)
 
 
@@ -52,7 +56,10 @@ def read_settings(run: Path) -> dict:
     """What a folder's config.json holds, with tuples, which JSON has as lists; {} if it is no such file."""
 
     def with_tuples(values: dict) -> dict:
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
 
     try:
         held = json.loads((run / SETTINGS).read_text(), object_hook=with_tuples)

@@ -20,7 +20,11 @@ def read_metrics(run: str | Path) -> list[dict]:
             records.append(json.loads(line))
         except ValueError:
             continue
-    return [record for record in records if isinstance(record, dict) and isinstance(record.get("step"), int)]
+    return [
+        record
+        for record in records
+        if isinstance(record, dict) and isinstance(record.get("step"), int)
+    ]
 
 
 def is_finished(run: str | Path, step: int) -> bool:
@@ -34,9 +38,13 @@ class Log:
     add() sums losses and record() writes their means. Only the first of several processes is `writing`; the others only sum.
     """
 
-    def __init__(self, run: Path, step: int = 0, pending: tuple = (0.0, 0, 0), writing: bool = True):
+    def __init__(
+        self, run: Path, step: int = 0, pending: tuple = (0.0, 0, 0), writing: bool = True
+    ):
         self.path, self.writing = run / METRICS, writing
-        self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
+        self.pending = tuple(
+            pending
+        )  # summed -log p, scored tokens, their bytes, since the last record
         if writing:
             kept = [record for record in read_metrics(run) if record["step"] <= step]
             with written_whole(self.path, ADVICE) as temporary:
@@ -44,12 +52,19 @@ class Log:
 
     def add(self, nats: float, scored: int, text_bytes: int) -> None:
         """Add one iteration's summed -log p, its number of scored tokens, and the bytes of text that these stand for."""
-        self.pending = tuple(a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True))
+        self.pending = tuple(
+            a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True)
+        )
 
     def record(self, step: int, **others: float) -> None:
         """Write the means over what was added since the last record, with other numbers of the last iteration alone."""
         nats, scored, text_bytes = self.pending
-        self.write(step=step, loss=nats / max(1, scored), bits_per_byte=nats / math.log(2) / max(1, text_bytes), **others)
+        self.write(
+            step=step,
+            loss=nats / max(1, scored),
+            bits_per_byte=nats / math.log(2) / max(1, text_bytes),
+            **others,
+        )
         self.pending = (0.0, 0, 0)
 
     def write(self, **record: float) -> None:
@@ -60,9 +75,15 @@ class Log:
 
     def validation(self, step: int, carried: Any, cleared: Any = None, final: bool = False) -> None:
         """Write a validation's Score, and the one with the memory cleared at every segment if that was measured."""
-        record = {"validation_bits_per_byte": carried.bits_per_byte, "validation_loss": carried.nats / carried.tokens}
+        record = {
+            "validation_bits_per_byte": carried.bits_per_byte,
+            "validation_loss": carried.nats / carried.tokens,
+        }
         record |= {"validation_accuracy": carried.accuracy, "validation_tokens": carried.tokens}
         if cleared:
-            record |= {"cleared_bits_per_byte": cleared.bits_per_byte, "cleared_accuracy": cleared.accuracy}
+            record |= {
+                "cleared_bits_per_byte": cleared.bits_per_byte,
+                "cleared_accuracy": cleared.accuracy,
+            }
         record |= {"final": True} if final else {}
         self.write(step=step, **record)

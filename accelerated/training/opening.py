@@ -13,7 +13,13 @@ import torch
 from accelerated.data.corpus import Corpus, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
-from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
+from accelerated.data.tokenizers import (
+    open_tokenizer,
+    run_tokenizer,
+    tokenizers_package,
+    train_bpe,
+    train_words,
+)
 from accelerated.data.windows import count_windows, lengths_of
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, counted
@@ -44,26 +50,43 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings."""
-    if (settings.data.train_bpe or settings.data.train_words) and not (start.resumed or start.initial):
+    if (settings.data.train_bpe or settings.data.train_words) and not (
+        start.resumed or start.initial
+    ):
         tokenizers_package("--train-bpe" if settings.data.train_bpe else "--train-words")
     training = settings.training
     device, lanes = process.choose_device(training.device), process.own_lanes(training.batch)
     if (size := lanes.stop - lanes.start) % training.accumulate:
-        raise InputError(f"--accumulate {training.accumulate} does not divide each process's {size} lanes")
-    config, tokens = settings.model_config, training.batch * training.horizon * settings.model_config.segment
+        raise InputError(
+            f"--accumulate {training.accumulate} does not divide each process's {size} lanes"
+        )
+    config, tokens = (
+        settings.model_config,
+        training.batch * training.horizon * settings.model_config.segment,
+    )
     layers = getattr(config, "decoder_layers", getattr(config, "layers", 1))
     # Bytes at least: int64 inputs and targets; value and two moments of the parameters of the embedding and the feed-forwards
-    least = 16 * tokens + 12 * config.width * (config.vocabulary + 2 * layers * getattr(config, "feed_forward", 0))
+    least = 16 * tokens + 12 * config.width * (
+        config.vocabulary + 2 * layers * getattr(config, "feed_forward", 0)
+    )
     if hasattr(os, "sysconf") and least > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise InputError(f"a model of these sizes, or a step of {tokens:,} tokens, does not fit into memory; give smaller ones")
+        raise InputError(
+            f"a model of these sizes, or a step of {tokens:,} tokens, does not fit into memory; give smaller ones"
+        )
     if training.compile == "cudagraphs" and device.type != "cuda":
-        raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
+        raise InputError(
+            f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none"
+        )
     if training.compile == "inductor" and device.type == "cpu":
         if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
-            raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile")
+            raise InputError(
+                "--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile"
+            )
         if training.dtype == "bfloat16":
             crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
-            raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
+            raise InputError(
+                f"--compile inductor with --dtype bfloat16 {crashed}; give one of them"
+            )
     return device
 
 
@@ -75,11 +98,17 @@ def own_folder(start: Start) -> Iterator[None]:
         return
     with disk_errors(start.folder, "give another --out"):
         start.folder.mkdir(parents=True, exist_ok=True)
-    busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
+    busy = (
+        f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
+    )
     with locked(start.folder / LOCK, busy):
         remove_unfinished(start.folder)
-        if (path := checkpoint_path(start.folder)).is_file() and path.stat().st_mtime != start.written:
-            raise InputError(f"another train.py has written {path} meanwhile; give the command again, or another --out")
+        if (
+            path := checkpoint_path(start.folder)
+        ).is_file() and path.stat().st_mtime != start.written:
+            raise InputError(
+                f"another train.py has written {path} meanwhile; give the command again, or another --out"
+            )
         yield
 
 
@@ -89,7 +118,9 @@ def choose_tokenizer(settings: Settings, start: Start) -> object:
     A tokenizer that was learned or read from a file is written to the run folder.
     """
     data = settings.data
-    if start.resumed or (process.rank() > 0 and data.tokenizer_file):  # the first process has written it
+    if start.resumed or (
+        process.rank() > 0 and data.tokenizer_file
+    ):  # the first process has written it
         tokenizer = run_tokenizer(start.folder, data)
         if start.resumed:
             check_tokenizer(tokenizer, start.resumed, start.folder)
@@ -126,7 +157,9 @@ def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
     return tokenizer, corpus
 
 
-def build(settings: Settings, start: Start, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
+def build(
+    settings: Settings, start: Start, device: torch.device, tokenizer: object, corpus: Corpus
+) -> Run:
     """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     documents, validation = documents_of(settings, corpus)
     settings = with_steps(settings, documents, start)
@@ -145,7 +178,10 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     if saved:
         restore(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
-    step, validated = saved.get("step", 0), saved.get("training_config", {}).get("validation_segments", 0)
+    step, validated = (
+        saved.get("step", 0),
+        saved.get("training_config", {}).get("validation_segments", 0),
+    )
     run = Run(
         settings=settings,
         folder=start.folder,
@@ -161,7 +197,9 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         state=state,
         log=Log(start.folder, step, saved.get("pending", (0.0, 0, 0)), first),
         step=step,
-        best=saved["best"] if saved and validated == training.validation_segments else math.inf,  # of the same text
+        best=saved["best"]
+        if saved and validated == training.validation_segments
+        else math.inf,  # of the same text
         plain=plain,
     )
     if first:
@@ -184,7 +222,9 @@ def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence
     else:
         documents = cut_for_lanes(training.batch, documents)
     if limit := training.validation_segments * segment:
-        longest = settings.recall.length if settings.data.data == "recall" else limit  # questions need their document's facts
+        longest = (
+            settings.recall.length if settings.data.data == "recall" else limit
+        )  # questions need their document's facts
         validation = spread(validation, max(limit * training.batch, longest), longest)
     return documents, validation
 
@@ -196,11 +236,18 @@ def with_steps(settings: Settings, documents: Sequence, start: Start) -> Setting
     """
     training, config, resumed = settings.training, settings.model_config, start.resumed
     if training.epochs:
-        segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
-        steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
+        segments = sum(
+            count_windows(size + 1, config.segment, overlap_of(config))
+            for size in lengths_of(documents).tolist()
+        )
+        steps = max(
+            1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6))
+        )
         passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
         if resumed and steps <= resumed["step"]:
-            raise InputError(f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {resumed['step']}; give more")
+            raise InputError(
+                f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {resumed['step']}; give more"
+            )
         if process.rank() == 0:
             print(f"{passes}: {counted(steps, 'step')}")
         training = replace(training, steps=steps, epochs=0.0)
@@ -218,14 +265,25 @@ def take_weights(model: torch.nn.Module, start: Start) -> torch.nn.Module | None
         load_parameters(model, start.resumed["parameters"], checkpoint_path(start.folder))
     elif start.initial:
         initial, parameters = model.state_dict(), start.initial["parameters"]
-        ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (initial, parameters))
+        ours, theirs = (
+            {name: side[name] for name in side if name.startswith("module.")}
+            for side in (initial, parameters)
+        )
         added = bool(ours and not theirs)
-        if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
-            parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
+        if not (
+            ours and theirs
+        ):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
+            parameters = {
+                name: value for name, value in parameters.items() if name not in theirs
+            } | ours
         load_parameters(model, parameters, start.init)
         if added:
             plain = type(model)(replace(model.config, vectors=0)).to(next(model.parameters()))
-            load_parameters(plain, {name: value for name, value in parameters.items() if name not in ours}, start.init)
+            load_parameters(
+                plain,
+                {name: value for name, value in parameters.items() if name not in ours},
+                start.init,
+            )
             return plain
     return None
 
@@ -233,10 +291,16 @@ def take_weights(model: torch.nn.Module, start: Start) -> torch.nn.Module | None
 def introduce(run: Run, start: Start) -> None:
     """Print what will be trained, and on what."""
     size = sum(p.numel() for p in run.model.parameters()) / 1e6
-    where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
+    where = (
+        f"{run.device}, {process.world_size()} processes"
+        if process.world_size() > 1
+        else str(run.device)
+    )
     carried = ", memory carried over them" if run.settings.data.carry_over_documents else ""
     documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{carried}"
-    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
+    print(
+        f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}"
+    )
     print(run.model.describe())
     if run.settings.data.data != "recall":
         print(how_much_is_read(run))
@@ -244,7 +308,11 @@ def introduce(run: Run, start: Start) -> None:
 
 def how_much_is_read(run: Run) -> str:
     """The tokens of each split, and how often the run reads those of training."""
-    sizes = (f"{split} {lengths_of(documents).sum():,}" for split, documents in run.corpus.splits.items())
+    sizes = (
+        f"{split} {lengths_of(documents).sum():,}" for split, documents in run.corpus.splits.items()
+    )
     training, whole = run.settings.training, int(lengths_of(run.corpus.splits["train"]).sum())
-    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment  # padding included
+    read = (
+        training.steps * training.batch * training.horizon * run.settings.model_config.segment
+    )  # padding included
     return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {read / whole:.3g} passes"

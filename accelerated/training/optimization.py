@@ -18,13 +18,17 @@ def learning_rate(step: int, training: TrainingConfig) -> float:
     training.steps. inverse_square_root (Block-Recurrent Transformer) is learning_rate / sqrt(max(step, warmup)), so its peak is
     learning_rate / sqrt(warmup). constant stays at the peak.
     """
-    warm = training.initial_fraction + (1 - training.initial_fraction) * min(1.0, step / max(1, training.warmup))
+    warm = training.initial_fraction + (1 - training.initial_fraction) * min(
+        1.0, step / max(1, training.warmup)
+    )
     if training.schedule == "inverse_square_root":
         return training.learning_rate * warm / math.sqrt(max(step, training.warmup, 1))
     if training.schedule == "constant" or step <= training.warmup:
         return training.learning_rate * warm
     progress = min(1.0, (step - training.warmup) / max(1, training.steps - training.warmup))
-    fraction = training.final_fraction + (1 - training.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+    fraction = training.final_fraction + (1 - training.final_fraction) * 0.5 * (
+        1 + math.cos(math.pi * progress)
+    )
     return training.learning_rate * fraction
 
 
@@ -47,7 +51,9 @@ def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> t
     """
     norms = [torch.zeros((), device=next(model.parameters()).device)]
     apart = set(model.auxiliary_parameters())
-    for group in ([p for p in model.parameters() if (p in apart) is is_apart] for is_apart in (False, True)):
+    for group in (
+        [p for p in model.parameters() if (p in apart) is is_apart] for is_apart in (False, True)
+    ):
         gradients = [p.grad for p in group if p.grad is not None]
         if not gradients:
             continue
@@ -63,11 +69,16 @@ def make_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.op
     """The optimiser; weight decay acts on parameters of two or more axes, not on vectors."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": training.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": training.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     if training.optimizer == "adafactor":
         # torch's own first epsilon, 1.2e-7, outweighs small squared gradients; the paper's, 1e-30, gives NaN for a row of zeros
         return torch.optim.Adafactor(groups, lr=training.learning_rate, eps=(1e-15, 1e-3))
-    kind, beta2 = (torch.optim.Adam, 0.999) if training.optimizer == "adam" else (torch.optim.AdamW, 0.99)
+    kind, beta2 = (
+        (torch.optim.Adam, 0.999) if training.optimizer == "adam" else (torch.optim.AdamW, 0.99)
+    )
     return kind(groups, lr=training.learning_rate, betas=(0.9, beta2), fused=True)
 
 
@@ -81,7 +92,9 @@ def check_finite(step: int, values: dict[str, float]) -> None:
     """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise InputError(f"the {name} is {value} at step {step}; what was saved before stays; try a lower --learning-rate")
+            raise InputError(
+                f"the {name} is {value} at step {step}; what was saved before stays; try a lower --learning-rate"
+            )
 
 
 class TrainedModel:
@@ -101,7 +114,9 @@ class TrainedModel:
         # which is slower than its own generator
         replays, graphs = training.backprop == "memory_replay", training.compile == "cudagraphs"
         torch._inductor.config.fallback_random = replays
-        for parameter in model.parameters() if graphs else ():  # or .grad is the graph's result, which its next run overwrites
+        for parameter in (
+            model.parameters() if graphs else ()
+        ):  # or .grad is the graph's result, which its next run overwrites
             parameter.register_hook(lambda gradient: None if gradient is None else gradient.clone())
         self.read = compiled(self.read, graphs)
         if replays:
@@ -114,5 +129,7 @@ def compiled(function: Callable, graphs: bool) -> Callable:
     It is compiled at most three times, all in the first two iterations: for a state with gradient, for one without, and for one
     in which a document starts. A CUDA graph writes its next results where it wrote the last ones, so its results are copied.
     """
-    graph = torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None)
+    graph = torch.compile(
+        function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None
+    )
     return (lambda *given: tree_map(torch.clone, graph(*given))) if graphs else graph

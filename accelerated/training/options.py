@@ -15,18 +15,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
+from accelerated.data.config import (
+    CORPORA,
+    ENCODINGS,
+    MU_LAW,
+    RECORDING,
+    DataConfig,
+    check_data,
+    default_data_dir,
+)
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.training.folder import checkpoint_path, new_folder
 from accelerated.training.log import is_finished
-from accelerated.training.settings import PREFIXES, Settings, TrainingConfig, by_config, preset_settings, settings_from
+from accelerated.training.settings import (
+    PREFIXES,
+    Settings,
+    TrainingConfig,
+    by_config,
+    preset_settings,
+    settings_from,
+)
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
 OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
-FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
-OF_A_GPT2 = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")  # sizes that its weights decide
+FIXED_IN_A_RUN = (
+    "batch",
+    "optimizer",
+    "weight_decay",
+    "seed",
+    "dtype",
+)  # a checkpoint's tensors depend on them
+OF_A_GPT2 = (
+    "vocabulary",
+    "width",
+    "layers",
+    "heads",
+    "feed_forward",
+    "max_positions",
+)  # sizes that its weights decide
 
 
 @dataclasses.dataclass
@@ -48,12 +76,16 @@ class OptionParser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv: list[str], place_of: Callable[[str], str] = lambda option: "") -> argparse.Namespace:
+    def parse(
+        self, argv: list[str], place_of: Callable[[str], str] = lambda option: ""
+    ) -> argparse.Namespace:
         """Read the options of argv; place_of names the model or data of an option that is unknown here, or says ""."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option, known = unknown[0].split("=")[0], self._option_string_actions
-            if not difflib.get_close_matches(option, known, cutoff=0.85) and (place := place_of(option)):
+            if not difflib.get_close_matches(option, known, cutoff=0.85) and (
+                place := place_of(option)
+            ):
                 self.error(f"{option} is an option of {place}; leave it out or choose that")
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
             if "--data" in known and not option.startswith("-"):  # a file alone
@@ -66,8 +98,12 @@ class OptionParser(argparse.ArgumentParser):
 def field_help(config_class: type) -> dict[str, str]:
     """Return {field: help} from the Fields part of a config's docstring; every field must be described."""
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
-    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # indented more: continues
-    described = dict(" ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line)
+    joined = " ".join(
+        line if line.startswith("        ") else "\n" + line.strip() for line in lines
+    )  # indented more: continues
+    described = dict(
+        " ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line
+    )
     return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
 
 
@@ -78,19 +114,31 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; give numbers joined by commas, like 4,10, or none") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; give numbers joined by commas, like 4,10, or none"
+        ) from None
 
 
-def add_options(parser: OptionParser, title: str, config: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> None:
+def add_options(
+    parser: OptionParser, title: str, config: Any, prefix: str = "", leave_out: tuple[str, ...] = ()
+) -> None:
     """Add an option for each field of config, a dataclass instance; its values are shown as defaults."""
     group = parser.add_argument_group(title)
     for field in dataclasses.fields(config):
         if field.name in leave_out:
             continue
         default = getattr(config, field.name)
-        shown = "none" if default in ((), "") else ",".join(map(str, default)) if isinstance(default, tuple) else default
+        shown = (
+            "none"
+            if default in ((), "")
+            else ",".join(map(str, default))
+            if isinstance(default, tuple)
+            else default
+        )
         option = {"dest": prefix + field.name, "default": argparse.SUPPRESS}
-        option["help"] = f"{field_help(type(config))[field.name]} (default {shown})".replace("%", "%%")
+        option["help"] = f"{field_help(type(config))[field.name]} (default {shown})".replace(
+            "%", "%%"
+        )
         if isinstance(default, bool):
             option["action"] = argparse.BooleanOptionalAction
         else:
@@ -113,7 +161,9 @@ def changed(config: Any, values: dict, prefix: str = "") -> Any:
     except ValueError as error:
         field, _, rest = str(error).partition(" ")
         known = {field.name for field in dataclasses.fields(config)}
-        raise InputError(f"{option_name(prefix + field)} {rest}" if field in known else str(error)) from None
+        raise InputError(
+            f"{option_name(prefix + field)} {rest}" if field in known else str(error)
+        ) from None
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
@@ -134,8 +184,16 @@ def place_of(option: str) -> str:
         return "--data recall"
     if option in map(option_name, field_help(DataConfig)):
         return "--data with texts"
-    takes_tasks = [name for name in NAMES if option.startswith("--task-") and getattr(presets_of(name), "TAKES_TASKS", False)]
-    having = [name for name in NAMES if option in map(option_name, {*field_help(presets_of(name).Config)} - {"vocabulary"})]
+    takes_tasks = [
+        name
+        for name in NAMES
+        if option.startswith("--task-") and getattr(presets_of(name), "TAKES_TASKS", False)
+    ]
+    having = [
+        name
+        for name in NAMES
+        if option in map(option_name, {*field_help(presets_of(name).Config)} - {"vocabulary"})
+    ]
     return f"--model {' or '.join(takes_tasks or having)}" if takes_tasks or having else ""
 
 
@@ -143,7 +201,10 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     """Return (Settings before options change them, the checkpoint of --resume or --init, or None)."""
     run, saved = first.resume or first.init, None
     if run:
-        from accelerated.training.checkpoint import load_checkpoint, load_weights  # here: it imports torch
+        from accelerated.training.checkpoint import (
+            load_checkpoint,
+            load_weights,
+        )  # here: it imports torch
 
         saved = load_checkpoint(checkpoint_path(run)) if first.resume else load_weights(run)
     held = saved and settings_from(saved, run)
@@ -153,7 +214,9 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     model = first.model or (held.model if held else DEFAULT)
     check_choice("--model", model, NAMES, InputError)
     if held and model != held.model:
-        raise InputError(f"--init {first.init} holds a {held.model}; leave --model {model} out, or --init")
+        raise InputError(
+            f"--init {first.init} holds a {held.model}; leave --model {model} out, or --init"
+        )
     presets, usual = presets_of(model).PRESETS, RECALL if first.data == RECALL else "tiny"
     usual = "gpt2" if published else "fine-tune" if held and "fine-tune" in presets else usual
     preset = first.preset or usual
@@ -162,13 +225,22 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     chosen = (held or defaults)._replace(training=defaults.training)
     if published:  # its sizes, with the preset's recurrence
         sizes = {name: getattr(held.model_config, name) for name in OF_A_GPT2}
-        sizes["insertion_layers"] = tuple(sorted({min(n, sizes["layers"]) for n in defaults.model_config.insertion_layers}))
+        sizes["insertion_layers"] = tuple(
+            sorted({min(n, sizes["layers"]) for n in defaults.model_config.insertion_layers})
+        )
         sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
         data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
-        chosen = chosen._replace(model_config=dataclasses.replace(defaults.model_config, **sizes), data=data)
+        chosen = chosen._replace(
+            model_config=dataclasses.replace(defaults.model_config, **sizes), data=data
+        )
     if first.data and (first.data == RECALL or held or chosen.data.data == RECALL):
-        kept = (*(OF_A_TOKENIZER if held else ()), *(() if first.data == RECALL else ("carry_over_documents",)))
-        chosen = chosen._replace(data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept}))
+        kept = (
+            *(OF_A_TOKENIZER if held else ()),
+            *(() if first.data == RECALL else ("carry_over_documents",)),
+        )
+        chosen = chosen._replace(
+            data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept})
+        )
     return chosen, saved
 
 
@@ -190,20 +262,30 @@ def training_parser(defaults: Settings) -> OptionParser:
     add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--model", metavar="NAME", help=f"one of {', '.join(NAMES)} (default {DEFAULT})")
     add("--preset", metavar="NAME", help=f"one of {presets} ({usual})")
-    add("--out", metavar="RUN", help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)")
+    add(
+        "--out",
+        metavar="RUN",
+        help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)",
+    )
     add("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
     add("--init", metavar="PATH", help=init)
     add_data_dir(parser)
     if defaults.data.data == RECALL:
-        of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
+        of_texts = tuple(
+            field.name for field in dataclasses.fields(DataConfig) if field.name != "data"
+        )
         add_options(parser, "data", defaults.data, leave_out=of_texts)
         add_options(parser, "recall task", defaults.recall, prefix="recall_")
     else:
         add_options(parser, "data (--data recall has options of its own)", defaults.data)
     add_options(parser, "training", defaults.training)
     if getattr(presets_of(defaults.model), "TAKES_TASKS", False):
-        add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
-    of_words = ("cutoffs", "div_value") if defaults.data.data == RECALL else ()  # recall is made of bytes
+        add_options(
+            parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_"
+        )
+    of_words = (
+        ("cutoffs", "div_value") if defaults.data.data == RECALL else ()
+    )  # recall is made of bytes
     add_options(parser, "model", defaults.model_config, leave_out=("vocabulary", *of_words))
     return parser
 
@@ -211,7 +293,11 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    written = path.stat().st_mtime if first.resume and (path := checkpoint_path(first.resume)).is_file() else 0.0
+    written = (
+        path.stat().st_mtime
+        if first.resume and (path := checkpoint_path(first.resume)).is_file()
+        else 0.0
+    )
     defaults, saved = choose_defaults(first)
     options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
@@ -221,9 +307,14 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if not saved:
         data = changed(defaults.data, asked["data"])
         asked["model_config"]["vocabulary"] = vocabulary_of(data)
-        if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:  # those of a preset's words
+        if (
+            getattr(defaults.model_config, "cutoffs", ()) and not data.train_words
+        ):  # those of a preset's words
             asked["model_config"].setdefault("cutoffs", ())
-    settings = Settings(defaults.model, *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()))
+    settings = Settings(
+        defaults.model,
+        *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()),
+    )
     if first.resume:
         check_resumed(first.resume, settings, options, defaults, saved["step"])
     elif saved:
@@ -231,7 +322,9 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     check(settings, options)
     check_data(settings.data)
     if first.resume:
-        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
+        return settings, Start(
+            Path(first.resume), options["data_dir"], resumed=saved, written=written
+        )
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
     return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
 
@@ -269,14 +362,23 @@ def adjust(asked: dict[str, dict]) -> None:
 def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, step: int) -> None:
     """Raise InputError if the run, which is at that step and has the settings `held`, cannot take the options asked for."""
     training, data = settings.training, settings.data
-    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {"resume", "data_dir"}
+    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {
+        "resume",
+        "data_dir",
+    }
     takes |= {"model"} if asked.get("model") == held.model else set()
-    takes |= {"data"} if RECALL not in (held.data.data, data.data) else set()  # a text may have moved
+    takes |= (
+        {"data"} if RECALL not in (held.data.data, data.data) else set()
+    )  # a text may have moved
     if "out" in asked:
-        raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
+        raise InputError(
+            f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init"
+        )
     if asked.keys() - takes:
         wrong = ", ".join(sorted(map(option_name, asked.keys() - takes)))
-        raise InputError(f"--resume keeps what {run} was begun with; leave {wrong} out, or begin a new run with --init")
+        raise InputError(
+            f"--resume keeps what {run} was begun with; leave {wrong} out, or begin a new run with --init"
+        )
     if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
         raise InputError(f"--resume {run} is at step {step}; give --steps above that")
 
@@ -285,24 +387,36 @@ def check_begun(run: str, data: DataConfig, asked: dict, held: Settings) -> None
     """Raise InputError if the weights of --init, a run with the settings `held`, do not go with the options or the data."""
     weights = held.model_config
     if asked.get("heads", weights.heads) != weights.heads:  # no shape shows it
-        raise InputError(f"--heads is {asked['heads']}, the weights of --init {run} have {weights.heads}; leave it out")
+        raise InputError(
+            f"--heads is {asked['heads']}, the weights of --init {run} have {weights.heads}; leave it out"
+        )
     if asked.keys() & {*OF_A_TOKENIZER}:
-        raise InputError(f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
+        raise InputError(
+            f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out"
+        )
     if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
         other = f"the weights of --init {run} have another tokenizer; leave one of them out"
         raise InputError(f"--data recall is made of bytes, and {other}")
     if data.tokenizer != held.data.tokenizer:  # a recording's is mu-law
-        raise InputError(f"--data {data.data} is a recording, and the weights of --init {run} read text; give other --data")
+        raise InputError(
+            f"--data {data.data} is a recording, and the weights of --init {run} read text; give other --data"
+        )
 
 
 def check(settings: Settings, asked: dict) -> None:
     """Raise InputError if options do not work together; the last checks are those of the model's presets."""
     training, data = settings.training, settings.data
     if sum(getattr(data, name) != getattr(DataConfig, name) for name in OF_A_TOKENIZER) > 1:
-        raise InputError("--tokenizer names a tokenizer (a .ulaw does), --train-bpe and --train-words learn it; give one of them")
+        raise InputError(
+            "--tokenizer names a tokenizer (a .ulaw does), --train-bpe and --train-words learn it; give one of them"
+        )
     if "steps" in asked and asked.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
-    if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
+    if (
+        training.compile == "cudagraphs"
+        and training.horizon > 1
+        and training.backprop != "memory_replay"
+    ):
         reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
         needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
         raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")

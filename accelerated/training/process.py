@@ -13,7 +13,9 @@ import torch.distributed
 
 from accelerated.program.errors import InputError
 
-PATIENCE = datetime.timedelta(hours=24)  # the others wait while the first process tokenises or validates
+PATIENCE = datetime.timedelta(
+    hours=24
+)  # the others wait while the first process tokenises or validates
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 
 
@@ -26,9 +28,14 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    number, gpus = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())), torch.cuda.device_count()
+    number, gpus = (
+        int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())),
+        torch.cuda.device_count(),
+    )
     if number >= gpus:
-        raise InputError(f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; start one for each")
+        raise InputError(
+            f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; start one for each"
+        )
     return torch.device("cuda", number)
 
 
@@ -50,7 +57,9 @@ def connected(device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    torch.distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE
+    )
     try:
         yield
         wait_for_all()  # no process leaves while another may still need it
@@ -80,7 +89,9 @@ def first_process_first() -> Iterator[None]:
 def own_lanes(batch: int) -> slice:
     """The slice of the lanes (documents read side by side) of this process; raises InputError if they do not divide evenly."""
     if batch % world_size():
-        raise InputError(f"--batch {batch} cannot be divided by {world_size()} processes; give a multiple of {world_size()}")
+        raise InputError(
+            f"--batch {batch} cannot be divided by {world_size()} processes; give a multiple of {world_size()}"
+        )
     size = batch // world_size()
     return slice(rank() * size, (rank() + 1) * size)
 
@@ -123,7 +134,9 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
     used = [parameter for parameter, count in zip(parameters, users, strict=True) if count]
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in used])
     torch.distributed.all_reduce(flat)
-    for parameter, mean in zip(used, (flat / world_size()).split([p.numel() for p in used]), strict=True):
+    for parameter, mean in zip(
+        used, (flat / world_size()).split([p.numel() for p in used]), strict=True
+    ):
         parameter.grad = mean.view_as(parameter)
 
 
@@ -133,7 +146,9 @@ def keep_freed_memory() -> None:
     A training step frees and allocates the same activations again and again. By default glibc maps each large block anew and
     the kernel fills its pages with zeros, which costs more than many of the operations that use them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    mallopt = (
+        getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    )
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

@@ -50,7 +50,9 @@ class Run:
     validation_due: bool = False  # after this step
     score: Any = None  # the Score of the last validation
     is_best: bool = False  # whether that is the best so far, and not yet saved
-    plain: torch.nn.Module | None = None  # until training begins: the model of --init, to which this run adds recurrence
+    plain: torch.nn.Module | None = (
+        None  # until training begins: the model of --init, to which this run adds recurrence
+    )
 
     def computing(self, model: torch.nn.Module | None = None) -> contextlib.AbstractContextManager:
         """Inside, a model, the run's own if none is given, computes in the type of --dtype."""
@@ -59,7 +61,11 @@ class Run:
     @property
     def lanes_at_once(self) -> int:
         """How many lanes this process computes at a time."""
-        return self.settings.training.batch // process.world_size() // self.settings.training.accumulate
+        return (
+            self.settings.training.batch
+            // process.world_size()
+            // self.settings.training.accumulate
+        )
 
     @property
     def ended(self) -> bool:
@@ -74,7 +80,9 @@ class Run:
     def note_what_is_due(self) -> None:
         """Note whether this step asks for a validation and a checkpoint, which wait for the next update."""
         training = self.settings.training
-        self.validation_due |= training.validate_every > 0 and (self.step % training.validate_every == 0 or self.ended)
+        self.validation_due |= training.validate_every > 0 and (
+            self.step % training.validate_every == 0 or self.ended
+        )
         self.save_due |= self.validation_due or self.step % training.save_every == 0 or self.ended
 
     def log_due(self) -> bool:
@@ -92,7 +100,9 @@ class Run:
 
     def save(self) -> None:
         """Write all that resuming needs; raises InputError, and the last checkpoint stays, if a parameter is NaN or infinite."""
-        largest = torch.stack([p.detach().abs().max() for p in self.model.parameters() if p.numel()])
+        largest = torch.stack(
+            [p.detach().abs().max() for p in self.model.parameters() if p.numel()]
+        )
         check_finite(self.step, {"parameters": largest.sum().item()})
         contents = settings_contents(self.settings) | {
             "parameters": self.model.state_dict(),
@@ -107,7 +117,9 @@ class Run:
             "pending": self.log.pending,
         }
         if process.rank() == 0:
-            for name in ("best.pt", "checkpoint.pt") if self.is_best else ("checkpoint.pt",):  # best first: a kill may come
+            for name in (
+                ("best.pt", "checkpoint.pt") if self.is_best else ("checkpoint.pt",)
+            ):  # best first: a kill may come
                 save_checkpoint(self.folder / name, contents)
         self.save_due = self.is_best = False
 
@@ -123,8 +135,15 @@ class Run:
 
     def last_lines(self, carried: Any, cleared: Any) -> str:
         """What is printed of the last Score, and of the one with the memory cleared, None if there is no memory."""
-        share = f" ({100 * self.validation_share:.3g}% of the split)" if self.validation_share < 1 else ""
-        what, bits = f"validation on {counted(carried.tokens, 'token')}{share}", f"{carried.bits_per_byte:.3f}"
+        share = (
+            f" ({100 * self.validation_share:.3g}% of the split)"
+            if self.validation_share < 1
+            else ""
+        )
+        what, bits = (
+            f"validation on {counted(carried.tokens, 'token')}{share}",
+            f"{carried.bits_per_byte:.3f}",
+        )
         if not cleared:
             return f"{what}: {bits} bits per byte; this model carries no memory"
         bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"

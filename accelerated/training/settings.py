@@ -26,9 +26,25 @@ CHOICES = {
     "compile": COMPILERS,
 }
 POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "log_every")
-NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validation_segments", "sample", "epochs")
+NOT_NEGATIVE = (
+    "steps",
+    "warmup",
+    "weight_decay",
+    "clip",
+    "seed",
+    "update_every_from",
+    "validation_segments",
+    "sample",
+    "epochs",
+)
 LEAST = dict.fromkeys(POSITIVE, 1) | dict.fromkeys(NOT_NEGATIVE, 0) | {"validate_every": -1}
-PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
+PREFIXES = {
+    "model_config": "",
+    "training": "",
+    "data": "",
+    "recall": "recall_",
+    "tasks": "task_",
+}  # of the options
 
 
 @dataclass(frozen=True)
@@ -97,9 +113,13 @@ class TrainingConfig:
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
+            raise ValueError(
+                f"learning_rate is {self.learning_rate}; it must be positive and finite"
+            )
         if self.optimizer == "adam" and self.weight_decay:
-            raise ValueError(f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0")
+            raise ValueError(
+                f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0"
+            )
         for name in ("initial_fraction", "final_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
@@ -129,7 +149,11 @@ def config_classes(model: str) -> dict[str, type]:
 def by_config(model: str, values: dict) -> dict[str, dict]:
     """Sort {option's name: value} into {field of Settings: {field of its config: value}}."""
     return {
-        part: {f.name: values[PREFIXES[part] + f.name] for f in dataclasses.fields(kind) if PREFIXES[part] + f.name in values}
+        part: {
+            f.name: values[PREFIXES[part] + f.name]
+            for f in dataclasses.fields(kind)
+            if PREFIXES[part] + f.name in values
+        }
         for part, kind in config_classes(model).items()
     }
 
@@ -153,14 +177,21 @@ def checked(config_class: type, values: dict) -> Any:
 def preset_settings(model: str, preset: str) -> Settings:
     """The Settings of a preset."""
     values = by_config(model, presets_of(model).PRESETS[preset])
-    return Settings(model, *(checked(kind, values[part]) for part, kind in config_classes(model).items()))
+    return Settings(
+        model, *(checked(kind, values[part]) for part, kind in config_classes(model).items())
+    )
 
 
 def settings_contents(settings: Settings) -> dict:
     """Settings as plain values, for a checkpoint."""
     model_config, training, data, recall, tasks = map(dataclasses.asdict, settings[1:])
     data |= {"recall": recall, "tasks": tasks}
-    return {"model": settings.model, "model_config": model_config, "training_config": training, "data_config": data}
+    return {
+        "model": settings.model,
+        "model_config": model_config,
+        "training_config": training,
+        "data_config": data,
+    }
 
 
 def settings_from(contents: dict, path: Any) -> Settings:
@@ -170,21 +201,40 @@ def settings_from(contents: dict, path: Any) -> Settings:
     model's config, because it decides what the model computes.
     """
     if contents["model"] not in NAMES:
-        raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}")
+        raise InputError(
+            f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}"
+        )
     try:
-        held = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
-        training = {name: value for name, value in held.items() if value in CHOICES.get(name, (value,))}  # some values are gone
+        held = {"validate_every": 0} | contents[
+            "training_config"
+        ]  # an early release validated at the end alone
+        training = {
+            name: value for name, value in held.items() if value in CHOICES.get(name, (value,))
+        }  # some values are gone
         data = dict(contents["data_config"])
-        given, gone = {"training": training, "recall": data.pop("recall"), "tasks": data.pop("tasks", {}), "data": data}, []
+        given, gone = (
+            {
+                "training": training,
+                "recall": data.pop("recall"),
+                "tasks": data.pop("tasks", {}),
+                "data": data,
+            },
+            [],
+        )
         classes = config_classes(contents["model"])
         for part, values in given.items():
             known = {field.name for field in dataclasses.fields(classes[part])}
             gone += sorted(PREFIXES[part] + name for name in values.keys() - known)
             given[part] = {name: value for name, value in values.items() if name in known}
         given["model_config"] = contents["model_config"]
-        settings = Settings(contents["model"], *(checked(kind, given[part]) for part, kind in classes.items()))
+        settings = Settings(
+            contents["model"], *(checked(kind, given[part]) for part, kind in classes.items())
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None
     if gone:
-        print(f"{path} has settings of an earlier release, which are ignored: {', '.join(gone)}", file=sys.stderr)
+        print(
+            f"{path} has settings of an earlier release, which are ignored: {', '.join(gone)}",
+            file=sys.stderr,
+        )
     return settings

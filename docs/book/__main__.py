@@ -19,23 +19,49 @@ import numpy as np
 from docs.book.record import Function, Recorder
 from docs.book.replay import replay_data
 from docs.book.text import chapter_html, code_html
-from reference.gradients import Case, case_names, default_case, gradients_of, holding_what_is_stopped, inputs_of, read_case
+from reference.gradients import (
+    Case,
+    case_names,
+    default_case,
+    gradients_of,
+    holding_what_is_stopped,
+    inputs_of,
+    read_case,
+)
 
 HERE = Path(__file__).parent
 METHODS = ("compressive", "block_recurrent", "memformer", "pretrained_recurrence", "memorizing")
-VIEW = HERE.parents[1] / "accelerated" / "evaluation" / "view.html"  # its colours and its helper `make` are ours too
-LETTERS = {"segment": "N", "width": "D", "heads": "H", "head_width": "E", "feed_forward": "F", "vocabulary": "V", "layers": "L"}
+VIEW = (
+    HERE.parents[1] / "accelerated" / "evaluation" / "view.html"
+)  # its colours and its helper `make` are ours too
+LETTERS = {
+    "segment": "N",
+    "width": "D",
+    "heads": "H",
+    "head_width": "E",
+    "feed_forward": "F",
+    "vocabulary": "V",
+    "layers": "L",
+}
 LETTERS |= {"window": "W", "memory": "M", "compressed_memory": "C", "compression_rate": "c"}
 LETTERS |= dict.fromkeys(("states", "slots", "vectors"), "S")
-SHAPE = re.compile(r"((?:\w+(?:, | and ))*\w+)[^()\n]{0,12}? ?\(([A-Z1][\w*+/ ]*(?:, [\w*+/ ]+)+)\)")  # q and k (B, N, D)
-BINDING = re.compile(r"^ *([\w, ]+?) \+?= .*#.*?\(([^()]+)\)", re.M)  # q = x @ w  # what it is (B, N, D)
+SHAPE = re.compile(
+    r"((?:\w+(?:, | and ))*\w+)[^()\n]{0,12}? ?\(([A-Z1][\w*+/ ]*(?:, [\w*+/ ]+)+)\)"
+)  # q and k (B, N, D)
+BINDING = re.compile(
+    r"^ *([\w, ]+?) \+?= .*#.*?\(([^()]+)\)", re.M
+)  # q = x @ w  # what it is (B, N, D)
 
 
 def pages() -> dict[Path, str]:
     """{page of docs/: page of the book}."""
     docs = HERE.parent
-    found = {docs / f"{name}.md": f"{name}.html" for name in ("index", *METHODS)} | {HERE / "replay.md": "replay.html"}
-    return found | {path: f"decisions_{path.stem}.html" for path in sorted((docs / "decisions").glob("*.md"))}
+    found = {docs / f"{name}.md": f"{name}.html" for name in ("index", *METHODS)} | {
+        HERE / "replay.md": "replay.html"
+    }
+    return found | {
+        path: f"decisions_{path.stem}.html" for path in sorted((docs / "decisions").glob("*.md"))
+    }
 
 
 def fits(extent: str, size: int, sizes: dict[str, int]) -> bool:
@@ -45,12 +71,16 @@ def fits(extent: str, size: int, sizes: dict[str, int]) -> bool:
     return not letters <= sizes.keys() or eval(extent, {"__builtins__": {}}, sizes) == size
 
 
-def letters_of(name: str, shape: tuple, documented: list[tuple[str, str]], sizes: dict[str, int]) -> list[str] | None:
+def letters_of(
+    name: str, shape: tuple, documented: list[tuple[str, str]], sizes: dict[str, int]
+) -> list[str] | None:
     """The letters of an array, by what comments and docstrings say of a variable of that name; None if they say nothing."""
     for names, letters in documented:
         extents, known = letters.split(", "), re.findall(r"\w+", names)
         same = len(extents) == len(shape) and (name in known or name.removeprefix("d") in known)
-        if same and all(fits(extent, size, sizes) for extent, size in zip(extents, shape, strict=True)):
+        if same and all(
+            fits(extent, size, sizes) for extent, size in zip(extents, shape, strict=True)
+        ):
             return extents
     return None
 
@@ -58,7 +88,11 @@ def letters_of(name: str, shape: tuple, documented: list[tuple[str, str]], sizes
 def glossary_of(docstring: str) -> dict[str, str]:
     """{code symbol: meaning} of a reference's glossary."""
     rows = re.findall(r"^    (\S.*?) {2,}(\S.*?)(?: {2,}.*)?$", docstring, re.M)
-    return {name.removeprefix("state."): meaning for names, meaning in rows for name in names.split(", ")}
+    return {
+        name.removeprefix("state."): meaning
+        for names, meaning in rows
+        for name in names.split(", ")
+    }
 
 
 def whole_rollouts(case: Case) -> Iterator[tuple]:
@@ -75,7 +109,12 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
         yield reference.checkpointed, params, config, windows
         yield reference.greedy_continuation, params, config, document, 2
     else:
-        yield reference.loss_and_gradients, params, config, [(segment.tokens, segment.targets) for segment in segments]
+        yield (
+            reference.loss_and_gradients,
+            params,
+            config,
+            [(segment.tokens, segment.targets) for segment in segments],
+        )
 
 
 def recorded(method: str, name: str, case: Case) -> Recorder:
@@ -112,17 +151,30 @@ def method_data(method: str) -> dict:
     name = default_case(method)
     case = read_case(method, name)
     recorder = recorded(method, name, case)
-    sizes = {letter: getattr(case.config, field) for field, letter in LETTERS.items() if hasattr(case.config, field)}
+    sizes = {
+        letter: getattr(case.config, field)
+        for field, letter in LETTERS.items()
+        if hasattr(case.config, field)
+    }
     sizes["B"] = len(case.segments[0].tokens)
-    shown, paths = recorder.values.shown, [place.path for place in recorder.functions["forward"].places]
-    before, returned = paths.index(("state",)), paths.index(("return",))  # (logits, next state, cache)
+    shown, paths = (
+        recorder.values.shown,
+        [place.path for place in recorder.functions["forward"].places],
+    )
+    before, returned = (
+        paths.index(("state",)),
+        paths.index(("return",)),
+    )  # (logits, next state, cache)
     held = [call.held for call in recorder.calls if call.function == "forward"]
     return {
         "kind": "method",
         "name": method,
         "starts": [segment.starts.tolist() for segment in case.segments],
         "states": [[numbers[before], shown[numbers[returned]]["parts"]["1"]] for numbers in held],
-        "functions": {name: function_data(function, recorder, sizes) for name, function in recorder.functions.items()},
+        "functions": {
+            name: function_data(function, recorder, sizes)
+            for name, function in recorder.functions.items()
+        },
         "calls": recorder.calls,
         "glossary": glossary_of(case.reference.__doc__),
         "values": shown,
@@ -135,23 +187,45 @@ def encoded(value: object) -> dict:
         return vars(value)
     with np.errstate(over="ignore"):  # the lowest float64 becomes -inf
         numbers = value.astype(np.float32)
-    return {"shape": value.shape, "kind": value.dtype.kind, "data": base64.b64encode(numbers.tobytes()).decode()}
+    return {
+        "shape": value.shape,
+        "kind": value.dtype.kind,
+        "data": base64.b64encode(numbers.tobytes()).decode(),
+    }
 
 
 def write_page(out: Path, path: Path) -> int:
     """Write a page of the book and return its size in bytes. In its JSON no < stands, so that no text can end the script."""
     name = pages()[path]
     method = name.removesuffix(".html")
-    data = method_data(method) if method in METHODS else replay_data() if method == "replay" else {"kind": "text"}
+    data = (
+        method_data(method)
+        if method in METHODS
+        else replay_data()
+        if method == "replay"
+        else {"kind": "text"}
+    )
     text = chapter_html(path, pages(), data.get("functions", {}))
-    links = {"index.html": "Start"} | {f"{m}.html": m.replace("_", " ") for m in (*METHODS, "replay")}
+    links = {"index.html": "Start"} | {
+        f"{m}.html": m.replace("_", " ") for m in (*METHODS, "replay")
+    }
     here = ' aria-current="page"'
-    menu = " ".join(f'<a href="{to}"{here if to == name else ""}>{of}</a>' for to, of in links.items())
+    menu = " ".join(
+        f'<a href="{to}"{here if to == name else ""}>{of}</a>' for to, of in links.items()
+    )
     script = json.dumps(data, separators=(",", ":"), default=encoded).replace("<", "\\u003c")
     title = html.escape(path.read_text().partition("\n")[0].removeprefix("# "))
     light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(), re.S)
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(), re.M | re.S)[0]
-    parts = {"TITLE": title, "LIGHT": light, "DARK": dark, "MENU": menu, "TEXT": text, "DATA": script, "MAKE": make}
+    parts = {
+        "TITLE": title,
+        "LIGHT": light,
+        "DARK": dark,
+        "MENU": menu,
+        "TEXT": text,
+        "DATA": script,
+        "MAKE": make,
+    }
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (HERE / "page.html").read_text())
     return (out / name).write_bytes(page.encode())
 
@@ -166,8 +240,12 @@ def build(out: Path) -> dict[str, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Build the book; returns the exit code."""
-    parser = argparse.ArgumentParser("python -m docs.book", description="Write the book, a folder of pages for a browser.")
-    parser.add_argument("--out", type=Path, required=True, help="the folder; index.html is its first page")
+    parser = argparse.ArgumentParser(
+        "python -m docs.book", description="Write the book, a folder of pages for a browser."
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder; index.html is its first page"
+    )
     out = parser.parse_args(argv).out
     if out.exists() and not out.is_dir():
         print(f"--out {out} is a file; give a folder", file=sys.stderr)

@@ -13,7 +13,11 @@ import numpy as np
 
 from docs.excerpts import definitions, excerpt
 
-STEP, TOLERANCE, SHOWN = 1e-5, 1e-5, 3  # of differences; relative, of what counts as equal; entries that a page shows
+STEP, TOLERANCE, SHOWN = (
+    1e-5,
+    1e-5,
+    3,
+)  # of differences; relative, of what counts as equal; entries that a page shows
 
 
 class Place(NamedTuple):
@@ -46,7 +50,9 @@ class Call:
     up: int | None  # the call that called it
     forward: int | None  # of a backward function: the call whose cache it was given
     held: list[int]  # number of the value of each place, -1 if it has none
-    beside: dict[str, tuple]  # {path and value of a gradient: (number of its variable's value, [(flat entry, by differences)])}
+    beside: dict[
+        str, tuple
+    ]  # {path and value of a gradient: (number of its variable's value, [(flat entry, by differences)])}
 
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
@@ -62,15 +68,25 @@ def places_of(statement: ast.stmt) -> Iterator[Place]:
     nodes, body = list(own_nodes(statement)), getattr(statement, "body", None)
     lines = range(statement.lineno, body[0].lineno if body else statement.end_lineno + 1)
     targets = [node.target for node in nodes if isinstance(node, ast.comprehension)]
-    inside = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    inside = {
+        name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+    }
     for node in [statement, *nodes]:
         match node:
             case ast.Return(value=ast.expr()):
                 yield Place(node.lineno, node.col_offset, ("return",), True, lines)
             case ast.Name(id=name) if name not in inside:
-                yield Place(node.lineno, node.col_offset, (name,), isinstance(node.ctx, ast.Store), lines)
+                yield Place(
+                    node.lineno, node.col_offset, (name,), isinstance(node.ctx, ast.Store), lines
+                )
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-                yield Place(node.lineno, node.end_col_offset - len(attribute), (name, attribute), False, lines)
+                yield Place(
+                    node.lineno,
+                    node.end_col_offset - len(attribute),
+                    (name, attribute),
+                    False,
+                    lines,
+                )
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))):
                 yield Place(node.lineno, node.slice.col_offset + 1, (name, key), False, lines)
 
@@ -81,12 +97,23 @@ def functions_of(reference: Path) -> dict[str, Function]:
     for node in ast.parse(reference.read_text()).body:
         places = []
         if isinstance(node, ast.FunctionDef):
-            given, first = [*node.args.args, *node.args.kwonlyargs], range(node.lineno, node.lineno + 1)
-            places = [Place(argument.lineno, argument.col_offset, (argument.arg,), True, first) for argument in given]
-            inside = (part for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node)
+            given, first = (
+                [*node.args.args, *node.args.kwonlyargs],
+                range(node.lineno, node.lineno + 1),
+            )
+            places = [
+                Place(argument.lineno, argument.col_offset, (argument.arg,), True, first)
+                for argument in given
+            ]
+            inside = (
+                part for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node
+            )
             places += [place for statement in inside for place in places_of(statement)]
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            source, line = excerpt(reference, node.name).removesuffix("\n"), definitions(reference)[node.name][0] + 1
+            source, line = (
+                excerpt(reference, node.name).removesuffix("\n"),
+                definitions(reference)[node.name][0] + 1,
+            )
             found[node.name] = Function(node.name, line, source, places)
     return found
 
@@ -126,7 +153,10 @@ class Values:
             shown = {"text": repr(value)}
         elif (parts := parts_of(value)) is not None:
             kept = {name: self.keep(part) for name, part in parts.items()}
-            shown = {"kind": type(value).__name__, "parts": {name: number for name, number in kept.items() if number >= 0}}
+            shown = {
+                "kind": type(value).__name__,
+                "parts": {name: number for name, number in kept.items() if number >= 0},
+            }
         else:
             return -1
         key = key or repr(shown)
@@ -158,7 +188,11 @@ class Recorder:
 
     def __init__(self, reference: ModuleType):
         self.functions = functions_of(Path(reference.__file__))
-        self.codes = {name: getattr(reference, name).__code__ for name, function in self.functions.items() if function.places}
+        self.codes = {
+            name: getattr(reference, name).__code__
+            for name, function in self.functions.items()
+            if function.places
+        }
         self.calls, self.values, self.stack = [], Values(), []
         self.bound = []  # of each call {variable: what it was bound to, in order}
 
@@ -167,7 +201,9 @@ class Recorder:
         self.source, self.segments = source, segments
         self.made = {}  # {(function, id of what it returned or of a part): (number of the call, the part, which stays alive)}
         known = {call.function for call in self.calls}
-        self.watched = {code: self.functions[name] for name, code in self.codes.items() if name not in known}
+        self.watched = {
+            code: self.functions[name] for name, code in self.codes.items() if name not in known
+        }
         traced(self.enter, run, *arguments)
 
     def segment_at(self, frame: FrameType | None) -> int:
@@ -185,9 +221,16 @@ class Recorder:
         if function is None:
             return None
         up = self.stack[-1] if self.stack else None
-        segment, layer = (self.segment_at(frame.f_back), None) if up is None else (self.calls[up].segment, self.calls[up].layer)
+        segment, layer = (
+            (self.segment_at(frame.f_back), None)
+            if up is None
+            else (self.calls[up].segment, self.calls[up].layer)
+        )
         if function.name.endswith("backward"):
-            of = [(function.name.replace("backward", "forward"), id(given)) for given in frame.f_locals.values()]
+            of = [
+                (function.name.replace("backward", "forward"), id(given))
+                for given in frame.f_locals.values()
+            ]
             forward = next((self.made[key][0] for key in of if key in self.made), None)
         layer, held = frame.f_back.f_locals.get("layer", layer), [-1] * len(function.places)
         self.stack.append(len(self.calls))
@@ -208,7 +251,9 @@ class Recorder:
                 variables = variables | {"return": result}
                 self.stack.pop()
                 parts = result if isinstance(result, tuple) else (result,)
-                self.made |= {(function.name, id(part)): (number, part) for part in parts if part is not None}
+                self.made |= {
+                    (function.name, id(part)): (number, part) for part in parts if part is not None
+                }
             for at, place in enumerate(function.places):
                 if (last if place.stored else now) in place.lines:
                     held[at] = self.values.keep(part_of(variables, place.path))
@@ -234,7 +279,11 @@ class Recorder:
         bound = {} if call.forward is None else self.bound[call.forward]
         for place, held in zip(self.functions[call.function].places, call.held, strict=True):
             name = place.path[0]
-            variable = ("params" if bound.get("params") else "p") if place.path == ("grads",) else name[1:] * (name[0] == "d")
+            variable = (
+                ("params" if bound.get("params") else "p")
+                if place.path == ("grads",)
+                else name[1:] * (name[0] == "d")
+            )
             if held < 0 or not bound.get(variable):
                 continue
             shown, parts = self.values.shown[held], {(): held}
@@ -247,28 +296,51 @@ class Recorder:
                     found[f"{'.'.join(path)}:{of}"] = variable, path[1:], array
         return found
 
-    def difference(self, run: Callable, number: int, name: str, path: tuple, gradient: np.ndarray) -> tuple | None:
+    def difference(
+        self, run: Callable, number: int, name: str, path: tuple, gradient: np.ndarray
+    ) -> tuple | None:
         """(number of a value, [(flat entry, by differences)]), or None: it is the gradient of no value the variable had."""
         largest = np.argsort(-np.abs(gradient), axis=None, kind="stable")[:SHOWN]
         for version, holder in reversed([*enumerate(self.bound[number][name])]):
             value, entries = part_of(holder, path), []
-            if not isinstance(value, np.ndarray) or value.shape != gradient.shape or value.dtype.kind != "f":
+            if (
+                not isinstance(value, np.ndarray)
+                or value.shape != gradient.shape
+                or value.dtype.kind != "f"
+            ):
                 continue
             for flat in largest:
                 index = np.unravel_index(flat, value.shape)
-                above, below = (self.moved_run(run, number, name, version, path, index, step) for step in (STEP, -STEP))
+                above, below = (
+                    self.moved_run(run, number, name, version, path, index, step)
+                    for step in (STEP, -STEP)
+                )
                 numeric = (above - below) / (2 * STEP)
-                if abs(numeric - gradient[index]) > TOLERANCE * max(abs(numeric), abs(gradient[index]), 1e-5):
+                if abs(numeric - gradient[index]) > TOLERANCE * max(
+                    abs(numeric), abs(gradient[index]), 1e-5
+                ):
                     break
                 entries.append((int(flat), numeric))
             else:
                 return self.values.keep(value), entries
         return None
 
-    def moved_run(self, run: Callable, number: int, name: str, version: int, path: tuple, index: tuple, step: float) -> float:
+    def moved_run(
+        self,
+        run: Callable,
+        number: int,
+        name: str,
+        version: int,
+        path: tuple,
+        index: tuple,
+        step: float,
+    ) -> float:
         """run(), in which a call goes on with another entry `index` after it has bound `name` for that time."""
         function, bound = self.calls[number].function, []
-        code, before = self.codes[function], itertools.count(-sum(call.function == function for call in self.calls[:number]))
+        code, before = (
+            self.codes[function],
+            itertools.count(-sum(call.function == function for call in self.calls[:number])),
+        )
 
         def enter(frame: FrameType, event: str, argument: object) -> Callable | None:
             return line if frame.f_code is code and next(before) == 0 else None
@@ -289,4 +361,6 @@ def moved(value: object, path: tuple, index: tuple, step: float) -> object:
     part[index] += step
     if not path:
         return part
-    return value._replace(**{path[0]: part}) if hasattr(value, "_replace") else value | {path[0]: part}
+    return (
+        value._replace(**{path[0]: part}) if hasattr(value, "_replace") else value | {path[0]: part}
+    )

@@ -13,7 +13,15 @@ from reference import memformer as reference
 
 SEGMENTS, LANES = 6, 2
 CONFIG = reference.Config(
-    vocabulary=11, width=12, heads=2, head_width=5, feed_forward=20, encoder_layers=1, decoder_layers=1, segment=8, slots=4
+    vocabulary=11,
+    width=12,
+    heads=2,
+    head_width=5,
+    feed_forward=20,
+    encoder_layers=1,
+    decoder_layers=1,
+    segment=8,
+    slots=4,
 )
 METHODS = {"through_time": "Full back-propagation", "memory_replay": "Memory replay"}
 STEPS = {"advance": "memory alone", "segment_forward": "forward", "segment_backward": "backward"}
@@ -37,7 +45,9 @@ def bytes_of(parts: dict[int, object], apart: set[int]) -> dict[int, int]:
     return sizes
 
 
-def steps_of(method: Callable, values: Values, params: dict, segments: list, state: tuple) -> tuple[list[dict], dict]:
+def steps_of(
+    method: Callable, values: Values, params: dict, segments: list, state: tuple
+) -> tuple[list[dict], dict]:
     """What each step of a method did and what the method held after it, and the method's gradients."""
     replays, steps = method is reference.memory_replay, []
     states, caches = {0: state} if replays else {}, {}  # of the segments: before it, of it
@@ -53,7 +63,9 @@ def steps_of(method: Callable, values: Values, params: dict, segments: list, sta
         elif what == "forward":
             caches[segment] = result[2]
         else:
-            segment = next(number for number, each in enumerate(segments) if each is frame.f_locals["cache"][0])
+            segment = next(
+                number for number, each in enumerate(segments) if each is frame.f_locals["cache"][0]
+            )
             gradient = values.keep(result[1].memory)  # handed to the segment before
             if replays:
                 del states[segment]
@@ -79,7 +91,11 @@ def rollout() -> tuple[dict, list, tuple]:
     segments = []
     for k, segment in enumerate(reference.rollout_of(CONFIG, text, rng)):
         targets = text[:, k * CONFIG.segment + 1 :][:, : CONFIG.segment]
-        segments.append(segment._replace(task=None, targets=targets, starts=np.array([k == 0, k in (0, SEGMENTS // 2)])))
+        segments.append(
+            segment._replace(
+                task=None, targets=targets, starts=np.array([k == 0, k in (0, SEGMENTS // 2)])
+            )
+        )
     return params, segments, reference.initial_state(params, CONFIG, LANES)
 
 
@@ -90,8 +106,20 @@ def replay_data() -> dict:
     for name, title in METHODS.items():
         steps, found = steps_of(getattr(reference, name), values, *given)
         code = code_html(functions[name].source)
-        methods.append({"title": title, "line": functions[name].first, "code": code, "steps": steps})
+        methods.append(
+            {"title": title, "line": functions[name].first, "code": code, "steps": steps}
+        )
         grads.append(found)
     exact, replayed = grads
-    apart = max(np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
-    return {"kind": "replay", "segments": SEGMENTS, "methods": methods, "apart": float(apart), "values": values.shown}
+    apart = max(
+        np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max()
+        for name, grad in exact.items()
+        if grad.any()
+    )
+    return {
+        "kind": "replay",
+        "segments": SEGMENTS,
+        "methods": methods,
+        "apart": float(apart),
+        "values": values.shown,
+    }

@@ -18,10 +18,19 @@ from docs.book.record import Place
 from docs.excerpts import EXCERPT
 
 INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
-CLASSES = {Comment: "c", Keyword: "k", String: "s", Number: "s", Name.Function: "n", Name.Class: "n"}
+CLASSES = {
+    Comment: "c",
+    Keyword: "k",
+    String: "s",
+    Number: "s",
+    Name.Function: "n",
+    Name.Class: "n",
+}
 
 
-def code_html(source: str, functions: Iterable[str] = (), first: int = 1, places: Iterable[Place] = ()) -> str:
+def code_html(
+    source: str, functions: Iterable[str] = (), first: int = 1, places: Iterable[Place] = ()
+) -> str:
     """Python from line `first` as HTML: variables have the number of their place, names of functions are links."""
     numbers = {(place.line, place.column): number for number, place in enumerate(places)}
     line, column, out = first, 0, []
@@ -33,14 +42,19 @@ def code_html(source: str, functions: Iterable[str] = (), first: int = 1, places
         elif kind in Name and kind not in Name.Function and text in functions:
             shown = f'<a class="f" href="#{text}">{text}</a>'
         out.append(shown)
-        line, column = line + text.count("\n"), len(text.rpartition("\n")[2]) + (0 if "\n" in text else column)
+        line, column = (
+            line + text.count("\n"),
+            len(text.rpartition("\n")[2]) + (0 if "\n" in text else column),
+        )
     return "".join(out)
 
 
 def mathml(formula: str, display: str) -> str:
     """A formula as MathML; for a screen reader and for copying it keeps its LaTeX. latex2mathml knows aligned as align*."""
     known = formula.strip().replace("{aligned}", "{align*}")
-    return convert(known, display=display).replace("<math ", f'<math aria-label="{html.escape(formula.strip())}" ', 1)
+    return convert(known, display=display).replace(
+        "<math ", f'<math aria-label="{html.escape(formula.strip())}" ', 1
+    )
 
 
 def inline_math(state: object, silent: bool) -> bool:

@@ -54,7 +54,9 @@ def sinusoids(distances, width):
 
 def relative_shift(by_distance):
     """Scores by distance, far to near, to scores by key: row i moves left by N - 1 - i. (B, H, N, K) -> (B, H, N, K)"""
-    *outer, n, k = by_distance.shape  # what moves in from the right belongs to keys that the mask hides
+    *outer, n, k = (
+        by_distance.shape
+    )  # what moves in from the right belongs to keys that the mask hides
     line = jnp.pad(by_distance, ((0, 0), (0, 0), (0, 0), (1, 0))).reshape(*outer, n * (k + 1))
     return line[..., n:].reshape(*outer, n, k)
 
@@ -62,15 +64,27 @@ def relative_shift(by_distance):
 def simplified_attention(p, config, h, source):
     """Causal attention with Memformer's simplified positions, pair by pair; shapes and results as relative_attention's"""
     n, k = h.shape[1], source.shape[1]
-    query = split_heads(linear(h, p["query"]), config.heads) + p["query_bias"][:, None]  # (B, H, N, E)
-    key = split_heads(linear(source, p["key"]), config.heads) + p["key_bias"][:, None]  # (B, H, K, E)
-    value = split_heads(linear(source, p["value"]), config.heads) + p["value_bias"][:, None]  # (B, H, K, E)
+    query = (
+        split_heads(linear(h, p["query"]), config.heads) + p["query_bias"][:, None]
+    )  # (B, H, N, E)
+    key = (
+        split_heads(linear(source, p["key"]), config.heads) + p["key_bias"][:, None]
+    )  # (B, H, K, E)
+    value = (
+        split_heads(linear(source, p["value"]), config.heads) + p["value_bias"][:, None]
+    )  # (B, H, K, E)
     distance = k - n + np.arange(n)[:, None] - np.arange(k)  # (N, K)
-    positions = p["positions"][np.clip(distance, 0, config.max_distance)]  # (N, K, E), the same for all heads
+    positions = p["positions"][
+        np.clip(distance, 0, config.max_distance)
+    ]  # (N, K, E), the same for all heads
     scores = query @ key.swapaxes(-1, -2) + jnp.einsum("bhne,nke->bhnk", query, positions)
-    weights = jax.nn.softmax(jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf))  # (B, H, N, K)
+    weights = jax.nn.softmax(
+        jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf)
+    )  # (B, H, N, K)
     attended = weights @ value + jnp.einsum("bhnk,nke->bhne", weights, positions)  # (B, H, N, E)
-    return linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"]), {"weights": weights}
+    return linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"]), {
+        "weights": weights
+    }
 
 
 def relative_attention(p, config, h, source):
@@ -79,12 +93,18 @@ def relative_attention(p, config, h, source):
     query = split_heads(linear(h, p["query"]), config.heads)  # (B, H, N, E)
     key = split_heads(linear(source, p["key"]), config.heads)  # (B, H, K, E)
     value = split_heads(linear(source, p["value"]), config.heads)  # (B, H, K, E)
-    positions = sinusoids(np.arange(k - 1, -1, -1), config.width)  # (K, D), row t is of distance K - 1 - t
+    positions = sinusoids(
+        np.arange(k - 1, -1, -1), config.width
+    )  # (K, D), row t is of distance K - 1 - t
     distance_key = split_heads(linear(positions, p["distance_key"]), config.heads)  # (H, K, E)
-    by_distance = (query + p["distance_bias"][:, None]) @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
+    by_distance = (query + p["distance_bias"][:, None]) @ distance_key.swapaxes(
+        -1, -2
+    )  # (B, H, N, K)
     seen = np.arange(k) <= k - n + np.arange(n)[:, None]  # (N, K), query i is key C + M + i
     shifted = jnp.where(seen, relative_shift(by_distance), 0)
-    scores = jnp.where(seen, (query + p["content_bias"][:, None]) @ key.swapaxes(-1, -2) + shifted, 0)  # (B, H, N, K)
+    scores = jnp.where(
+        seen, (query + p["content_bias"][:, None]) @ key.swapaxes(-1, -2) + shifted, 0
+    )  # (B, H, N, K)
     weights = jax.nn.softmax(jnp.where(seen, scores / np.sqrt(config.head_width), -jnp.inf))
     attended = weights @ value  # (B, H, N, E)
     output = linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"])
@@ -103,17 +123,25 @@ def join_rows(rows, config):
 
 def compress(p, config, evicted, usage):
     """evicted: (B, N, D), usage: (B, N) -> (B, N/c, D)"""
-    groups = evicted.reshape(evicted.shape[0], -1, config.compression_rate, config.width)  # (B, N/c, c, D)
+    groups = evicted.reshape(
+        evicted.shape[0], -1, config.compression_rate, config.width
+    )  # (B, N/c, c, D)
     if config.compression == "max_pooling":
         return groups.max(2)
     if config.compression == "mean_pooling":
         return groups.mean(2)
     if config.compression == "most_used":
-        most_used = jnp.argsort(-usage, axis=-1, stable=True)[:, : groups.shape[1]]  # (B, N/c), of equals the older
+        most_used = jnp.argsort(-usage, axis=-1, stable=True)[
+            :, : groups.shape[1]
+        ]  # (B, N/c), of equals the older
         return jnp.take_along_axis(evicted, jnp.sort(most_used)[:, :, None], axis=1)
     for gap in config.dilations if config.compression == "dilated_conv" else ():
-        before = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))[:, : evicted.shape[1]]  # (B, N, D), row i is x_{i - gap}
-        evicted = jax.nn.relu(linear(jnp.concatenate([before, evicted], -1), p[f"compression.dilated_{gap}"]))
+        before = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))[
+            :, : evicted.shape[1]
+        ]  # (B, N, D), row i is x_{i - gap}
+        evicted = jax.nn.relu(
+            linear(jnp.concatenate([before, evicted], -1), p[f"compression.dilated_{gap}"])
+        )
     return linear(join_rows(evicted, config), p["compression.weight"])
 
 
@@ -144,7 +172,9 @@ def remember(p, config, h, memory, compressed, weights):
     -> next memory (B, M, D), next compressed (B, C, D), the compression's loss () or None, and what is inside
     """
     n, c_rows, loss, inside = h.shape[1], compressed.shape[1], None, {}
-    evicted, memory = jnp.split(stop_gradient(jnp.concatenate([memory, h], 1)), [n], axis=1)  # (B, N, D), (B, M, D)
+    evicted, memory = jnp.split(
+        stop_gradient(jnp.concatenate([memory, h], 1)), [n], axis=1
+    )  # (B, N, D), (B, M, D)
     if c_rows == 0:
         return memory, compressed, loss, {"evicted": evicted}
     usage = weights[..., c_rows : c_rows + n].mean((1, 2))  # (B, N), of the evicted rows
@@ -177,11 +207,20 @@ def read_segment(params, config, state, segment):
 
     -> the next state, and what the vectors ask of a segment, by name
     """
-    state = {name: jnp.where(segment["starts"][:, None, None, None], 0, rows) for name, rows in state.items()}
+    state = {
+        name: jnp.where(segment["starts"][:, None, None, None], 0, rows)
+        for name, rows in state.items()
+    }
     h, states, outputs = params["embedding"][segment["tokens"]], [], {}  # h: (B, N, D)
     for i in range(config.layers):
-        p = {name.removeprefix(f"layers.{i}."): x for name, x in params.items() if name.startswith(f"layers.{i}.")}
-        h, memory, compressed, loss, inner = layer(p, config, h, state["memory"][:, i], state["compressed"][:, i])
+        p = {
+            name.removeprefix(f"layers.{i}."): x
+            for name, x in params.items()
+            if name.startswith(f"layers.{i}.")
+        }
+        h, memory, compressed, loss, inner = layer(
+            p, config, h, state["memory"][:, i], state["compressed"][:, i]
+        )
         states.append({"memory": memory, "compressed": compressed})
         if loss is not None:
             outputs[f"auxiliary.layers.{i}.compression"] = loss
@@ -189,7 +228,9 @@ def read_segment(params, config, state, segment):
             outputs.update({f"inner/{name}": x for name, x in inner.items()})
     state = jax.tree.map(lambda *rows: jnp.stack(rows, 1), *states)
     logits = linear(h, params["embedding"]) / np.sqrt(config.width)  # (B, N, V)
-    nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), segment["targets"][..., None], -1)[..., 0]  # (B, N)
+    nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), segment["targets"][..., None], -1)[
+        ..., 0
+    ]  # (B, N)
     outputs.update({f"next.{name}": rows for name, rows in state.items()})
     return state, dict(outputs, logits=logits, loss=jnp.where(segment["scored"], nats, 0).sum())
 
@@ -206,30 +247,50 @@ def adamw_step(params, first, second, step, state, segments, config, rates):
     gradient = jax.value_and_grad(rollout, argnums=(0, 1), has_aux=True)
     (objective, outputs), (grads, grad_state) = gradient(params, state, segments, config)
     first = jax.tree.map(lambda m, g: rates["beta1"] * m + (1 - rates["beta1"]) * g, first, grads)
-    second = jax.tree.map(lambda v, g: rates["beta2"] * v + (1 - rates["beta2"]) * g**2, second, grads)
+    second = jax.tree.map(
+        lambda v, g: rates["beta2"] * v + (1 - rates["beta2"]) * g**2, second, grads
+    )
 
     def move(x, m, v):
         """x: a parameter, m, v: its moments -> the parameter after the step, all of one shape"""
         m, v = m / (1 - rates["beta1"] ** step), v / (1 - rates["beta2"] ** step)
         return x - rates["rate"] * (m / (jnp.sqrt(v) + rates["epsilon"]) + rates["decay"] * x)
 
-    return jax.tree.map(move, params, first, second), first, second, (objective, outputs, grads, grad_state)
+    return (
+        jax.tree.map(move, params, first, second),
+        first,
+        second,
+        (objective, outputs, grads, grad_state),
+    )
 
 
 def run_case(path):
     """-> everything that the vectors at path ask for, by name, in float64"""
     with safe_open(path, "numpy") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        tensors, metadata = (
+            {name: file.get_tensor(name) for name in file.keys()},
+            file.metadata() or {},
+        )  # noqa: SIM118
     if metadata.get("paper") != "compressive":
         raise ValueError("not a file of compressive vectors")
     config, rates = SimpleNamespace(**json.loads(metadata["config"])), json.loads(metadata["steps"])
-    params = {name.removeprefix("given/param/"): x for name, x in tensors.items() if name.startswith("given/param/")}
+    params = {
+        name.removeprefix("given/param/"): x
+        for name, x in tensors.items()
+        if name.startswith("given/param/")
+    }
     names = ("tokens", "targets", "scored", "starts")
-    segments = {name: np.stack([tensors[f"given/{k}/{name}"] for k in range(SEGMENTS)]) for name in names}
-    nothing = np.zeros((segments["tokens"].shape[1], config.layers, 0, config.width))  # a memory without rows
+    segments = {
+        name: np.stack([tensors[f"given/{k}/{name}"] for k in range(SEGMENTS)]) for name in names
+    }
+    nothing = np.zeros(
+        (segments["tokens"].shape[1], config.layers, 0, config.width)
+    )  # a memory without rows
     state = {name: tensors.get(f"given/state/{name}", nothing) for name in ("memory", "compressed")}
 
-    step = jax.jit(partial(adamw_step, config=config, rates=rates["adamw"]), compiler_options=COMPILER_OPTIONS)
+    step = jax.jit(
+        partial(adamw_step, config=config, rates=rates["adamw"]), compiler_options=COMPILER_OPTIONS
+    )
     moments = [{name: np.zeros_like(x) for name, x in params.items()} for _ in range(2)]
     *moved, first_rollout = step(params, *moments, 1, state, segments)
     for i in range(2, ADAMW_STEPS + 1):
@@ -242,13 +303,18 @@ def run_case(path):
     results |= {f"grad_state/{name}": x for name, x in grad_state.items()}
     results |= {f"sgd/{name}": x - rates["sgd"]["rate"] * grads[name] for name, x in params.items()}
     results |= {f"adamw/{name}": x for name, x in moved.items()} | {"objective": objective}
-    return {name: np.array(results[name], np.float64, order="C") for name in tensors if name in results}
+    return {
+        name: np.array(results[name], np.float64, order="C") for name in tensors if name in results
+    }
 
 
 def main(arguments):
     """-> the exit code: 0, or 2 if the input is not what it should be"""
     if len(arguments) != 2:
-        print("usage: python compressive_jax.py IN OUT; IN is a file of vectors or a folder of them", file=sys.stderr)
+        print(
+            "usage: python compressive_jax.py IN OUT; IN is a file of vectors or a folder of them",
+            file=sys.stderr,
+        )
         return 2
     given, written = map(Path, arguments)
     for path in sorted(given.glob("*.safetensors")) if given.is_dir() else [given]:

@@ -9,7 +9,13 @@ from accelerated.attention.content import content_attention, content_attention_p
 from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax
 
 
-@given(n=st.integers(1, 5), k=st.integers(1, 5), masked=st.booleans(), size=SIZES, seed=st.integers(0, 2**31))
+@given(
+    n=st.integers(1, 5),
+    k=st.integers(1, 5),
+    masked=st.booleans(),
+    size=SIZES,
+    seed=st.integers(0, 2**31),
+)
 def test_attention_is_a_weighted_mean_of_values(n, k, masked, size, seed):
     """One query at a time, by both paths; a masked key has no weight."""
     rng = np.random.default_rng(seed)
@@ -20,7 +26,11 @@ def test_attention_is_a_weighted_mean_of_values(n, k, masked, size, seed):
     for b, h, i in np.ndindex(2, 3, n):
         seen = np.flatnonzero(~hidden[b, 0, i])
         shares = brute_force_softmax([key[b, h, j] @ query[b, h, i] / 2 for j in seen])
-        expected[b, h, i] = sum(share * value[b, h, j] for share, j in zip(shares, seen, strict=True))
-    arrays = [torch.tensor(x) for x in (query, key, value)] + [torch.tensor(hidden) if masked else None]
+        expected[b, h, i] = sum(
+            share * value[b, h, j] for share, j in zip(shares, seen, strict=True)
+        )
+    arrays = [torch.tensor(x) for x in (query, key, value)] + [
+        torch.tensor(hidden) if masked else None
+    ]
     actual = {"plain": content_attention_plain(*arrays), "fast": content_attention(*arrays)}
     assert_agree(dict.fromkeys(actual, expected), actual, 1e-12)

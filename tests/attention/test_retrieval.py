@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.attention.content import scaled_attention_plain
-from accelerated.attention.retrieval import retrieval_attention, retrieval_attention_plain, searchable
+from accelerated.attention.retrieval import (
+    retrieval_attention,
+    retrieval_attention_plain,
+    searchable,
+)
 from reference import memorizing
 from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
 
@@ -15,12 +19,20 @@ from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_forc
 def found_by_sorting(query, keys, values, scale, retrieved):
     """What one query (E,) finds among keys and values (M, E), with one head's scale."""
     similarity = keys @ query
-    best = sorted(range(len(keys)), key=lambda j: (not keys[j].any(), -similarity[j]))[:retrieved]  # empty rows last
+    best = sorted(range(len(keys)), key=lambda j: (not keys[j].any(), -similarity[j]))[
+        :retrieved
+    ]  # empty rows last
     return np.array(brute_force_softmax(list(scale * similarity[best]))) @ values[best]
 
 
 @given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
+    sizes=st.tuples(
+        st.integers(1, 3),
+        st.integers(1, 3),
+        st.integers(1, 5),
+        st.integers(1, 12),
+        st.integers(1, 4),
+    ),
     share=st.floats(0, 1),
     size=SIZES,
     seed=st.integers(0, 2**31),
@@ -37,7 +49,9 @@ def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, see
     expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
     by_hand = np.zeros(query.shape)
     for b, h, i in np.ndindex(batch, heads, n):
-        by_hand[b, h, i] = found_by_sorting(query[b, h, i], keys[b, h], values[b, h], scale[h], retrieved)
+        by_hand[b, h, i] = found_by_sorting(
+            query[b, h, i], keys[b, h], values[b, h], scale[h], retrieved
+        )
     assert_agree(beside_one({"out": by_hand}), beside_one({"out": expected}), 1e-11)
     dquery, dscale = memorizing.retrieval_backward(dout, cache)
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
@@ -46,7 +60,9 @@ def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, see
     found.backward(torch.tensor(dout))
     assert all(x.grad is None for x in pair)
     rows = {"out": found, "query": leaf.grad, "scale": leaf_scale.grad}
-    assert_agree(beside_one({"out": expected, "query": dquery, "scale": dscale}), beside_one(rows), 1e-11)
+    assert_agree(
+        beside_one({"out": expected, "query": dquery, "scale": dscale}), beside_one(rows), 1e-11
+    )
 
 
 def test_what_is_found_does_not_depend_on_the_order_of_the_memory():

@@ -17,8 +17,15 @@ TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
 CASES = [
     *ONE_OF_EACH,
     *(("block_recurrent", name) for name in ("lstm-dual-feedback", "adjacent-recurrent-lstm")),
-    *(("compressive", name) for name in ("conv-attention_reconstruction", "conv-auto_encoding", "most_used-none")),
-    *(("memformer", "encoder-decoder-xl"), ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "at-every-layer")),
+    *(
+        ("compressive", name)
+        for name in ("conv-attention_reconstruction", "conv-auto_encoding", "most_used-none")
+    ),
+    *(
+        ("memformer", "encoder-decoder-xl"),
+        ("pretrained_recurrence", "plain"),
+        ("pretrained_recurrence", "at-every-layer"),
+    ),
 ]
 
 
@@ -32,10 +39,15 @@ def recomputed(model):
 def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
     """By each method; the global generator then stands where it stood. In bfloat16 a layer has the same copies of parameters."""
     model, *given = setting(paper, name)
-    expected = {method: (back_propagated(method, model, *given, dtype), torch.get_rng_state()) for method in replay.BACKPROP}
+    expected = {
+        method: (back_propagated(method, model, *given, dtype), torch.get_rng_state())
+        for method in replay.BACKPROP
+    }
     trained = recomputed(model)
     for method, (rows, random) in expected.items():
-        assert_agree(rows, back_propagated(method, model, *given, dtype, trained), TOLERANCE, method)
+        assert_agree(
+            rows, back_propagated(method, model, *given, dtype, trained), TOLERANCE, method
+        )
         assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -45,13 +57,17 @@ def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
     expected = back_propagated("through_time", model, *given)
     trained = recomputed(model)
     trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    assert_agree(expected, back_propagated("through_time", model, *given, trained=trained), TOLERANCE)
+    assert_agree(
+        expected, back_propagated("through_time", model, *given, trained=trained), TOLERANCE
+    )
 
 
 def saved_bytes(model, segment, state):
     """Bytes that are kept for the backward pass of a segment, beside the parameters."""
     kept, weights = [], {p.untyped_storage()._cdata for p in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    ):
         model.read(segment, state)
     sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(size for storage, size in sizes.items() if storage not in weights)
@@ -73,12 +89,30 @@ def test_only_the_layers_inputs_are_kept(paper, name):
 
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch):
     """In groups of lanes; the parameters are those of a run without it."""
-    options = [*MEMFORMER, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--schedule", "constant"]
+    options = [
+        *MEMFORMER,
+        "--data",
+        text,
+        "--dtype",
+        "float64",
+        "--dropout",
+        0.2,
+        "--accumulate",
+        3,
+        "--schedule",
+        "constant",
+    ]
     checkpointed, checkpoint = [], protocol.checkpoint
-    monkeypatch.setattr(protocol, "checkpoint", lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how))
+    monkeypatch.setattr(
+        protocol,
+        "checkpoint",
+        lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how),
+    )
     train(*options, "--steps", 3, "--out", tmp_path / "plain")
     train(*options, "--steps", 2, "--out", tmp_path / "run")
     assert not checkpointed
     train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
     assert checkpointed and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
-    assert_agree(saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE)
+    assert_agree(
+        saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE
+    )

@@ -35,7 +35,10 @@ def graphs(monkeypatch):
     def without_generating(function, fullgraph, dynamic, mode):
         assert fullgraph and not dynamic
         return compile_whole(
-            function, backend=lambda graph, _: found.append(mode) or graph.forward, fullgraph=True, dynamic=False
+            function,
+            backend=lambda graph, _: found.append(mode) or graph.forward,
+            fullgraph=True,
+            dynamic=False,
         )
 
     monkeypatch.setattr(torch, "compile", without_generating)
@@ -53,7 +56,9 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
     for number in range(4):
-        first, *others = (segment._replace(starts=torch.zeros(2, dtype=torch.bool)) for segment in segments)
+        first, *others = (
+            segment._replace(starts=torch.zeros(2, dtype=torch.bool)) for segment in segments
+        )
         first = first._replace(starts=torch.tensor([number in (0, 3), number == 3]))
         model.zero_grad()
         torch.manual_seed(number)
@@ -66,7 +71,9 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     return {"loss": loss[None]} | gradients(model) | rows_of_state(state)
 
 
-@pytest.mark.parametrize("case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED])
+@pytest.mark.parametrize(
+    "case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]
+)
 def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs):
     """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay needs one for all states."""
     counts = []
@@ -92,18 +99,27 @@ def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
             return result.view(5, 3), None
 
     def read(tokens, state):
-        found.append(Reading(Graph.apply(model.embedding, model.scale), state, {"a loss": torch.ones(())}))
+        found.append(
+            Reading(Graph.apply(model.embedding, model.scale), state, {"a loss": torch.ones(())})
+        )
         return found[-1]
 
-    monkeypatch.setattr(torch, "compile", lambda function, mode, **options: modes.append(mode) or function)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode, **options: modes.append(mode) or function
+    )
     model = Dropping()
     model.read = read
-    reading = TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(None, model.initial_state(2))
+    reading = TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(
+        None, model.initial_state(2)
+    )
     assert modes == ["reduce-overhead"]
     for own, copy in zip(tree_leaves(found), tree_leaves(reading), strict=True):
         assert torch.equal(own, copy) and own.data_ptr() != copy.data_ptr()
     reading.hidden.sum().backward()
-    assert torch.equal(model.embedding.grad, result) and model.embedding.grad.data_ptr() != result.data_ptr()
+    assert (
+        torch.equal(model.embedding.grad, result)
+        and model.embedding.grad.data_ptr() != result.data_ptr()
+    )
     assert model.scale.grad is None
 
 
@@ -111,7 +127,9 @@ def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
 def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
     """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's own generator is faster."""
     names = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: names.append(function.__name__) or function)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: names.append(function.__name__) or function
+    )
     with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
         TrainedModel(Dropping(), TrainingConfig(backprop=method, compile="inductor"))
         assert torch._inductor.config.fallback_random == (method == "memory_replay")
@@ -128,19 +146,34 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
     check("cudagraphs --horizon 1 --backprop through_time --device cuda")
     check("cudagraphs --horizon 2 --backprop memory_replay --device cuda")
     check("inductor --dtype bfloat16 --device cuda")
-    assert "--compile inductor with --dtype bfloat16 crashed" in refusal(check, "inductor --dtype bfloat16 --device cpu")
+    assert "--compile inductor with --dtype bfloat16 crashed" in refusal(
+        check, "inductor --dtype bfloat16 --device cpu"
+    )
 
 
-@pytest.mark.parametrize("paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")])
+@pytest.mark.parametrize(
+    "paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")]
+)
 def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
     """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which are read only then."""
     model, segments, state = setting(paper, name)
     leaves, arriving = [], []
     leaf_of, backward = replay.require_gradient, torch.autograd.backward
-    monkeypatch.setattr(replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1])
-    monkeypatch.setattr(torch.autograd, "backward", lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads))
+    monkeypatch.setattr(
+        replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1]
+    )
+    monkeypatch.setattr(
+        torch.autograd,
+        "backward",
+        lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads),
+    )
     replay.memory_replay(model, segments, state)
-    own = {field.grad.data_ptr() for leaf in leaves for field in leaf if field.grad is not None and field.numel()}
+    own = {
+        field.grad.data_ptr()
+        for leaf in leaves
+        for field in leaf
+        if field.grad is not None and field.numel()
+    }
     assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
 
 
@@ -151,8 +184,14 @@ def test_cuda_graphs_run_group_after_group(method):
     torch._dynamo.reset()
     torch.set_default_dtype(torch.float32)
     model = Dropping().cuda().train()
-    segments = [segment.to(torch.device("cuda")) for segment in some_segments(3 if method == "memory_replay" else 1)]
-    trained, state = TrainedModel(model, TrainingConfig(compile="cudagraphs", backprop=method)), model.initial_state(2)
+    segments = [
+        segment.to(torch.device("cuda"))
+        for segment in some_segments(3 if method == "memory_replay" else 1)
+    ]
+    trained, state = (
+        TrainedModel(model, TrainingConfig(compile="cudagraphs", backprop=method)),
+        model.initial_state(2),
+    )
     for number in range(9):
         model.zero_grad() if number % 3 == 0 else None
         state = replay.BACKPROP[method](trained, segments, state)[2]
@@ -163,8 +202,13 @@ def test_cuda_graphs_run_group_after_group(method):
 def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
     seen = by_query_and_key(sliding_window.tables_by_distance(4, 4, 8)[1], 4)
-    offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads, two blocks of four queries
-    inputs = [x.to(device).requires_grad_() for x in (*(torch.randn(2, 3, length, 5) for length in (8, 12, 12)), offset)]
+    offset = torch.randn(3, 4, 8).masked_fill(
+        ~seen, -torch.inf
+    )  # three heads, two blocks of four queries
+    inputs = [
+        x.to(device).requires_grad_()
+        for x in (*(torch.randn(2, 3, length, 5) for length in (8, 12, 12)), offset)
+    ]
     compiled = torch.compile(sliding_window.sliding_attention_sdpa, backend="eager", fullgraph=True)
     out = compiled(*inputs, 0.1)
     out.sum().backward()
@@ -187,7 +231,9 @@ class Dropping(Model):
         return Total(torch.zeros(batch, 3).to(self.embedding))
 
     def read(self, tokens, state):
-        kept = torch.nn.functional.dropout(state.rows + self.scale * self.embedding[tokens].sum(1), 0.5, self.training)
+        kept = torch.nn.functional.dropout(
+            state.rows + self.scale * self.embedding[tokens].sum(1), 0.5, self.training
+        )
         return Reading(kept[:, None].expand(-1, tokens.shape[1], -1), Total(kept), {})
 
     def advance(self, tokens, state):
@@ -196,7 +242,10 @@ class Dropping(Model):
 
 def some_segments(count):
     """Segments for it, of four tokens in two lanes."""
-    return [Segment(each, each, each >= 0, torch.zeros(2, dtype=torch.bool)) for each in torch.randint(5, (count, 2, 4))]
+    return [
+        Segment(each, each, each >= 0, torch.zeros(2, dtype=torch.bool))
+        for each in torch.randint(5, (count, 2, 4))
+    ]
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
@@ -206,4 +255,8 @@ def test_both_compiled_passes_drop_out_what_uncompiled_ones_do():
     model, segments = Dropping().train(), some_segments(3)
     expected = back_propagated("memory_replay", model, segments, model.initial_state(2))
     trained = TrainedModel(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
-    assert_agree(expected, back_propagated("memory_replay", model, segments, model.initial_state(2), trained=trained), 1e-11)
+    assert_agree(
+        expected,
+        back_propagated("memory_replay", model, segments, model.initial_state(2), trained=trained),
+        1e-11,
+    )

@@ -15,12 +15,23 @@ from tests.helpers.rollouts import both_sides, setting
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, over
 
 aten = torch.ops.aten
-QUESTIONS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten._unique2}
+QUESTIONS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten.is_nonzero,
+    aten._unique2,
+}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 CASES = [
     *ONE_OF_EACH,
     *(("compressive", name) for name in ("most_used-none", "conv-attention_reconstruction")),
-    *(("memformer", "encoder-decoder-xl"), ("block_recurrent", "lstm-dual-feedback"), ("pretrained_recurrence", "plain")),
+    *(
+        ("memformer", "encoder-decoder-xl"),
+        ("block_recurrent", "lstm-dual-feedback"),
+        ("pretrained_recurrence", "plain"),
+    ),
 ]
 
 
@@ -29,14 +40,21 @@ class NoQuestions(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kind = function.overloadpacket
-        by_mask = kind in INDEXING and any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        by_mask = kind in INDEXING and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
         if kind in QUESTIONS or by_mask:
             raise AssertionError(f"{function} asks the device")
         return function(*args, **(kwargs or {}))
 
 
 def test_questions_are_refused():
-    for ask in (torch.is_nonzero, torch.nonzero, lambda x: x[x > 0], lambda x: x.index_put_((x > 0,), x)):
+    for ask in (
+        torch.is_nonzero,
+        torch.nonzero,
+        lambda x: x[x > 0],
+        lambda x: x.index_put_((x > 0,), x),
+    ):
         with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
             ask(torch.ones(1))
 
@@ -49,10 +67,18 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
     model, segments, state = setting(paper, name)
     for segment in segments:
         segment.scored[1, len(segment.scored[1]) // 2 :] = False
-    segments = [segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]]
-    scored, model, segments = replay.count_scored(segments), model.to(device), [s.to(torch.device(device)) for s in segments]
+    segments = [
+        segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]
+    ]
+    scored, model, segments = (
+        replay.count_scored(segments),
+        model.to(device),
+        [s.to(torch.device(device)) for s in segments],
+    )
     state = type(state)(*(field.to(device) for field in state))
-    methods = ["memory_replay"] if device == "meta" else replay.BACKPROP  # meta operations are slow: only what calls all of it
+    methods = (
+        ["memory_replay"] if device == "meta" else replay.BACKPROP
+    )  # meta operations are slow: only what calls all of it
     for method, chunk in itertools.product(methods, [50, replay.CHUNK]):
         monkeypatch.setattr(replay, "CHUNK", chunk)
         model.zero_grad()
@@ -86,5 +112,18 @@ def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypa
 
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    options = ["--batch", 2, "--accumulate", 2, "--update-every", 2, "--steps", 4, "--sample", 0, "--validation-segments", 1]
+    options = [
+        "--batch",
+        2,
+        "--accumulate",
+        2,
+        "--update-every",
+        2,
+        "--steps",
+        4,
+        "--sample",
+        0,
+        "--validation-segments",
+        1,
+    ]
     train(*COMPRESSIVE, "--data", text, *options, "--out", tmp_path / "run")

@@ -22,9 +22,14 @@ def single_precision():
 
 def on_the_stub(paper, name):
     """A model of a variant and a rollout of two lanes in which a document starts."""
-    model, segments = PAPERS[paper].model(variant(paper, name)).cuda(), random_segments(paper, name, np.random.default_rng(5))
+    model, segments = (
+        PAPERS[paper].model(variant(paper, name)).cuda(),
+        random_segments(paper, name, np.random.default_rng(5)),
+    )
     starts = [np.array([False, number == 1]) for number in range(len(segments))]
-    return model, [segment.to(torch.device("cuda")) for segment in torch_segments(paper, segments, starts)]
+    return model, [
+        segment.to(torch.device("cuda")) for segment in torch_segments(paper, segments, starts)
+    ]
 
 
 @over(EVERY_VARIANT)
@@ -36,10 +41,18 @@ def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
     with protocol.computing_in(model, dtype):
         try:
             replay.through_time(model, segments, model.initial_state(2))
-        except torch.OutOfMemoryError:  # an adaptive softmax asks for a number of rows, and numbers mean nothing here
+        except (
+            torch.OutOfMemoryError
+        ):  # an adaptive softmax asks for a number of rows, and numbers mean nothing here
             pytest.skip("the stub said that a tail has more rows than fit: run it again")
-    allowed = (*OF_THE_EMBEDDING, "indexFunc") if name.startswith("adaptive") else OF_THE_EMBEDDING  # a tail's rows, each once
-    found = [kernel for _, kernel in counters.kernels(1000, ONE_BY_ONE) if not any(map(kernel.__contains__, allowed))]
+    allowed = (
+        (*OF_THE_EMBEDDING, "indexFunc") if name.startswith("adaptive") else OF_THE_EMBEDDING
+    )  # a tail's rows, each once
+    found = [
+        kernel
+        for _, kernel in counters.kernels(1000, ONE_BY_ONE)
+        if not any(map(kernel.__contains__, allowed))
+    ]
     assert counters.counts()["gemm"] and found == []
 
 

@@ -19,7 +19,9 @@ def masked(ns):
     """Documents of these lengths, with some tokens not scored."""
     rng = np.random.default_rng(0)
     return [
-        document._replace(inputs=document.inputs.astype(np.uint16), scored=rng.random(len(document.scored)) < 0.7)
+        document._replace(
+            inputs=document.inputs.astype(np.uint16), scored=rng.random(len(document.scored)) < 0.7
+        )
         for document in documents_of(ns)
     ]
 
@@ -33,7 +35,10 @@ def sizes(draw):
 
 def is_window(segment, row, document, window):
     """Whether a row has the window's tokens and targets, scores its predictions alone, and is otherwise padding."""
-    size, again = window.stop - window.start, window.first - 1 - window.start  # again: predictions that the last window scored
+    size, again = (
+        window.stop - window.start,
+        window.first - 1 - window.start,
+    )  # again: predictions that the last window scored
     expected = np.zeros((3, segment.tokens.shape[1]), np.int64)  # inputs, targets, scored
     expected[:, :size] = [field[window.start : window.stop] for field in document[1:4]]
     expected[2, :again] = 0
@@ -44,21 +49,36 @@ def dealt(ns, size, seed=None, count=None):
     """(Documents in the order in which lanes begin them, all usable ones); asserts that a lane reads each window by window."""
     (lanes, length, overlap), documents = size, masked(ns)
     windows = {number: cut(n, length, overlap) for number, n in enumerate(ns) if n > 1}
-    unread, order = [()] * lanes, []  # [(document, window)] that each lane has yet to read of its document
+    unread, order = (
+        [()] * lanes,
+        [],
+    )  # [(document, window)] that each lane has yet to read of its document
     dealer = Lanes(documents, lanes, length, seed, overlap)
-    for segment in itertools.islice(dealer, count or 150):  # 6 documents of 23 tokens have 6 x 22 = 132 windows at most
+    for segment in itertools.islice(
+        dealer, count or 150
+    ):  # 6 documents of 23 tokens have 6 x 22 = 132 windows at most
         for lane, (number, start) in enumerate(segment.place.tolist()):
             if not unread[lane] and segment.starts[lane]:
                 order.append(number)
                 unread[lane] = [(number, window) for window in windows[number]]
-            elif not unread[lane]:  # padding: no place, and tokens, targets, scored and starts are all zero
-                assert seed is None and (number, start) == (-1, 0) and not sum(field[lane].sum() for field in segment[:4])
+            elif not unread[
+                lane
+            ]:  # padding: no place, and tokens, targets, scored and starts are all zero
+                assert (
+                    seed is None
+                    and (number, start) == (-1, 0)
+                    and not sum(field[lane].sum() for field in segment[:4])
+                )
                 continue
             else:
                 assert not segment.starts[lane], "a document starts at its first window alone"
             (expected, window), *unread[lane] = unread[lane]
-            assert (expected, window.start) == (number, start) and is_window(segment, lane, documents[number], window)
-    assert seed is not None or (not any(unread) and next(dealer, None) is None), "a single pass reads all, then ends"
+            assert (expected, window.start) == (number, start) and is_window(
+                segment, lane, documents[number], window
+            )
+    assert seed is not None or (not any(unread) and next(dealer, None) is None), (
+        "a single pass reads all, then ends"
+    )
     return order, [*windows]
 
 
@@ -81,7 +101,10 @@ def test_shuffling_depends_on_seed_and_pass():
     documents = documents_of([5] * 30)
     dealer = Lanes(documents, 1, 4, 0)
     passes = [[dealer._next_document() for _ in range(30)] for _ in range(3)]
-    assert passes == [Lanes(documents, 1, 4, 0)._shuffle(number).tolist() for number in range(3)] and dealer.passes == 2
+    assert (
+        passes == [Lanes(documents, 1, 4, 0)._shuffle(number).tolist() for number in range(3)]
+        and dealer.passes == 2
+    )
     assert passes[0] != passes[1] and passes[0] != Lanes(documents, 1, 4, 1)._shuffle(0).tolist()
 
 
@@ -100,27 +123,43 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
     documents, predictions = documents_of(ns), sum(max(n - 1, 0) for n in ns)
     parts = cut_for_lanes(count, documents)
     assume(parts is not documents)
-    assert len(parts) >= min(count, predictions) and parts.lengths.tolist() == [len(d.inputs) for d in parts]
+    assert len(parts) >= min(count, predictions) and parts.lengths.tolist() == [
+        len(d.inputs) for d in parts
+    ]
     pieces = {number: [] for number, n in enumerate(ns) if n > 1}
     for part, (number, *_) in zip(parts, parts.spans, strict=True):
         pieces[number].append(part)
     for number, cut_up in pieces.items():
         for field in (1, 2, 3):
-            assert np.concatenate([part[field] for part in cut_up]).tolist() == documents[number][field].tolist()
+            assert (
+                np.concatenate([part[field] for part in cut_up]).tolist()
+                == documents[number][field].tolist()
+            )
         found = [len(part.inputs) for part in cut_up]
         assert min(found) > 0 and max(found) - min(found) <= 1
     if len(parts) > len(documents):
         whole = max((ns[n] - 1 for n, cut_up in pieces.items() if len(cut_up) == 1), default=0)
-        assert whole <= 2 * max(len(part.inputs) for cut_up in pieces.values() if len(cut_up) > 1 for part in cut_up) + 1
+        assert (
+            whole
+            <= 2
+            * max(
+                len(part.inputs) for cut_up in pieces.values() if len(cut_up) > 1 for part in cut_up
+            )
+            + 1
+        )
 
 
 def test_documents_are_cut_only_if_there_are_too_few():
     documents = documents_of([9, 1, 5, 7])
     assert cut_for_lanes(3, documents) is documents
-    assert isinstance(cut_for_lanes(4, documents), Parts), "a document without a prediction fills no lane"
+    assert isinstance(cut_for_lanes(4, documents), Parts), (
+        "a document without a prediction fills no lane"
+    )
     parts = cut_for_lanes(6, documents)
     assert parts.lengths.tolist() == [2, 3, 3, 4, 3, 3]
-    assert len({tuple(row.tolist()) for row in next(Lanes(parts, 6, 2, seed=0)).tokens}) == 6, "no two lanes read the same"
+    assert len({tuple(row.tolist()) for row in next(Lanes(parts, 6, 2, seed=0)).tokens}) == 6, (
+        "no two lanes read the same"
+    )
 
 
 @given(ns=lengths, tokens=st.integers(1, 60), longest=st.integers(1, 20))
@@ -135,11 +174,17 @@ def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
     before, read = np.cumsum([0, *predictions]), np.zeros(total)
     for number, start, stop in taken.spans:
         whole = predictions[number]
-        assert (start, stop) == (0, whole) if whole <= longest else longest // 2 <= stop - start <= longest
+        assert (
+            (start, stop) == (0, whole)
+            if whole <= longest
+            else longest // 2 <= stop - start <= longest
+        )
         read[before[number] + start : before[number] + stop] = 1
     assert abs(int(taken.lengths.sum()) - tokens) <= longest
     error = np.cumsum(read) - np.arange(1, total + 1) * tokens / total
-    assert np.abs(error).max() <= longest, "no stretch of the text is read more than another, but for one piece"
+    assert np.abs(error).max() <= longest, (
+        "no stretch of the text is read more than another, but for one piece"
+    )
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))

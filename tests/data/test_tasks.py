@@ -20,14 +20,27 @@ MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")
 ALL = TaskConfig(infilling=0.4, recall=0.3)
 
 
-@given(n=st.integers(1, 40), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
+@given(
+    n=st.integers(1, 40),
+    masked=st.floats(0.01, 0.99),
+    span=st.floats(0.2, 9),
+    seed=st.integers(0, 999),
+)
 def test_masked_texts_equal_the_references(n, masked, span, seed):
     text = np.random.default_rng(seed).integers(256, size=n)
     ours = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
-    assert ours.tolist() == ref.mask_spans(text, MASK, masked, span, np.random.default_rng(seed)).tolist()
+    assert (
+        ours.tolist()
+        == ref.mask_spans(text, MASK, masked, span, np.random.default_rng(seed)).tolist()
+    )
 
 
-@given(n=st.integers(1, 60), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
+@given(
+    n=st.integers(1, 60),
+    masked=st.floats(0.01, 0.99),
+    span=st.floats(0.2, 9),
+    seed=st.integers(0, 999),
+)
 def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     """There is a mask for every span, the rest is in order, and no text grows."""
     budget = round(masked * n)
@@ -35,7 +48,9 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     lengths = span_lengths(budget, span, np.random.default_rng(seed))
     out = mask_spans(text, MASK, np.random.default_rng(seed), masked, span).tolist()
     assert sum(lengths) == budget and min(lengths, default=0) >= 0
-    assert 1 <= len(out) == n - budget + len(lengths) <= n and out.count(MASK) == len(lengths), "never empty"
+    assert 1 <= len(out) == n - budget + len(lengths) <= n and out.count(MASK) == len(lengths), (
+        "never empty"
+    )
     gaps, at, masks = [], 0, 0  # tokens missing at each run of masks
     for item in [*out, 1000 + n]:
         if item == MASK:
@@ -53,7 +68,9 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
 def test_span_lengths_are_poisson():
     """Mean, variance and fraction of empty spans; the budget is so large that cutting the last does not matter."""
     lengths = span_lengths(40_000, 3.5, np.random.default_rng(0))
-    assert np.mean(lengths) == pytest.approx(3.5, rel=0.02) and np.var(lengths) == pytest.approx(3.5, rel=0.05)
+    assert np.mean(lengths) == pytest.approx(3.5, rel=0.02) and np.var(lengths) == pytest.approx(
+        3.5, rel=0.05
+    )
     assert np.mean(np.array(lengths) == 0) == pytest.approx(np.exp(-3.5), rel=0.15)
 
 
@@ -73,7 +90,9 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
         drawn = [set() for _ in range(3)]
         for segment in rollout:
             expected = next(plain)
-            assert torch.equal(segment.tokens, expected.tokens) and torch.equal(segment.starts, expected.starts)
+            assert torch.equal(segment.tokens, expected.tokens) and torch.equal(
+                segment.starts, expected.starts
+            )
             for lane in range(3):
                 if segment.starts[lane]:
                     history[lane] = []
@@ -82,17 +101,23 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
                 reading = segment.task.reading[lane][segment.task.readable[lane]].tolist()
                 targets, scored = segment.targets[lane].tolist(), segment.scored[lane]
                 if kind == 0:
-                    assert targets == expected.targets[lane].tolist() and torch.equal(scored, expected.scored[lane])
+                    assert targets == expected.targets[lane].tolist() and torch.equal(
+                        scored, expected.scored[lane]
+                    )
                     assert segment.task.prompt[lane].tolist() == segment.tokens[lane].tolist()
                 else:
-                    asked = before[-kind]  # exists: recall needs two previous segments, infilling one
+                    asked = before[
+                        -kind
+                    ]  # exists: recall needs two previous segments, infilling one
                     assert targets == asked == segment.task.prompt[lane].tolist() and scored.all()
                     assert len(before) >= kind
                     drawn[lane].add(kind)
                 if kind == 1:
                     assert reading.count(MASK) >= 1 and len(reading) <= 8
                     rest = [t for t in reading if t != MASK]
-                    assert len(rest) == 6 and all(t in previous for t in rest)  # 8 less round(0.3 * 8) that are masked
+                    assert len(rest) == 6 and all(
+                        t in previous for t in rest
+                    )  # 8 less round(0.3 * 8) that are masked
                 else:
                     assert reading == previous and segment.task.readable[lane].all()
                 history[lane] = [*before, segment.tokens[lane].tolist()]
@@ -103,11 +128,18 @@ def test_shares_are_as_configured():
     """The documents are long, so that every task is possible."""
     _, rollouts = dealt(ALL, [5000] * 4, 600, horizon=1, lanes=4)
     alike = sum(len(set(segment.task.kind.tolist())) == 1 for [segment] in rollouts[3:]) / 597
-    assert alike == pytest.approx(0.3**4 + 0.4**4 + 0.3**4, abs=0.03), "each lane draws its own task"
-    kinds = collections.Counter(int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind)
+    assert alike == pytest.approx(0.3**4 + 0.4**4 + 0.3**4, abs=0.03), (
+        "each lane draws its own task"
+    )
+    kinds = collections.Counter(
+        int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind
+    )
     total = sum(kinds.values())
     assert [kinds[kind] / total for kind in range(3)] == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
-    assert ALL.fractions == pytest.approx((0.3, 0.4, 0.3)) and TaskConfig(infilling=0.3, recall=0.7).fractions[0] == 0
+    assert (
+        ALL.fractions == pytest.approx((0.3, 0.4, 0.3))
+        and TaskConfig(infilling=0.3, recall=0.7).fractions[0] == 0
+    )
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -126,13 +158,24 @@ def test_continuing_from_a_position_gives_the_same_rollouts():
     resumed = MultiTask(Lanes(documents_of([70, 33, 120]), 3, 8, 5), ALL, SPECIAL, 5)
     resumed.seek(cut.position())
     again = first + [resumed.rollout(3) for _ in range(3)]
-    plain, (_, alone) = Lanes(documents_of([70, 33, 120]), 3, 8, 5), dealt(TaskConfig(), [70, 33, 120], 6)
-    for x, y, other in zip(*map(itertools.chain.from_iterable, (rollouts, again, alone)), strict=True):
+    plain, (_, alone) = (
+        Lanes(documents_of([70, 33, 120]), 3, 8, 5),
+        dealt(TaskConfig(), [70, 33, 120], 6),
+    )
+    for x, y, other in zip(
+        *map(itertools.chain.from_iterable, (rollouts, again, alone)), strict=True
+    ):
         y = y.to(torch.device("cpu"))
-        assert all(torch.equal(p, q) for p, q in zip((*x[:4], *x.task), (*y[:4], *y.task), strict=True))
-        assert other.task is None and all(torch.equal(p, q) for p, q in zip(other[:4], next(plain)[:4], strict=True))
+        assert all(
+            torch.equal(p, q) for p, q in zip((*x[:4], *x.task), (*y[:4], *y.task), strict=True)
+        )
+        assert other.task is None and all(
+            torch.equal(p, q) for p, q in zip(other[:4], next(plain)[:4], strict=True)
+        )
     assert whole.position() == resumed.position()
-    old = {name: value for name, value in cut.position().items() if name not in ("rollouts", "history")}
+    old = {
+        name: value for name, value in cut.position().items() if name not in ("rollouts", "history")
+    }
     resumed.seek(old)  # of a checkpoint without tasks
     assert resumed.rollouts == 0
 

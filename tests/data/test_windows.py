@@ -15,7 +15,9 @@ def sizes(draw):
 @given(sizes())
 def test_every_token_after_the_first_is_scored_once_in_order(size):
     windows = cut(*size)
-    assert [target for w in windows for target in range(w.first, w.stop + 1)] == [*range(1, size[0])]
+    assert [target for w in windows for target in range(w.first, w.stop + 1)] == [
+        *range(1, size[0])
+    ]
     assert len(windows) == count_windows(*size)
 
 
@@ -27,7 +29,9 @@ def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before
     for index, w in enumerate(windows):
         assert w.start == index * (window - overlap) and w.stop <= length - 1
         assert w.stop - w.start == window or (w == windows[-1] and 1 <= w.stop - w.start <= window)
-        assert w.first - w.start == (overlap + 1 if index else 1), "the context of the first prediction that counts"
+        assert w.first - w.start == (overlap + 1 if index else 1), (
+            "the context of the first prediction that counts"
+        )
 
 
 def test_the_papers_example():
@@ -37,6 +41,10 @@ def test_the_papers_example():
 
 def test_figure_3():
     """T = 3, with overlaps 1, 2 (token by token) and 0 (disjoint)."""
-    assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
+    assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [
+        (1, 3, 2),
+        (3, 5, 5),
+        (5, 7, 7),
+    ]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 2)] == [(1, 3), (2, 4), (3, 5), (4, 6)]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 0)] == [(1, 3), (4, 6)]

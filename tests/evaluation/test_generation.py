@@ -15,7 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated.data.windows import cut
 from accelerated.evaluation import generation
-from accelerated.evaluation.generation import GraphedStep, Sampling, continue_text, read_prompt, show_text, stream_text
+from accelerated.evaluation.generation import (
+    GraphedStep,
+    Sampling,
+    continue_text,
+    read_prompt,
+    show_text,
+    stream_text,
+)
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.helpers.texts import BYTES
@@ -34,7 +41,9 @@ def logits_after(model, text):
     """The logits after a text (B, n), by whole windows from its beginning; the last one is padded."""
     config, state = model.config, model.initial_state(len(text))
     for window in cut(text.shape[1] + 1, config.segment, overlap_of(config)):
-        tokens = torch.nn.functional.pad(text[:, window.start : window.stop], (0, config.segment + window.start - window.stop))
+        tokens = torch.nn.functional.pad(
+            text[:, window.start : window.stop], (0, config.segment + window.start - window.stop)
+        )
         logits, state, _ = model(tokens, state)
     return logits[:, window.stop - 1 - window.start]
 
@@ -48,7 +57,11 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
         prompt = torch.tensor(rng.integers(11, size=(2, length)))
         logits, _ = read_prompt(model, prompt)
         assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
-    for place in (length - 1, length - 2, length - n - 1):  # of the longest prompt's last window, and of the one before
+    for place in (
+        length - 1,
+        length - 2,
+        length - n - 1,
+    ):  # of the longest prompt's last window, and of the one before
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
         assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
@@ -65,12 +78,17 @@ def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mo
     prompt = torch.randint(11, (1, 3))
 
     def drawn(sampling, seed=0):
-        return [t.item() for t in continue_text(model, prompt, 30, sampling, torch.Generator().manual_seed(seed))]
+        return [
+            t.item()
+            for t in continue_text(model, prompt, 30, sampling, torch.Generator().manual_seed(seed))
+        ]
 
     draws, greedy = [drawn(Sampling(), seed) for seed in (1, 1, 2)], drawn(GREEDY)
     assert draws[0] == draws[1] != draws[2] and model.training == training
     without = random_model("block_recurrent", "fixed-skip")
-    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY, None)], "no unit was dropped"
+    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY, None)], (
+        "no unit was dropped"
+    )
 
 
 def tensors_in(*fields):
@@ -82,7 +100,11 @@ class FakeGraph:
     """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded `read_token` read, and writes where it wrote."""
 
     def __init__(self, model, monkeypatch):
-        self.read_token, self.calls, queue = model.read_token, [], SimpleNamespace(wait_stream=lambda other: None)
+        self.read_token, self.calls, queue = (
+            model.read_token,
+            [],
+            SimpleNamespace(wait_stream=lambda other: None),
+        )
         monkeypatch.setattr(model, "read_token", self.record)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         for name in ("Stream", "current_stream"):
@@ -116,7 +138,9 @@ def test_a_graphed_step_gives_the_same_logits(paper, name, monkeypatch):
             pairs.append((expected, logits))
             assert state.position == plain.position
             assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
-    assert all(torch.equal(*pair) for pair in pairs) and len(graph.calls) == 2, "once to prepare, once to record"
+    assert all(torch.equal(*pair) for pair in pairs) and len(graph.calls) == 2, (
+        "once to prepare, once to record"
+    )
     assert all(map(torch.equal, before, tensors_in(given, stream)))
 
 
@@ -124,7 +148,12 @@ DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 
     Sampling(): [0.1, 0.4, 0.2, 0.3],
     Sampling(top_p=0.75): [0, 4 / 9, 2 / 9, 3 / 9],
     Sampling(temperature=0.5, top_p=0.5): [0, 1, 0, 0],  # sharpened, the first has 0.53
-    Sampling(temperature=2.0, top_p=0.63): [0, 0.4**0.5, 0.2**0.5, 0.3**0.5],  # flattened, two have 0.61
+    Sampling(temperature=2.0, top_p=0.63): [
+        0,
+        0.4**0.5,
+        0.2**0.5,
+        0.3**0.5,
+    ],  # flattened, two have 0.61
     Sampling(0, 0.9): [0, 1, 0, 0],
 }
 
@@ -136,7 +165,9 @@ def test_what_is_drawn():
         tokens = generation.draw(logits, sampling, torch.Generator().manual_seed(0))
         for token, probability in enumerate(expected):
             share = (tokens == token).double().mean().item()
-            assert share == pytest.approx(probability / sum(expected), abs=0.03 if probability else 0), sampling
+            assert share == pytest.approx(
+                probability / sum(expected), abs=0.03 if probability else 0
+            ), sampling
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
@@ -152,9 +183,13 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
     for weights, row in zip(rows, kept, strict=True):
         chosen = [value for value in row if value]
         assert all(value in (0, before) for value, before in zip(row, weights, strict=True))
-        sets = [some for count in range(1, size + 1) for some in itertools.combinations(weights, count)]
+        sets = [
+            some for count in range(1, size + 1) for some in itertools.combinations(weights, count)
+        ]
         fewest = min(len(some) for some in sets if 8 * sum(some) >= share * sum(weights))
-        assert len(chosen) == fewest and sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
+        assert len(chosen) == fewest and sum(chosen) == max(
+            sum(some) for some in sets if len(some) == fewest
+        )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -168,14 +203,23 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
 
     drawn = generation.drawn_tokens(torch.zeros(1, 2), (), 9, GREEDY, None, step)
     assert next(drawn).tolist() == [0]
-    with pytest.raises(InputError, match="prediction of token 2 of the continuation is NaN or infinite"):
+    with pytest.raises(
+        InputError, match="prediction of token 2 of the continuation is NaN or infinite"
+    ):
         next(drawn)
     assert len(steps) == 1
 
 
 def test_text_in_and_out(capsys):
     """Bytes that are no whole character are shown as one \ufffd, at the end too, whether text is streamed or shown at once."""
-    shown = {b"\xc3\xa9": "é", b"h\xc3": "h\ufffd", b"\xc3h": "\ufffdh", b"\xe2\x82": "\ufffd", b"": "", b"hi\xff": "hi\ufffd"}
+    shown = {
+        b"\xc3\xa9": "é",
+        b"h\xc3": "h\ufffd",
+        b"\xc3h": "\ufffdh",
+        b"\xe2\x82": "\ufffd",
+        b"": "",
+        b"hi\xff": "hi\ufffd",
+    }
     for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
     generation.write_continuation(BYTES, [104], iter(()))  # as if no token spelled anything

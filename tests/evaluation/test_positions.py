@@ -20,7 +20,9 @@ def test_doubling_ranges(first, length):
     ranges = list(doubling_ranges(first, length))
     assert [place for start, stop in ranges for place in range(start, stop)] == list(range(length))
     for index, (start, stop) in enumerate(ranges):
-        assert start == (0 if index == 0 else first * 2 ** (index - 1)) and stop == min(length, first * 2**index)
+        assert start == (0 if index == 0 else first * 2 ** (index - 1)) and stop == min(
+            length, first * 2**index
+        )
 
 
 @given(corpus=documents_and_tokenizer(), first=st.integers(1, 9), seed=st.integers(0, 3))
@@ -29,7 +31,9 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     nats = random_nats(documents, seed)
     rows = by_position(nats, documents, tokenizer, first)
     longest = max((len(document.inputs) for document in documents), default=0)
-    assert [(row["start"], row["stop"]) for row in rows] == list(doubling_ranges(first, longest + 1 if longest else 0))
+    assert [(row["start"], row["stop"]) for row in rows] == list(
+        doubling_ranges(first, longest + 1 if longest else 0)
+    )
     for row in rows:
         total, tokens, text_bytes, reached = 0.0, 0, 0, set()
         for number, document in enumerate(documents):
@@ -39,16 +43,38 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
                     if document.scored[place]:
                         total, tokens = total + nats[number][place], tokens + 1
                         text_bytes += len(tokenizer.decode([target]))
-        assert (row["documents"], row["tokens"], row["text_bytes"]) == (len(reached), tokens, text_bytes)
+        assert (row["documents"], row["tokens"], row["text_bytes"]) == (
+            len(reached),
+            tokens,
+            text_bytes,
+        )
         assert row["nats"] == pytest.approx(total, rel=1e-12)
         for name, units in (("bits_per_token", tokens), ("bits_per_byte", text_bytes)):
-            assert row[name] == pytest.approx(total / units / math.log(2) if units else math.nan, nan_ok=True)
-    assert sum(row["tokens"] for row in rows) == sum(int(document.scored.sum()) for document in documents)
+            assert row[name] == pytest.approx(
+                total / units / math.log(2) if units else math.nan, nan_ok=True
+            )
+    assert sum(row["tokens"] for row in rows) == sum(
+        int(document.scored.sum()) for document in documents
+    )
 
 
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
-    row = {"start": 0, "stop": 4, "documents": 2, "tokens": 7, "bits_per_byte": 1.5, "bits_per_token": 3.0}
-    assert positions.position_lines({"memory carried": [row]})[-1].split() == ["0", "to", "3", "2", "7", "1.5000"]
+    row = {
+        "start": 0,
+        "stop": 4,
+        "documents": 2,
+        "tokens": 7,
+        "bits_per_byte": 1.5,
+        "bits_per_token": 3.0,
+    }
+    assert positions.position_lines({"memory carried": [row]})[-1].split() == [
+        "0",
+        "to",
+        "3",
+        "2",
+        "7",
+        "1.5000",
+    ]
 
 
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
@@ -60,9 +86,14 @@ def test_the_report_has_the_losses_of_both_readings(name):
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
     record, _ = positions.report(run, SimpleNamespace(plot=None))
     expected = {"memory_carried": False} | ({"cleared": True} if name == "overlapping" else {})
-    assert record["by_position"].keys() == expected.keys() and record["attention_reach"] == model.attention_reach
+    assert (
+        record["by_position"].keys() == expected.keys()
+        and record["attention_reach"] == model.attention_reach
+    )
     for reading, clear in expected.items():
         nats = token_nats(model, documents, 1, clear)
         for row in record["by_position"][reading]:
-            by_hand = sum(losses[max(row["start"] - 1, 0) : row["stop"] - 1].sum() for losses in nats)
+            by_hand = sum(
+                losses[max(row["start"] - 1, 0) : row["stop"] - 1].sum() for losses in nats
+            )
             assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (reading, row["start"])

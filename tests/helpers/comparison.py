@@ -11,17 +11,34 @@ from hypothesis import strategies as st
 
 from accelerated.lab.speed.agreement import TOLERANCE
 
-__all__ = ["LADDER", "TOLERANCE"]  # TOLERANCE: of fast paths and devices against plain paths on the CPU
+__all__ = [
+    "LADDER",
+    "TOLERANCE",
+]  # TOLERANCE: of fast paths and devices against plain paths on the CPU
 
-LADDER = 1e-9  # accelerated models against references in float64; the worst error measured is 1.1e-12
-STEP, OPERATION = 1e-5, 1e-6  # finite differences of operations: every entry of every input; the tolerance
-MODEL_STEPS, MODEL_TOLERANCE = (1e-6, 1e-7), 2e-6  # of models; the second step is for a kink of ReLU inside the first
-SIZES = st.sampled_from([0.0, 1.0, 30.0])  # of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
+LADDER = (
+    1e-9  # accelerated models against references in float64; the worst error measured is 1.1e-12
+)
+STEP, OPERATION = (
+    1e-5,
+    1e-6,
+)  # finite differences of operations: every entry of every input; the tolerance
+MODEL_STEPS, MODEL_TOLERANCE = (
+    (1e-6, 1e-7),
+    2e-6,
+)  # of models; the second step is for a kink of ReLU inside the first
+SIZES = st.sampled_from(
+    [0.0, 1.0, 30.0]
+)  # of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 RNG = np.random.default_rng(3)
 
 
 def as_array(value):
-    return value.detach().double().cpu().numpy() if hasattr(value, "detach") else np.asarray(value, dtype=np.float64)
+    return (
+        value.detach().double().cpu().numpy()
+        if hasattr(value, "detach")
+        else np.asarray(value, dtype=np.float64)
+    )
 
 
 def relative_error(expected, actual):
@@ -55,7 +72,10 @@ def row(name, expected, actual, tolerance):
 def assert_agree(expected, actual, tolerance, title=""):
     """Compare two {name: array or tensor}; print the table, and fail unless all rows are present and within tolerance."""
     assert expected, f"{title}: nothing was compared"
-    lines = [row(name, expected.get(name), actual.get(name), tolerance) for name in sorted(expected.keys() | actual.keys())]
+    lines = [
+        row(name, expected.get(name), actual.get(name), tolerance)
+        for name in sorted(expected.keys() | actual.keys())
+    ]
     print(title, *lines, sep="\n")
     failed = [line for line in lines if line.endswith("FAIL")]
     assert not failed, "\n".join([title, *failed])
@@ -63,7 +83,9 @@ def assert_agree(expected, actual, tolerance, title=""):
 
 def named(prefix, state, between="."):
     """A state's fields as {name: tensor}."""
-    return {f"{prefix}{between}{name}": field for name, field in zip(state._fields, state, strict=True)}
+    return {
+        f"{prefix}{between}{name}": field for name, field in zip(state._fields, state, strict=True)
+    }
 
 
 # Slow definitions
@@ -85,7 +107,10 @@ def slow_bucket(distance, buckets, furthest):
     if distance < half:
         return distance
     ratio, longest = Fraction(distance, half) ** half, Fraction(furthest, half)
-    return min(half + next(k for k in range(half + 1) if k == half or ratio < longest ** (k + 1)), buckets - 1)
+    return min(
+        half + next(k for k in range(half + 1) if k == half or ratio < longest ** (k + 1)),
+        buckets - 1,
+    )
 
 
 def beside_one(rows):
@@ -141,12 +166,27 @@ def check_directions(objective, inputs, gradients, rng, title=""):
         by_hand[name] = (gradients[name] * directions[name]).sum()
 
     def numeric(names, step):
-        ends = [objective(inputs | {n: inputs[n] + sign * step * directions[n] for n in names}) for sign in (1, -1)]
+        ends = [
+            objective(inputs | {n: inputs[n] + sign * step * directions[n] for n in names})
+            for sign in (1, -1)
+        ]
         return (ends[0] - ends[1]) / (2 * step)
 
-    size, total = np.sqrt(len(inputs)), sum(by_hand.values())  # size: what the sum's error is relative to
-    found = min((numeric(inputs, step) for step in MODEL_STEPS), key=lambda value: abs(value - total))
+    size, total = (
+        np.sqrt(len(inputs)),
+        sum(by_hand.values()),
+    )  # size: what the sum's error is relative to
+    found = min(
+        (numeric(inputs, step) for step in MODEL_STEPS), key=lambda value: abs(value - total)
+    )
     if not abs(found - total) <= MODEL_TOLERANCE * size:
         apart = {name: np.array([1.0, numeric([name], MODEL_STEPS[1])]) for name in inputs}
-        assert_agree(apart, {name: np.array([1.0, by_hand[name]]) for name in inputs}, MODEL_TOLERANCE, title)
-    assert_agree({"derivative": np.array([size, found])}, {"derivative": np.array([size, total])}, MODEL_TOLERANCE, title)
+        assert_agree(
+            apart, {name: np.array([1.0, by_hand[name]]) for name in inputs}, MODEL_TOLERANCE, title
+        )
+    assert_agree(
+        {"derivative": np.array([size, found])},
+        {"derivative": np.array([size, total])},
+        MODEL_TOLERANCE,
+        title,
+    )

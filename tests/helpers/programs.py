@@ -39,8 +39,32 @@ ROOT = Path(__file__).parents[2]
 LITTLE = ["--width", 16, "--heads", 2, "--feed-forward", 32, "--warmup", 2, "--batch", 3]
 LITTLE += ["--validation-segments", 0, "--validate-every", 0]
 BLOCKS = ["--head-width", 8, "--window", 8, "--segment", 16, "--states", 4, "--recurrent-layers", 2]
-ROWS = ["--head-width", 8, "--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2]
-SLOTS = ["--head-width", 8, "--segment", 8, "--encoder-layers", 1, "--decoder-layers", 1, "--slots", 3, "--horizon", 3]
+ROWS = [
+    "--head-width",
+    8,
+    "--segment",
+    8,
+    "--memory",
+    8,
+    "--compressed-memory",
+    4,
+    "--compression-rate",
+    2,
+]
+SLOTS = [
+    "--head-width",
+    8,
+    "--segment",
+    8,
+    "--encoder-layers",
+    1,
+    "--decoder-layers",
+    1,
+    "--slots",
+    3,
+    "--horizon",
+    3,
+]
 KEYS = ["--head-width", 8, "--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3]
 WINDOWS = ["--segment", 8, "--max-positions", 12, "--horizon", 3]
 TINY = [*LITTLE, *BLOCKS, "--layers", 2, "--sample", 5]
@@ -70,7 +94,9 @@ def equal(first, second):
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            equal(first[key], second[key]) for key in first
+        )
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(equal, first, second))
     return first == second
@@ -83,7 +109,9 @@ def trained_runs(folder):
     """A run of each model, trained for two steps on one text."""
     book = folder / "book.txt"
     content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
-    book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
+    book.write_bytes(
+        b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100))
+    )
     kinds = {
         "recurrent": TINY,
         "compressive": COMPRESSIVE,
@@ -103,7 +131,11 @@ def joined_runs(folder):
     texts.mkdir()
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
-    kinds = {"compressive": COMPRESSIVE, "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0]}
+    kinds = {
+        "compressive": COMPRESSIVE,
+        "windowed": [*WINDOWED, "--overlap", 2],
+        "plain": [*WINDOWED, "--vectors", 0],
+    }
     for name, options in kinds.items():
         train(*options, "--data", texts, "--carry-over-documents", *BRIEF, "--out", folder / name)
     return SimpleNamespace(texts=texts, **{name: folder / name for name in kinds})
@@ -133,14 +165,20 @@ def refused(capsys, *argv):
     capsys.readouterr()
     with pytest.raises((InputError, SystemExit)) as caught:
         evaluate(*argv)
-    line = str(caught.value) if isinstance(caught.value, InputError) else capsys.readouterr().err.rstrip("\n")
+    line = (
+        str(caught.value)
+        if isinstance(caught.value, InputError)
+        else capsys.readouterr().err.rstrip("\n")
+    )
     assert "\n" not in line and (isinstance(caught.value, InputError) or caught.value.code == 2)
     return line
 
 
 PATIENCE = 120.0  # seconds
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.helpers.programs", "pytest", "torch._dynamo"])  # imported once, before the forks
+SERVER.set_forkserver_preload(
+    ["tests.helpers.programs", "pytest", "torch._dynamo"]
+)  # imported once, before the forks
 
 
 def run_script(argv, output, errors, environment, hang):
@@ -148,12 +186,16 @@ def run_script(argv, output, errors, environment, hang):
     for path, number in ((output, 1), (errors, 2)):
         with open(path, "ab") as file:
             os.dup2(file.fileno(), number)
-    sys.stdout = os.fdopen(1, "w", closefd=False)  # buffered, as it is for a file, whatever PYTHONUNBUFFERED says
+    sys.stdout = os.fdopen(
+        1, "w", closefd=False
+    )  # buffered, as it is for a file, whatever PYTHONUNBUFFERED says
     os.environ.update(environment)
     if hang:
         hang_in(*hang)
     sys.argv = ["train.py", *argv]
-    run_program("train.py", training_script.main, *begin_program("train.py", "accelerated.training.options"))
+    run_program(
+        "train.py", training_script.main, *begin_program("train.py", "accelerated.training.options")
+    )
 
 
 def hang_in(owner, name, call, marker):
@@ -178,14 +220,20 @@ def start(argv, errors, output=None, hang=None, processes=1):
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     started = []
     for rank in range(processes):
-        environment = together | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        environment = (
+            together | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        )
         given = ([*map(str, argv)], output or errors, errors, environment, hang)
         started.append(SERVER.Process(target=run_script, args=given, daemon=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server, which the first start begins, imports from there
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(sys.path)
+        )  # the server, which the first start begins, imports from there
         for process in started:
             process.start()
-            atexit.register(process.kill)  # of a test that fails; by itself it would end only if it heard of SIGTERM
+            atexit.register(
+                process.kill
+            )  # of a test that fails; by itself it would end only if it heard of SIGTERM
     return started
 
 
@@ -221,7 +269,10 @@ def wait_for(path, started, errors):
 
 def measurements(run):
     """The records of a run's metrics.jsonl, without its speed."""
-    return [{name: value for name, value in record.items() if name != "tokens_per_second"} for record in read_metrics(run)]
+    return [
+        {name: value for name, value in record.items() if name != "tokens_per_second"}
+        for record in read_metrics(run)
+    ]
 
 
 def differences(first, second, besides=()):
@@ -231,13 +282,32 @@ def differences(first, second, besides=()):
     if (first / "best.pt").exists() and not found:
         pairs.append((load_checkpoint(first / "best.pt"), load_checkpoint(second / "best.pt")))
     for one, other in pairs:
-        found += [key for key in one.keys() | other.keys() if not equal(one.get(key), other.get(key))]
+        found += [
+            key for key in one.keys() | other.keys() if not equal(one.get(key), other.get(key))
+        ]
     found += ["metrics.jsonl"] if measurements(first) != measurements(second) else []
     return [name for name in found if name not in besides]
 
 
-EMPTY_CHECKPOINT = {name: {} for name in ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")}
-EMPTY_CHECKPOINT |= {"model": "compressive", "corpus": "", "tokenizer": "", "state": (), "random": torch.zeros(1), "step": 1}
+EMPTY_CHECKPOINT = {
+    name: {}
+    for name in (
+        "model_config",
+        "training_config",
+        "data_config",
+        "parameters",
+        "optimizer",
+        "lanes",
+    )
+}
+EMPTY_CHECKPOINT |= {
+    "model": "compressive",
+    "corpus": "",
+    "tokenizer": "",
+    "state": (),
+    "random": torch.zeros(1),
+    "step": 1,
+}
 EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0)}
 
 
@@ -250,7 +320,11 @@ class Server:
     def respond(self, request):
         path, _, query = request.path.partition("?")
         self.asked.append(path)
-        content = self.listing(dict(urllib.parse.parse_qsl(query))) if path == "/list" else self.files.get(path)
+        content = (
+            self.listing(dict(urllib.parse.parse_qsl(query)))
+            if path == "/list"
+            else self.files.get(path)
+        )
         if content is None:
             return request.send_error(404)
         request.send_response(200)
@@ -262,7 +336,13 @@ class Server:
         """A page of the names and MD5 sums under a prefix, as Google's storage lists a bucket."""
         names = sorted(path[1:] for path in self.files if path[1:].startswith(query["prefix"]))
         start = int(query.get("pageToken") or 0)
-        items = [{"name": n, "md5Hash": base64.b64encode(hashlib.md5(self.files["/" + n]).digest()).decode()} for n in names]
+        items = [
+            {
+                "name": n,
+                "md5Hash": base64.b64encode(hashlib.md5(self.files["/" + n]).digest()).decode(),
+            }
+            for n in names
+        ]
         page = {"items": items[start : start + self.page]}
         if start + self.page < len(items):
             page["nextPageToken"] = str(start + self.page)
@@ -283,7 +363,9 @@ def serving(files):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         server.address = f"http://127.0.0.1:{http.server_port}"
-        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         http.shutdown()
 
@@ -309,7 +391,9 @@ class Rehearsal(Workshop):
         bits = next((loss for part, loss in self.loss.items() if part in text), 1.0)
         records = [{"step": 1, "loss": 3.0, "bits_per_byte": -bits}]
         records.append({"step": 5, "final": True, "validation_bits_per_byte": bits})
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
         return 0, "trained\n", "trained"
 
 
@@ -337,8 +421,23 @@ def record_of(table, **measured):
     """A record of a table with given measures {row: [values by seed]} of its first measure."""
     common = {"choice": "--rate 1", "tuning": {"--rate 1": 2.0}, "parameters": 1234}
     rows = [
-        {"name": name, **row._asdict(), **common, "step_seconds": seconds, "measured": {table.measures[0].title: measured[name]}}
-        for (name, row), seconds in zip(table.rows.items(), ([0.5, 0.5, 0.5], [1.5, 2.5, 2.0]), strict=False)
+        {
+            "name": name,
+            **row._asdict(),
+            **common,
+            "step_seconds": seconds,
+            "measured": {table.measures[0].title: measured[name]},
+        }
+        for (name, row), seconds in zip(
+            table.rows.items(), ([0.5, 0.5, 0.5], [1.5, 2.5, 2.0]), strict=False
+        )
     ]
-    record = {"name": "a-table", "date": "2026-01-02", "machine": "2 cores", "torch": "2.13.0", "jobs": 2, "rows": rows}
+    record = {
+        "name": "a-table",
+        "date": "2026-01-02",
+        "machine": "2 cores",
+        "torch": "2.13.0",
+        "jobs": 2,
+        "rows": rows,
+    }
     return record | {"options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"]}

@@ -23,9 +23,22 @@ RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
 
 def both_sides(paper, name, lanes=2, seed=5, **changes):
     """(config, rng, params, state of arrays, the model, its state) of a changed variant, with random weights in mid-document."""
-    config, rng = dataclasses.replace(PAPERS[paper].variant(name), **{"dropout": 0.0} | changes), np.random.default_rng(seed)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, lanes)
-    return config, rng, params, state, PAPERS[paper].model_with(params, config), PAPERS[paper].to_torch(state)
+    config, rng = (
+        dataclasses.replace(PAPERS[paper].variant(name), **{"dropout": 0.0} | changes),
+        np.random.default_rng(seed),
+    )
+    params, state = (
+        PAPERS[paper].random_params(config, rng),
+        PAPERS[paper].random_state(config, rng, lanes),
+    )
+    return (
+        config,
+        rng,
+        params,
+        state,
+        PAPERS[paper].model_with(params, config),
+        PAPERS[paper].to_torch(state),
+    )
 
 
 def random_segments(paper, name, rng):
@@ -45,7 +58,10 @@ def random_segments(paper, name, rng):
 def random_rows(config, rng, lanes=2, count=3):
     """`count` segments with every prediction scored and no task."""
     return [
-        (*rng.integers(config.vocabulary, size=(2, lanes, config.segment)), np.ones((lanes, config.segment), bool))
+        (
+            *rng.integers(config.vocabulary, size=(2, lanes, config.segment)),
+            np.ones((lanes, config.segment), bool),
+        )
         for _ in range(count)
     ]
 
@@ -71,7 +87,10 @@ def torch_segments(paper, segments, starts):
 
 def reference_segments(segments, starts):
     """The segments as the reference's rollout reads them."""
-    return [rollout.Segment(*rows[:3], begins, *rows[3:]) for rows, begins in zip(segments, starts, strict=True)]
+    return [
+        rollout.Segment(*rows[:3], begins, *rows[3:])
+        for rows, begins in zip(segments, starts, strict=True)
+    ]
 
 
 def setting(paper, name, dropout=0.3, **changes):
@@ -91,19 +110,28 @@ def filled(rows):
 
 def rows_of_state(state):
     """A state's fields and their shapes as rows, so that empty fields are compared too."""
-    return filled(named("state", state)) | {f"shape of {k}": np.array(field.shape) for k, field in state._asdict().items()}
+    return filled(named("state", state)) | {
+        f"shape of {k}": np.array(field.shape) for k, field in state._asdict().items()
+    }
 
 
 def gradients(model):
     """{name: gradient} of all parameters, zero if there is none."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
 
 
 def reference_rollout(ref, params, config, segments, state):
     """{name: array} of losses, logits, states and gradients in float64, by the names of the conformance vectors."""
     rows, caches, _ = rollout.rollout_forward(ref, params, config, segments, state)
     grads, dstate = rollout.rollout_backward(ref, params, config, caches)
-    return rows | {f"grad/{name}": value for name, value in grads.items()} | named("grad_state", dstate, "/")
+    return (
+        rows
+        | {f"grad/{name}": value for name, value in grads.items()}
+        | named("grad_state", dstate, "/")
+    )
 
 
 def accelerated_rollout(paper, model, segments, state):
@@ -140,13 +168,19 @@ def back_propagated(method, model, segments, state, dtype=torch.float64, trained
 
 def reference_gradients(paper, params, config, segments, starts, state=None):
     """The same rows by the reference; from a document's start unless a state is given."""
-    ref, segments, count = PAPERS[paper].reference, reference_segments(segments, starts), len(segments)
+    ref, segments, count = (
+        PAPERS[paper].reference,
+        reference_segments(segments, starts),
+        len(segments),
+    )
     state = ref.initial_state(params, config, len(starts[0])) if state is None else state
     rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
     grads, _ = rollout.rollout_backward(ref, params, config, caches)
     loss = sum(rows[f"{k}/loss"] for k in range(count)) / rollout.count_scored(segments)
     names = [key.removeprefix("0/") for key in rows if key.startswith("0/auxiliary")]
-    losses = {name: np.array([sum(rows[f"{k}/{name}"] for k in range(count)) / count]) for name in names}
+    losses = {
+        name: np.array([sum(rows[f"{k}/{name}"] for k in range(count)) / count]) for name in names
+    }
     return filled({"loss": np.array([loss])} | losses | grads | named("state", after))
 
 
@@ -185,21 +219,32 @@ def check_back_propagation(model, segments, state, *methods):
     return expected
 
 
-def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False):
+def agreed(
+    paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False
+):
     """The reference's rows, after checking them against the methods; NumPy may not overflow or divide by 0.
 
     If together, all gradients are one row: some are zero and have only rounding.
     """
-    params = PAPERS[paper].random_params(config, np.random.default_rng(5)) if params is None else params
+    params = (
+        PAPERS[paper].random_params(config, np.random.default_rng(5)) if params is None else params
+    )
     with np.errstate(all="raise", under="ignore"):
         expected = reference_gradients(paper, params, config, segments, starts)
     model = PAPERS[paper].model_with(params, config)
     state, own = model.initial_state(len(starts[0])), torch_segments(paper, segments, starts)
     for method in methods:
         found = back_propagated(method, model, own, state)
-        pair = [{name: rows[name] for name in rows if "auxiliary" not in name} for rows in (expected, found)]
+        pair = [
+            {name: rows[name] for name in rows if "auxiliary" not in name}
+            for rows in (expected, found)
+        ]
         if together:
-            pair = [rows | {"gradients": np.concatenate([as_array(rows.pop(n)).ravel() for n in params])} for rows in pair]
+            pair = [
+                rows
+                | {"gradients": np.concatenate([as_array(rows.pop(n)).ravel() for n in params])}
+                for rows in pair
+            ]
         assert_agree(*pair, LADDER, method)
     return expected
 
@@ -210,8 +255,12 @@ def dropout_from(rng):
     def dropout(x, rate, training=True):
         if not training or rate == 0:
             return x
-        tiles = x.unbind(2) if x.dim() == 5 else [x]  # a reference draws the matrix of sliding attention tile by tile
-        kept = [torch.tensor((rng.random(tuple(tile.shape)) >= rate) / (1 - rate)) for tile in tiles]
+        tiles = (
+            x.unbind(2) if x.dim() == 5 else [x]
+        )  # a reference draws the matrix of sliding attention tile by tile
+        kept = [
+            torch.tensor((rng.random(tuple(tile.shape)) >= rate) / (1 - rate)) for tile in tiles
+        ]
         return x * (torch.stack(kept, 2) if x.dim() == 5 else kept[0])
 
     return dropout

@@ -41,7 +41,12 @@ def small_encoding():
     for token in (b"th", b"the", b" the", b"an", b"\xc3\xa9"):
         ranks[token] = len(ranks)
     pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-    return tiktoken.Encoding("small", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+    return tiktoken.Encoding(
+        "small",
+        pat_str=pattern,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": len(ranks)},
+    )
 
 
 def show_ranks(tokens):
@@ -49,9 +54,25 @@ def show_ranks(tokens):
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
-RANKS = (*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b")
-ENCODING = {"pat_str": r"(?s).+", "mergeable_ranks": {token: rank for rank, token in enumerate(RANKS)}, "special_tokens": {}}
-MERGED = BpeTokenizer("merged", tiktoken.Encoding("merged", **ENCODING))  # tokens hold white space, only that, or several words
+RANKS = (
+    *(bytes([byte]) for byte in range(256)),
+    b"th",
+    b"the",
+    b" the",
+    b"\n\n",
+    b"a ",
+    b"a b",
+    b"\xc3\xa9",
+    b" a b",
+)
+ENCODING = {
+    "pat_str": r"(?s).+",
+    "mergeable_ranks": {token: rank for rank, token in enumerate(RANKS)},
+    "special_tokens": {},
+}
+MERGED = BpeTokenizer(
+    "merged", tiktoken.Encoding("merged", **ENCODING)
+)  # tokens hold white space, only that, or several words
 
 
 def document_from(text, tokenizer, scored=None):
@@ -59,7 +80,9 @@ def document_from(text, tokenizer, scored=None):
     ids = tokenizer.encode(text)
     ids.flags.writeable = False
     size = max(len(ids) - 1, 0)
-    scored = np.broadcast_to(True, size) if scored is None else np.resize(np.array(scored, bool), size)
+    scored = (
+        np.broadcast_to(True, size) if scored is None else np.resize(np.array(scored, bool), size)
+    )
     return Document(text, ids[:-1], ids[1:], scored)
 
 
@@ -71,12 +94,19 @@ either = st.sampled_from([BYTES, MERGED])
 def documents_and_tokenizer(draw, least=0):
     """Documents with some tokens scored; if least is given, one has at least that many to predict."""
     tokenizer, masks = draw(either), st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
-    documents = [document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))]
-    documents += [document_from(draw(texts) + "x" * (least + 1), tokenizer, draw(masks))] if least else []
+    documents = [
+        document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))
+    ]
+    documents += (
+        [document_from(draw(texts) + "x" * (least + 1), tokenizer, draw(masks))] if least else []
+    )
     return documents, tokenizer
 
 
 def random_nats(documents, seed):
     """Random losses in the form of token_nats: NaN if a token is not scored."""
     rng = np.random.default_rng(seed)
-    return [np.where(document.scored, rng.exponential(3.0, len(document.inputs)), np.nan) for document in documents]
+    return [
+        np.where(document.scored, rng.exponential(3.0, len(document.inputs)), np.nan)
+        for document in documents
+    ]

@@ -13,7 +13,14 @@ import torch
 
 from accelerated.data.tasks import Task
 from accelerated.models import model_class, presets_of
-from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence, roberta
+from reference import (
+    block_recurrent,
+    compressive,
+    memformer,
+    memorizing,
+    pretrained_recurrence,
+    roberta,
+)
 
 
 class Paper(NamedTuple):
@@ -45,7 +52,9 @@ class Paper(NamedTuple):
 
     def random_model(self, config, seed=3):
         """The accelerated model with random_params, in evaluation mode."""
-        return self.model_with(self.random_params(config, np.random.default_rng(seed)), config).eval()
+        return self.model_with(
+            self.random_params(config, np.random.default_rng(seed)), config
+        ).eval()
 
     def to_torch(self, arrays):
         """Turn a reference's State or Task into the accelerated one."""
@@ -63,22 +72,34 @@ def block_recurrent_state(config, rng, batch):
 
 def compressive_state(config, rng, batch):
     """A random state of both memories."""
-    shapes = [(batch, config.layers, rows, config.width) for rows in (config.memory, config.compressed_memory)]
+    shapes = [
+        (batch, config.layers, rows, config.width)
+        for rows in (config.memory, config.compressed_memory)
+    ]
     return compressive.State(*(rng.standard_normal(shape) for shape in shapes))
 
 
 def memformer_state(config, rng, batch):
     """Random slots and previous tokens; the decoder-only model keeps no tokens."""
     memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
-    return memformer.State(memory, rng.integers(config.vocabulary, size=(batch, config.segment if config.encoder_layers else 0)))
+    return memformer.State(
+        memory,
+        rng.integers(
+            config.vocabulary, size=(batch, config.segment if config.encoder_layers else 0)
+        ),
+    )
 
 
 def memorizing_state(config, rng, batch):
     """A random state with keys of unit length."""
     cache = (batch, config.layers, config.heads, config.segment, config.head_width)
     memory = (batch, config.heads, config.memory, config.head_width)
-    keys, memory_keys = (memorizing.unit_norm_forward(rng.standard_normal(shape))[0] for shape in (cache, memory))
-    return memorizing.State(keys, rng.standard_normal(cache), memory_keys, rng.standard_normal(memory))
+    keys, memory_keys = (
+        memorizing.unit_norm_forward(rng.standard_normal(shape))[0] for shape in (cache, memory)
+    )
+    return memorizing.State(
+        keys, rng.standard_normal(cache), memory_keys, rng.standard_normal(memory)
+    )
 
 
 def pretrained_recurrence_state(config, rng, batch):
@@ -91,11 +112,19 @@ def pretrained_recurrence_state(config, rng, batch):
 
 GATES = itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
 BLOCK_RECURRENT_VARIANTS = {
-    f"{gate}-{kind}{'-feedback' * feedback}": {"gate": gate, "configuration": kind, "feedback": feedback}
+    f"{gate}-{kind}{'-feedback' * feedback}": {
+        "gate": gate,
+        "configuration": kind,
+        "feedback": feedback,
+    }
     for gate, kind, feedback in GATES
 } | {
     "two-recurrent": {"recurrent_layers": (1, 3)},
-    "adjacent-recurrent-lstm": {"recurrent_layers": (2, 3), "gate": "lstm", "configuration": "dual"},
+    "adjacent-recurrent-lstm": {
+        "recurrent_layers": (2, 3),
+        "gate": "lstm",
+        "configuration": "dual",
+    },
     "last-recurrent": {"recurrent_layers": (3,)},
     "slide": {"recurrent_layers": ()},
     "xl": {"recurrent_layers": (), "segment": 4},
@@ -106,7 +135,9 @@ BLOCK_RECURRENT_VARIANTS = {
 SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
 COMPRESSIVE_VARIANTS = {
     f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
-    for compression, loss in itertools.product(compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES)
+    for compression, loss in itertools.product(
+        compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES
+    )
 } | {
     "transformer-xl": {"compressed_memory": 0},
     "transformer-xl-short": {"compressed_memory": 0, "memory": 3},
@@ -116,7 +147,11 @@ COMPRESSIVE_VARIANTS = {
     "short-memory-most-used": {"memory": 3, "compression": "most_used"},
     "short-memory-bptt": {"memory": 3, "compression_loss": "bptt"},
     "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
-    "compressed-holds-three": {"compressed_memory": 6, "compression_rate": 4, "compression_loss": "bptt"},
+    "compressed-holds-three": {
+        "compressed_memory": 6,
+        "compression_rate": 4,
+        "compression_loss": "bptt",
+    },
     "rate-one": {"compression_rate": 1},
     "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
     "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
@@ -172,7 +207,15 @@ PRETRAINED_RECURRENCE_VARIANTS = {
 
 def paper(name, variants, random_state, wrong_lengths, **forms):
     modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
-    return Paper(*modules, model_class(name), presets_of(name).SMALL, variants, random_state, wrong_lengths, **forms)
+    return Paper(
+        *modules,
+        model_class(name),
+        presets_of(name).SMALL,
+        variants,
+        random_state,
+        wrong_lengths,
+        **forms,
+    )
 
 
 PAPERS = {
@@ -180,7 +223,10 @@ PAPERS = {
         "block_recurrent",
         BLOCK_RECURRENT_VARIANTS,
         block_recurrent_state,
-        {length: f"{length} tokens is not a positive multiple of window 4" for length in (0, 3, 13)},
+        {
+            length: f"{length} tokens is not a positive multiple of window 4"
+            for length in (0, 3, 13)
+        },
     ),
     "compressive": paper(
         "compressive",
@@ -193,7 +239,9 @@ PAPERS = {
         MEMFORMER_VARIANTS,
         memformer_state,
         {length: f"{length} tokens is not one of 6" for length in (0, 5, 7)},
-        tasks=tuple(name for name, change in MEMFORMER_VARIANTS.items() if change.get("encoder_layers") != 0),
+        tasks=tuple(
+            name for name, change in MEMFORMER_VARIANTS.items() if change.get("encoder_layers") != 0
+        ),
     ),
     "memorizing": paper(
         "memorizing",
@@ -234,7 +282,9 @@ MORE_KINDS = ONE_OF_EACH + pairs(  # also variants whose tokens read or write ot
 
 def over(variants=EVERY_VARIANT):
     """Decorator: run the test for each (paper, name) of variants."""
-    return pytest.mark.parametrize("paper,name", variants, ids=[" ".join(pair) for pair in variants])
+    return pytest.mark.parametrize(
+        "paper,name", variants, ids=[" ".join(pair) for pair in variants]
+    )
 
 
 def variant(paper, name):
@@ -258,7 +308,16 @@ def random_task(config, rng, kinds):
     return memformer.Task(np.array(kinds), reading, readable, prompt)
 
 
-ROBERTA = roberta.Config(vocabulary=11, width=6, layers=3, heads=2, feed_forward=7, segment=8, module_width=5, dropout=0.0)
+ROBERTA = roberta.Config(
+    vocabulary=11,
+    width=6,
+    layers=3,
+    heads=2,
+    feed_forward=7,
+    segment=8,
+    module_width=5,
+    dropout=0.0,
+)
 
 
 def roberta_params(config, rng):
@@ -276,4 +335,6 @@ def roberta_example(config, rng):
         text = readable.copy()
         text[:, :3] = False
         windows.append((rng.integers(config.vocabulary, size=(3, n)), readable, text))
-    return windows, roberta.Answer(np.array([0, 2, 0]), np.array([n + 3, 0, 4]), np.array([n + 5, 0, n + 6]))
+    return windows, roberta.Answer(
+        np.array([0, 2, 0]), np.array([n + 3, 0, 4]), np.array([n + 5, 0, n + 6])
+    )

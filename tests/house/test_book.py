@@ -18,18 +18,29 @@ from docs.excerpts import definitions
 from reference.gradients import default_case, read_case
 from reference.rollout import rollout_forward
 
-pytest.importorskip("docs.book.__main__", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
+pytest.importorskip(
+    "docs.book.__main__",
+    reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments",
+)
 ROOT = Path(__file__).parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.timeout(400)  # building takes 40 s on two quiet cores, and other tests run beside it
+pytestmark = pytest.mark.timeout(
+    400
+)  # building takes 40 s on two quiet cores, and other tests run beside it
 methods = pytest.mark.parametrize("method", NAMES)
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     """The folder of the whole book, built as a reader would."""
-    together = "PYTEST_XDIST_WORKER" in os.environ  # all workers read the one that the first of them builds
-    folder = tmp_path_factory.getbasetemp().parent / "book" if together else tmp_path_factory.mktemp("book")
+    together = (
+        "PYTEST_XDIST_WORKER" in os.environ
+    )  # all workers read the one that the first of them builds
+    folder = (
+        tmp_path_factory.getbasetemp().parent / "book"
+        if together
+        else tmp_path_factory.mktemp("book")
+    )
     built = folder.with_suffix(".built")
     with FileLock(folder.with_suffix(".lock")):
         if not built.exists():
@@ -52,27 +63,45 @@ def array_of(data, number):
 
 @methods
 def test_every_function_is_on_its_methods_page(book, method):
-    assert set(data_of(book / f"{method}.html")["functions"]) == set(definitions(ROOT / "reference" / f"{method}.py"))
+    assert set(data_of(book / f"{method}.html")["functions"]) == set(
+        definitions(ROOT / "reference" / f"{method}.py")
+    )
 
 
 @methods
 def test_values_are_those_of_the_reference(book, method):
     data, case = data_of(book / f"{method}.html"), read_case(method, default_case(method))
-    rows, _, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
-    last = max(at for at, (path, _) in enumerate(data["functions"]["forward"]["places"]) if path == "logits")
+    rows, _, _ = rollout_forward(
+        case.reference, case.params, case.config, case.segments, case.state
+    )
+    last = max(
+        at
+        for at, (path, _) in enumerate(data["functions"]["forward"]["places"])
+        if path == "logits"
+    )
     for segment in range(len(case.segments)):
-        of_segment = [call for call in data["calls"] if (call["function"], call["segment"]) == ("forward", segment)]
+        of_segment = [
+            call
+            for call in data["calls"]
+            if (call["function"], call["segment"]) == ("forward", segment)
+        ]
         shown = array_of(data, of_segment[-1]["held"][last])
         np.testing.assert_array_equal(shown, np.float32(rows[f"{segment}/logits"]))
         for name, number in data["values"][data["states"][segment][1]]["parts"].items():
-            np.testing.assert_array_equal(array_of(data, number), np.float32(rows[f"{segment}/next.{name}"]))
-    assert any(segment.starts.any() for segment in case.segments[1:]), "a document starts in the middle"
+            np.testing.assert_array_equal(
+                array_of(data, number), np.float32(rows[f"{segment}/next.{name}"])
+            )
+    assert any(segment.starts.any() for segment in case.segments[1:]), (
+        "a document starts in the middle"
+    )
 
 
 @methods
 def test_finite_differences_equal_the_gradients_beside_them(book, method):
     data, pairs = data_of(book / f"{method}.html"), []
-    for name, (_, entries) in (beside for call in data["calls"] for beside in call["beside"].items()):
+    for name, (_, entries) in (
+        beside for call in data["calls"] for beside in call["beside"].items()
+    ):
         gradient = array_of(data, int(name.rpartition(":")[2])).ravel()
         pairs += [(gradient[flat], numeric) for flat, numeric in entries]
     by_hand, numeric = np.transpose(pairs)
@@ -84,13 +113,23 @@ def test_pages_are_small_and_load_nothing(book):
     loads = r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\("
     for page in book.iterdir():
         text = page.read_text()
-        assert len(text) <= 3e6 and "default-src 'none'" in text and not re.search(loads, text), page.name
+        assert len(text) <= 3e6 and "default-src 'none'" in text and not re.search(loads, text), (
+            page.name
+        )
 
 
-@pytest.mark.skipif(not BROWSER, reason="looking at pages needs a browser: apt-get install chromium")
+@pytest.mark.skipif(
+    not BROWSER, reason="looking at pages needs a browser: apt-get install chromium"
+)
 @pytest.mark.parametrize("page", [*NAMES, "replay", "index"])
 def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+    ]
     command = [BROWSER, *options, f"--user-data-dir={tmp_path}", book / f"{page}.html"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
     article = re.search(r"<article>(.*)</article>", shown, re.S)[1]

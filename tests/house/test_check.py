@@ -16,7 +16,11 @@ from tests.helpers.variants import PAPERS
 from tests.tools.vectors import FOLDER, computed
 
 ROOT = Path(__file__).parents[2]
-DEFAULTS = {"block_recurrent": "fixed-skip", "compressive": "conv-attention_reconstruction", "memformer": "all-tasks"}
+DEFAULTS = {
+    "block_recurrent": "fixed-skip",
+    "compressive": "conv-attention_reconstruction",
+    "memformer": "all-tasks",
+}
 DEFAULTS |= {"memorizing": "retrieval", "pretrained_recurrence": "mean"}
 
 
@@ -42,25 +46,51 @@ def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
     before = vars(reference) | {"AUXILIARY": dict(getattr(reference, "AUXILIARY", {}))}
     status, table = gradients.main(paper, ["--check"]), capsys.readouterr().out
     assert status == 0 and "grad/embedding" in table and "grad_state/" in table, table
-    assert table.startswith(f"{paper}, case {case}: ") and before == {"AUXILIARY": {}} | vars(reference)
+    assert table.startswith(f"{paper}, case {case}: ") and before == {"AUXILIARY": {}} | vars(
+        reference
+    )
 
 
 @pytest.mark.parametrize(
     "paper,case,place,first,named",
     [
-        ("compressive", "conv-bptt", '{"weight": @dweight}', "layers.1.compression.weight", "conv_backward"),
-        ("block_recurrent", "lstm-dual", "= @dname.sum((0, 1))", "attention_gate.bias_f", "lstm_gate_backward"),
-        ("memformer", "recall", '{"retention": @dretention}', "writer.retention", "slot_attention_backward"),
+        (
+            "compressive",
+            "conv-bptt",
+            '{"weight": @dweight}',
+            "layers.1.compression.weight",
+            "conv_backward",
+        ),
+        (
+            "block_recurrent",
+            "lstm-dual",
+            "= @dname.sum((0, 1))",
+            "attention_gate.bias_f",
+            "lstm_gate_backward",
+        ),
+        (
+            "memformer",
+            "recall",
+            '{"retention": @dretention}',
+            "writer.retention",
+            "slot_attention_backward",
+        ),
         ("pretrained_recurrence", "plain", "{name: @dweight}", "layers.1.key", "affine_backward"),
     ],
 )
-def test_a_wrong_backward_is_named_with_its_file(paper, case, place, first, named, capsys, monkeypatch):
+def test_a_wrong_backward_is_named_with_its_file(
+    paper, case, place, first, named, capsys, monkeypatch
+):
     """Wrong by a thousandth where @ stands; named is the function that returns the gradient."""
     wrong = reference_with(place.replace("@", ""), place.replace("@", "1.001 * "), paper)
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
     *_, verdict, advice = capsys.readouterr().out.splitlines()
-    assert first in verdict and f"look at {named} (reference/{paper}.py:" in advice and advice.split()[-1] == "backward"
+    assert (
+        first in verdict
+        and f"look at {named} (reference/{paper}.py:" in advice
+        and advice.split()[-1] == "backward"
+    )
 
 
 def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_path):
@@ -90,9 +120,21 @@ def checked(tmp_path, capsys):
 @pytest.mark.parametrize(
     "name,change,says",
     [
-        ("0/logits", lambda row: row + 1e-7 * np.abs(row).max(), "the first that is wrong: 1.0e-07 at"),
-        ("0/logits", lambda row: np.where(row == row.max(), np.nan, row), "the first that is wrong: 1 of"),
-        ("1/next.memory", lambda row: row.swapaxes(0, 1), "the first that is wrong: shape (1, 3, 5, 4)"),
+        (
+            "0/logits",
+            lambda row: row + 1e-7 * np.abs(row).max(),
+            "the first that is wrong: 1.0e-07 at",
+        ),
+        (
+            "0/logits",
+            lambda row: np.where(row == row.max(), np.nan, row),
+            "the first that is wrong: 1 of",
+        ),
+        (
+            "1/next.memory",
+            lambda row: row.swapaxes(0, 1),
+            "the first that is wrong: shape (1, 3, 5, 4)",
+        ),
         ("1/next.previous", lambda row: row + 1, "must be equal"),
         ("grad/decoder.norm.bias", None, "the first that is missing: missing, shape (4,)"),
         ("grad/encoder.layers.0.read.key_bias", lambda row: row + 1e-6, "expected exactly zero"),
@@ -107,12 +149,23 @@ def test_one_wrong_tensor_is_named(name, change, says, checked):
         return rows | ({name: np.asarray(change(right))} if change else {})
 
     code, printed = checked("memformer/all-tasks", with_one_wrong)
-    assert code == 1 and f"begin with {name}, " in printed and says in printed and printed.count("FAIL") == 1
+    assert (
+        code == 1
+        and f"begin with {name}, " in printed
+        and says in printed
+        and printed.count("FAIL") == 1
+    )
     assert printed.startswith("memformer all-tasks: 260 of 261 tensors agree")
 
 
 def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computation(checked):
-    wrong = ("1/loss", "grad/layers.1.query", "grad/layers.0.query", "grad/embedding", "sgd/embedding")
+    wrong = (
+        "1/loss",
+        "grad/layers.1.query",
+        "grad/layers.0.query",
+        "grad/embedding",
+        "sgd/embedding",
+    )
 
     def change(rows):
         del rows["0/logits"]
@@ -124,23 +177,42 @@ def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computat
     assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", *wrong]
 
 
-@pytest.mark.parametrize("wrong", [["adamw/embedding", "adamw/layers.0.query"], ["inner/weights", "adamw/embedding"]])
+@pytest.mark.parametrize(
+    "wrong", [["adamw/embedding", "adamw/layers.0.query"], ["inner/weights", "adamw/embedding"]]
+)
 def test_wrong_steps_of_adamw_alone_are_told_apart(wrong, checked):
-    _, printed = checked("pretrained_recurrence/mean", lambda rows: rows | {name: rows[name] + 1e-6 for name in wrong})
+    _, printed = checked(
+        "pretrained_recurrence/mean",
+        lambda rows: rows | {name: rows[name] + 1e-6 for name in wrong},
+    )
     told = [line for line in printed.splitlines() if line.startswith("  only ")]
     alone = ["  only adamw/ is wrong: gradients are right; see AdamW's line in docs/porting.md"]
     assert told == ([] if "inner/weights" in wrong else alone)
 
 
-def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_value_is_named(tmp_path, capsys):
+def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_value_is_named(
+    tmp_path, capsys
+):
     """Not the first by its name, of which only the logits are wrong."""
-    for name, wrong in {"attention": "0/logits", "max": "inner/mixed", "mean": "inner/weights", "plain": "logit"}.items():
+    for name, wrong in {
+        "attention": "0/logits",
+        "max": "inner/mixed",
+        "mean": "inner/weights",
+        "plain": "logit",
+    }.items():
         rows, _ = check.load(FOLDER / "pretrained_recurrence" / f"{name}.safetensors")
-        save_file(rows | {wrong: rows.get(wrong, np.zeros(2)) + 1}, tmp_path / f"{name}.safetensors")
+        save_file(
+            rows | {wrong: rows.get(wrong, np.zeros(2)) + 1}, tmp_path / f"{name}.safetensors"
+        )
     assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
     *lines, cases, first = capsys.readouterr().out.splitlines()
-    assert "  not in the vectors: logit" in lines and not [line for line in lines if "%" in line and "FAIL" not in line]
-    assert cases.startswith("1 of 4 cases agree; 6 are not in") and first == "begin with mean.safetensors, inner/weights"
+    assert "  not in the vectors: logit" in lines and not [
+        line for line in lines if "%" in line and "FAIL" not in line
+    ]
+    assert (
+        cases.startswith("1 of 4 cases agree; 6 are not in")
+        and first == "begin with mean.safetensors, inner/weights"
+    )
 
 
 FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
@@ -156,7 +228,9 @@ FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
         (FOLDER, "", "give a paper's folder"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line_and_exit_code_2(vectors, theirs, says, tmp_path, capsys):
+def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
+    vectors, theirs, says, tmp_path, capsys
+):
     (tmp_path / "text").write_text("no tensors")
     save_file({"0/logits": np.zeros(3)}, tmp_path / "mine")
     assert check.main([str(tmp_path / vectors), str(tmp_path / theirs)]) == 2
@@ -167,7 +241,10 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(vectors, theirs, sa
 def test_gradients_are_checked_with_numpy_alone():
     others = "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'tqdm', 'tiktoken', 'filelock'))"
     program = f"{others}; from reference.gradients import main; sys.exit(main('pretrained_recurrence', ['--check']))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -175,7 +252,9 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
     shutil.copy(ROOT / "reference" / "check.py", tmp_path)
     program = "import sys; sys.modules['reference'] = None; import check; sys.exit(check.main())"
     command = [sys.executable, "-c", program, FOLDER / "memformer", FOLDER / "memformer"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     if not reads:
         process.stdout.close()
     printed, error = process.communicate()
@@ -191,7 +270,9 @@ def read_wrong():
 
     A port that breaks the rule is wrong in that case of docs/vectors, and `first` is the tensor that the checker has to name.
     """
-    for block in (ROOT / "tests" / "tools" / "wrong_conventions.txt").read_text().strip().split("\n\n"):
+    for block in (
+        (ROOT / "tests" / "tools" / "wrong_conventions.txt").read_text().strip().split("\n\n")
+    ):
         head, *lines = block.splitlines()
         rule, _, words = head.partition(": ")
         old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
@@ -201,11 +282,15 @@ def read_wrong():
 WRONG = [*read_wrong()]
 
 
-@pytest.mark.parametrize("rule,paper,case,first,old,new", WRONG, ids=[f"{paper}: {rule}" for rule, paper, *_ in WRONG])
+@pytest.mark.parametrize(
+    "rule,paper,case,first,old,new", WRONG, ids=[f"{paper}: {rule}" for rule, paper, *_ in WRONG]
+)
 def test_a_broken_rule_is_noticed_and_named(rule, paper, case, first, old, new):
     """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
     expected, metadata = check.load(FOLDER / paper / f"{case}.safetensors")
     found = computed(paper, case, reference_with(old, new, paper), steps=False)
     rows = check.compare(expected, found, json.loads(metadata["inner"]))
-    failing = [row.name for row in rows if not row.passes and not row.name.startswith(("sgd/", "adamw/"))]
+    failing = [
+        row.name for row in rows if not row.passes and not row.name.startswith(("sgd/", "adamw/"))
+    ]
     assert failing[:1] == [first]

@@ -37,7 +37,11 @@ COMMANDS = """
     alpha beta gamma delta epsilon varepsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta Sigma ell ll gg
     underbrace overbrace Rightarrow Leftrightarrow rightarrow leftarrow oplus star
 """
-EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
+EXTRAS = re.findall(
+    r"^(\w+) = \[",
+    (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2],
+    re.M,
+)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 
@@ -67,13 +71,20 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         torch.set_default_dtype(torch.float32)
         train_what_is_opened(page, tmp_path)
-    source, names = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text()), {"__name__": page.stem}
-    for match in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S):
+    source, names = (
+        EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text()),
+        {"__name__": page.stem},
+    )
+    for match in re.finditer(
+        r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S
+    ):
         code, shown = match.groups()
         line = source[: match.start()].count("\n") + 1
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile("\n" * line + code, page, "exec"), names)
-        assert shown is None or printed.getvalue() == shown, f"line {line} prints\n{printed.getvalue()}"
+        assert shown is None or printed.getvalue() == shown, (
+            f"line {line} prints\n{printed.getvalue()}"
+        )
 
 
 def test_the_tours_cells_run(tmp_path, monkeypatch):
@@ -85,7 +96,9 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]).replace("--steps 300", "--steps 2"), names)
             monkeypatch.chdir(tmp_path)
-    assert names["clone"] == ROOT and names["result"].tokens == 16 * names["settings"].recall.questions
+    assert (
+        names["clone"] == ROOT and names["result"].tokens == 16 * names["settings"].recall.questions
+    )
 
 
 @pages
@@ -94,9 +107,14 @@ def test_code_that_is_named_exists(page):
     text = page.read_text()
     named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
     if page.stem in NAMES:
-        named += [(f"reference/{page.stem}.py", name) for name in re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)]
+        named += [
+            (f"reference/{page.stem}.py", name)
+            for name in re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)
+        ]
     for file, name in named:
-        assert re.search(rf"^ *(def|class) {name}\b|^{name} = ", (ROOT / file).read_text(), re.M), f"{file}::{name}"
+        assert re.search(rf"^ *(def|class) {name}\b|^{name} = ", (ROOT / file).read_text(), re.M), (
+            f"{file}::{name}"
+        )
     paths = re.findall(r"`((?:accelerated|reference|tests|docs)/[\w./]+)`", text)
     assert not [path for path in paths if not (ROOT / path).exists()]
 
@@ -110,7 +128,9 @@ def anchors(page):
 
 def links(page):
     """[(path, anchor)] of a page's links and pictures inside the project."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page)) + re.findall(r"^\[\w+\]: (\S+)", prose(page), re.M)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page)) + re.findall(
+        r"^\[\w+\]: (\S+)", prose(page), re.M
+    )
     split = [target.partition("#") for target in targets if "://" not in target]
     return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in split]
 
@@ -124,18 +144,32 @@ def test_lines_are_short(page):
 
 @pages
 def test_links_lead_somewhere(page):
-    assert not [(to.name, anchor) for to, anchor in links(page) if not to.exists() or (anchor and anchor not in anchors(to))]
+    assert not [
+        (to.name, anchor)
+        for to, anchor in links(page)
+        if not to.exists() or (anchor and anchor not in anchors(to))
+    ]
 
 
 def commands(page):
     """Command lines of a page, from its bash blocks and from code in its text that begins like one."""
     blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
     lines = [line for code in blocks for line in code.replace("\\\n", " ").splitlines()]
-    lines += [code for code in inline_code(page) if re.match(r"(python|torchrun|pytest|pip) \S|(train|eval)\.py .*--", code)]
-    lines += [f"python eval.py {code}" for code in inline_code(page) if re.match(r"[a-z]+ RUN", code)]
+    lines += [
+        code
+        for code in inline_code(page)
+        if re.match(r"(python|torchrun|pytest|pip) \S|(train|eval)\.py .*--", code)
+    ]
+    lines += [
+        f"python eval.py {code}" for code in inline_code(page) if re.match(r"[a-z]+ RUN", code)
+    ]
     for line in lines:
         line = re.sub(r'"\$\([^)]*\)"', "text", line.partition(" #")[0])
-        line = re.sub(r"for (\w+) in (\S+).*?; do (.*); done", lambda loop: loop[3].replace(f"${loop[1]}", loop[2]), line)
+        line = re.sub(
+            r"for (\w+) in (\S+).*?; do (.*); done",
+            lambda loop: loop[3].replace(f"${loop[1]}", loop[2]),
+            line,
+        )
         yield from (part.strip() for part in line.split(" && ") if part.strip())
 
 
@@ -144,7 +178,9 @@ def make_what_is_read(words):
     for option, word in itertools.pairwise(words):
         if option == "--prompt-file" or (option == "--data" and word.endswith((".txt", ".ulaw"))):
             Path(word).write_bytes(b"some text " * 99)
-        elif (option == "--data" and word.endswith("/")) or (option != "--out" and word.startswith(("RUN", "runs/"))):
+        elif (option == "--data" and word.endswith("/")) or (
+            option != "--out" and word.startswith(("RUN", "runs/"))
+        ):
             Path(word).mkdir(parents=True, exist_ok=True)
 
 
@@ -154,7 +190,9 @@ def check_training(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
         model = next((name for name in NAMES if name in words[at + 1]), None)
-        words[at : at + 2] = ["--model", model] if model else ["--model", "pretrained_recurrence", *gpt2]
+        words[at : at + 2] = (
+            ["--model", model] if model else ["--model", "pretrained_recurrence", *gpt2]
+        )
     make_what_is_read(words)
     parse_training(words)
 
@@ -169,14 +207,24 @@ def check_command(line):
         parse(words)
     elif words[:2] == ["python", "-m"]:
         path = ROOT / words[2].replace(".", "/")
-        assert words[2] in ("pytest", "venv") or path.with_suffix(".py").exists() or (path / "__main__.py").exists(), line
+        assert (
+            words[2] in ("pytest", "venv")
+            or path.with_suffix(".py").exists()
+            or (path / "__main__.py").exists()
+        ), line
         if words[2] == "accelerated.lab.speed":
             parse_bench(words[3:])
         if words[2] == "accelerated.lab.tables":
             parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words[3:]])
     elif words[0] in ("python", "pytest"):
-        files = [word.partition("::")[0] for word in words if word.startswith("tests/") or word.endswith(".py")]
-        assert not [file for file in files if not (ROOT / file).exists() and not file.startswith("../")], line
+        files = [
+            word.partition("::")[0]
+            for word in words
+            if word.startswith("tests/") or word.endswith(".py")
+        ]
+        assert not [
+            file for file in files if not (ROOT / file).exists() and not file.startswith("../")
+        ], line
     for extras in re.findall(r"\.\[([\w,]+)\]", line):
         assert set(extras.split(",")) <= set(EXTRAS), line
 
@@ -193,7 +241,10 @@ def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
 
 def test_commands_of_the_page_of_a_gpu_would_be_accepted():
     for command in re.findall(r'^  \[\w+\]="(.*)"$', (ROOT / ".ci" / "gpu").read_text(), re.M):
-        check_command("python -m " + command.replace("$bench", "accelerated.lab.speed").replace("$models", " ".join(NAMES)))
+        check_command(
+            "python -m "
+            + command.replace("$bench", "accelerated.lab.speed").replace("$models", " ".join(NAMES))
+        )
 
 
 @functools.cache
@@ -202,13 +253,26 @@ def known_options():
     given = [["--model", model, *data] for model in NAMES for data in ([], ["--data", "recall"])]
     parsers = [training_parser(choose_defaults(first_options(words))[0]) for words in given]
     parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in NAMES]
-    return {option for parser in parsers for option in parser._option_string_actions} | {"--repeats", "--overlaps", "--help"}
+    return {option for parser in parsers for option in parser._option_string_actions} | {
+        "--repeats",
+        "--overlaps",
+        "--help",
+    }
 
 
 @pages
 def test_options_that_are_named_exist(page):
-    ours = [code for code in inline_code(page) if not code.startswith(("torchrun", "pip", "curl", "pytest"))]
-    named = {word.partition("=")[0] for code in ours for word in code.split() if re.match(r"--[a-z]", word)}
+    ours = [
+        code
+        for code in inline_code(page)
+        if not code.startswith(("torchrun", "pip", "curl", "pytest"))
+    ]
+    named = {
+        word.partition("=")[0]
+        for code in ours
+        for word in code.split()
+        if re.match(r"--[a-z]", word)
+    }
     assert not sorted(named - known_options())
 
 
@@ -221,18 +285,27 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
         draw()
     assert {path.name for path in new.iterdir()} == {path.name for path in kept.glob("*.svg")}
     for path in new.iterdir():
-        drawn, shown = (re.findall("<path|>.*</text>", picture.read_text()) for picture in (path, kept / path.name))
+        drawn, shown = (
+            re.findall("<path|>.*</text>", picture.read_text())
+            for picture in (path, kept / path.name)
+        )
         assert drawn == shown, f"{path.name}: run docs/figures.py"
-    assert {path.name for path in kept.iterdir()} <= {target.name for page in PAGES for target, _ in links(page)}
+    assert {path.name for path in kept.iterdir()} <= {
+        target.name for page in PAGES for target, _ in links(page)
+    }
 
 
 @pages
 def test_formulas_are_typeset(page):
     """Each one parses, has only commands that every typesetter knows, and stands in no other block of code."""
-    convert = pytest.importorskip("latex2mathml.converter", reason="formulas need the extra docs: latex2mathml").convert
+    convert = pytest.importorskip(
+        "latex2mathml.converter", reason="formulas need the extra docs: latex2mathml"
+    ).convert
     for formula in (block or inline for block, inline in FORMULA.findall(page.read_text())):
         assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
-        assert formula.isascii() and "<merror" not in convert(formula) and "\\" not in convert(formula), formula
+        assert (
+            formula.isascii() and "<merror" not in convert(formula) and "\\" not in convert(formula)
+        ), formula
     outside = FORMULA.sub("", page.read_text())
     assert "$$" not in outside and "$`" not in outside
 
@@ -240,13 +313,17 @@ def test_formulas_are_typeset(page):
 @chapters
 def test_excerpts_are_the_references_code(page):
     assert EXCERPT.search(page.read_text())
-    assert page.read_text() == with_excerpts(page.read_text(), ROOT / "reference" / f"{page.stem}.py"), "python -m docs.excerpts"
+    assert page.read_text() == with_excerpts(
+        page.read_text(), ROOT / "reference" / f"{page.stem}.py"
+    ), "python -m docs.excerpts"
 
 
 @chapters
 def test_every_exercise_has_an_answer_that_runs(page):
     """An exercise is followed by its folded answer, which asserts something."""
-    exercise = r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
+    exercise = (
+        r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
+    )
     answers = re.findall(exercise, page.read_text(), re.M | re.S)
     assert len(answers) == page.read_text().count("\n**Exercise ") >= 5
     assert all("```python" in answer and "assert" in answer for answer in answers)

@@ -13,9 +13,17 @@ from accelerated.models import NAMES
 ROOT = Path(__file__).parents[2]
 FILES = {  # {dotted name: file} of the project's modules and scripts
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in [*ROOT.glob("*.py"), *sorted(ROOT.glob("accelerated/**/*.py")), *ROOT.glob("reference/*.py")]
+    for path in [
+        *ROOT.glob("*.py"),
+        *sorted(ROOT.glob("accelerated/**/*.py")),
+        *ROOT.glob("reference/*.py"),
+    ]
 }
-TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items() if not module.startswith("reference")}
+TREES = {
+    module: ast.parse(path.read_text())
+    for module, path in FILES.items()
+    if not module.startswith("reference")
+}
 ROOMS = {  # what each room may import besides itself; the models, protocol and replay are "accelerated"
     "reference": set(),
     "program": set(),
@@ -28,7 +36,14 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "lab": {"accelerated", "presets", "attention", "data", "training", "evaluation", "reference"},
     "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
 }
-FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}  # and pure helpers
+FROM_REFERENCE = {
+    "Config",
+    "init_params",
+    "NORM_EPSILON",
+    "pooled_rows",
+    "POOLS",
+    "SPECIALS",
+}  # and pure helpers
 every_module = pytest.mark.parametrize("module", TREES)
 
 
@@ -51,8 +66,14 @@ def project_imports(module):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are written from the root"
             pairs = [(f"{node.module}.{alias.name}", alias.name) for alias in node.names]
-            found += [(whole, None) if whole in FILES else (node.module, name) for whole, name in pairs]
-    return [(module, name) for module, name in found if module.split(".")[0] in ("accelerated", "reference")]
+            found += [
+                (whole, None) if whole in FILES else (node.module, name) for whole, name in pairs
+            ]
+    return [
+        (module, name)
+        for module, name in found
+        if module.split(".")[0] in ("accelerated", "reference")
+    ]
 
 
 @every_module
@@ -65,7 +86,11 @@ def test_imports_run_one_way(module):
 
 
 def test_rooms_hold_at_most_nine_files():
-    files = [path for module, path in FILES.items() if module.startswith("accelerated.") and path.name != "__init__.py"]
+    files = [
+        path
+        for module, path in FILES.items()
+        if module.startswith("accelerated.") and path.name != "__init__.py"
+    ]
     counts = Counter(path.parent for path in files)
     assert not {folder: count for folder, count in counts.items() if count > 9}
 
@@ -83,6 +108,9 @@ def test_a_file_is_short_and_begins_with_what_it_is_for(module):
 
 def test_presets_and_command_lines_load_no_torch():
     """A misspelt option and --help are answered at once."""
-    modules = [f"accelerated.{name}" for name in (*(f"presets.{n}" for n in NAMES), "training.options", "evaluation.options")]
+    modules = [
+        f"accelerated.{name}"
+        for name in (*(f"presets.{n}" for n in NAMES), "training.options", "evaluation.options")
+    ]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

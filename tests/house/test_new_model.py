@@ -13,7 +13,9 @@ NAMES = '"pretrained_recurrence")'  # ends the tuple of names in accelerated/mod
 
 def test_a_model_is_its_own_files_and_one_word(tmp_path):
     for folder in ("accelerated", "reference"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for script in ("train.py", "eval.py"):
         shutil.copy(ROOT / script, tmp_path)
     for model in tmp_path.rglob("memorizing.py"):
@@ -27,7 +29,15 @@ def test_a_model_is_its_own_files_and_one_word(tmp_path):
     def run(*words):
         return subprocess.check_output([sys.executable, *map(str, words)], cwd=tmp_path, text=True)
 
-    small = [*MEMORIZING[2:], "--data", "text.txt", "--steps", 3, "--sample", 40]  # without --model memorizing
+    small = [
+        *MEMORIZING[2:],
+        "--data",
+        "text.txt",
+        "--steps",
+        3,
+        "--sample",
+        40,
+    ]  # without --model memorizing
     assert "bits per byte" in run("train.py", "--model", "toy", "--out", "run", *small)
     assert "bits per byte" in run("eval.py", "score", "run")
     assert "all are the objective's derivatives" in run("-m", "reference.toy", "--check")

@@ -11,14 +11,23 @@ from reference import check
 
 ROOT = Path(__file__).parents[2]
 PORTS, VECTORS = ROOT / "docs" / "ports", ROOT / "docs" / "vectors"
-JAX_CASES = ("conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "simplified")
+JAX_CASES = (
+    "conv-attention_reconstruction",
+    "dilated_conv-auto_encoding",
+    "short-memory-bptt",
+    "simplified",
+)
 COMPILER = shutil.which("cc")
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler called cc")
 def test_the_c_port_agrees(tmp_path, capfd):
     """Its compiler and the port itself say nothing."""
-    port, given, written = tmp_path / "port", VECTORS / "pretrained_recurrence", tmp_path / "written"
+    port, given, written = (
+        tmp_path / "port",
+        VECTORS / "pretrained_recurrence",
+        tmp_path / "written",
+    )
     written.mkdir()
     options = ["-std=c11", "-O1", "-Wall", "-Wextra", "-o", port]
     subprocess.run([COMPILER, *options, PORTS / "pretrained_recurrence.c", "-lm"], check=True)

@@ -9,11 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
-    path.stem: path.read_text() for path in sorted((ROOT / "reference").glob("*.py")) if "\nclass Config:" in path.read_text()
+    path.stem: path.read_text()
+    for path in sorted((ROOT / "reference").glob("*.py"))
+    if "\nclass Config:" in path.read_text()
 }
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 PAPERS = [name for name in SOURCES if name != "roberta"]  # which has no chapter of its own
-SECTIONS = ["configuration", "the method", "the model", "through segments", "demonstration"]  # a first reading's, in this order
+SECTIONS = [
+    "configuration",
+    "the method",
+    "the model",
+    "through segments",
+    "demonstration",
+]  # a first reading's, in this order
 SECTIONS += ["what every Transformer has", "variants", "starting values", "checks"]
 FIRST = 250  # lines, in which the whole idea stands
 
@@ -21,9 +29,18 @@ FIRST = 250  # lines, in which the whole idea stands
 def test_imports_are_numpy_and_the_standard_library():
     """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that paper's file."""
     nodes = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
-    imported = {(name, part.name) for name, node in nodes if isinstance(node, ast.Import) for part in node.names}
+    imported = {
+        (name, part.name)
+        for name, node in nodes
+        if isinstance(node, ast.Import)
+        for part in node.names
+    }
     imported |= {(name, node.module) for name, node in nodes if isinstance(node, ast.ImportFrom)}
-    other = {(name, module) for name, module in imported if module.split(".")[0] not in sys.stdlib_module_names | {"numpy"}}
+    other = {
+        (name, module)
+        for name, module in imported
+        if module.split(".")[0] not in sys.stdlib_module_names | {"numpy"}
+    }
     assert other == {("roberta", "reference.pretrained_recurrence")}
 
 
@@ -33,9 +50,18 @@ def test_a_reference_has_the_idea_first(name):
     lines = SOURCES[name].splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "# " + "-" * 76]
     sections = {lines[number].removeprefix("# ").partition(":")[0]: number for number in starts}
-    assert list(sections) == [title for title in SECTIONS if title in sections] and {*SECTIONS} - sections.keys() <= {"variants"}
-    defined = {node.name: node.lineno for node in TREES[name].body if isinstance(node, ast.ClassDef)}
-    assert max(defined["Config"], defined["State"]) < sections["the method"] < sections["the model"] <= FIRST + 1
+    assert list(sections) == [title for title in SECTIONS if title in sections] and {
+        *SECTIONS
+    } - sections.keys() <= {"variants"}
+    defined = {
+        node.name: node.lineno for node in TREES[name].body if isinstance(node, ast.ClassDef)
+    }
+    assert (
+        max(defined["Config"], defined["State"])
+        < sections["the method"]
+        < sections["the model"]
+        <= FIRST + 1
+    )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -52,7 +78,15 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
     numbers, texts = [int(number) for number in items[::2]], items[1::2]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 9
     source = re.sub(r"\n *(# )?", " ", SOURCES[name])
-    assert not re.findall(r"decisions? \d+\b(?!: [^\s).;]+ \w).{20}", source), "a citation says in three words what is decided"
+    assert not re.findall(r"decisions? \d+\b(?!: [^\s).;]+ \w).{20}", source), (
+        "a citation says in three words what is decided"
+    )
     cited = {int(number) for number in re.findall(r"decision (\d+): ", source)}
-    elsewhere = {n for n, text in zip(numbers, texts, strict=True) if re.search(r"`(accelerated/|train\.py|eval\.py)", text)}
-    assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, f"cited nowhere: {set(numbers) - cited - elsewhere}"
+    elsewhere = {
+        n
+        for n, text in zip(numbers, texts, strict=True)
+        if re.search(r"`(accelerated/|train\.py|eval\.py)", text)
+    }
+    assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, (
+        f"cited nowhere: {set(numbers) - cited - elsewhere}"
+    )

@@ -10,18 +10,40 @@ from reference import check
 from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, case_file, rules
 
-every_case = pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
-LETTERS = {"segment": "N", "width": "D", "heads": "H", "feed_forward": "F", "head_width": "E", "window": "W", "layers": "L"}
-LETTERS |= {"compression_rate": "c", "states": "S", "slots": "S", "vectors": "S"}  # of the config's fields
-SHAPES = re.findall(r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", (FOLDER.parent / "porting.md").read_text(), re.M)  # of the guide
+every_case = pytest.mark.parametrize(
+    "paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE]
+)
+LETTERS = {
+    "segment": "N",
+    "width": "D",
+    "heads": "H",
+    "feed_forward": "F",
+    "head_width": "E",
+    "window": "W",
+    "layers": "L",
+}
+LETTERS |= {
+    "compression_rate": "c",
+    "states": "S",
+    "slots": "S",
+    "vectors": "S",
+}  # of the config's fields
+SHAPES = re.findall(
+    r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", (FOLDER.parent / "porting.md").read_text(), re.M
+)  # of the guide
 
 
 @every_case
 def test_a_file_is_what_its_command_writes(paper, name):
-    (rows, metadata), (held, held_metadata) = case_file(paper, name), check.load(FOLDER / paper / f"{name}.safetensors")
+    (rows, metadata), (held, held_metadata) = (
+        case_file(paper, name),
+        check.load(FOLDER / paper / f"{name}.safetensors"),
+    )
     assert metadata == held_metadata and rows.keys() == held.keys()
     for key, row in rows.items():
-        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype) and np.isfinite(row).all(), key
+        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype) and np.isfinite(
+            row
+        ).all(), key
         assert str(row.dtype) in ("float64", "int64", "bool"), key
         np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key)
 
@@ -42,16 +64,27 @@ def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
     shapes, of = {}, ""
     for title, shape, names in SHAPES:
         of = title or of
-        shapes |= {(of, key): shape.replace("H E", "H * E").replace("2 ", "2 * ") for key in re.findall(r"`(\w+)`", names)}
+        shapes |= {
+            (of, key): shape.replace("H E", "H * E").replace("2 ", "2 * ")
+            for key in re.findall(r"`(\w+)`", names)
+        }
     rows, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
     config = json.loads(metadata["config"])
-    sizes = {letter: config[field] for field, letter in LETTERS.items() if field in config} | {"B": 3}
+    sizes = {letter: config[field] for field, letter in LETTERS.items() if field in config} | {
+        "B": 3
+    }
     sizes.setdefault("E", sizes["D"] // sizes["H"])
     sizes["K"] = sum(config.get(part, 0) for part in ("compressed_memory", "memory", "segment"))
     if "feedback" in name:
         sizes["N"] = sizes["W"]
-    held = {key.removeprefix("inner/"): row.shape for key, row in rows.items() if key.startswith("inner/")}
-    sizes["R"] = held.get("scores_by_distance", [0])[-1]  # rows of distances, as many as a value says
+    held = {
+        key.removeprefix("inner/"): row.shape
+        for key, row in rows.items()
+        if key.startswith("inner/")
+    }
+    sizes["R"] = held.get("scores_by_distance", [0])[
+        -1
+    ]  # rows of distances, as many as a value says
     for key, found in held.items():
         if key == "mixed" or (key == "weights" and config.get("encoder_layers") == 0):
             continue  # of the pooled rows; of slots and tokens

@@ -9,13 +9,21 @@ from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, train
 
 
 def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
-    pytest.importorskip("safetensors", reason="an export needs safetensors: pip install -e '.[gpt2]'")
+    pytest.importorskip(
+        "safetensors", reason="an export needs safetensors: pip install -e '.[gpt2]'"
+    )
     train(*MEMFORMER, "--data", text, "--steps", 2, "--out", run := tmp_path / "run")
     evaluate("export", run, tmp_path / "export")
     first, other = accelerated.load(run), accelerated.load(tmp_path / "export")
     assert first.settings == other.settings and not first.model.training
-    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
-    drawn = [accelerated.generate(*first[:2], "def ", 9, **how) for how in ({}, {"seed": 1}, {"temperature": 0}, {"top_p": 1e-9})]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True)
+    )
+    drawn = [
+        accelerated.generate(*first[:2], "def ", 9, **how)
+        for how in ({}, {"seed": 1}, {"temperature": 0}, {"top_p": 1e-9})
+    ]
     assert drawn[0] != drawn[1] and drawn[0] != drawn[2] == drawn[3]
     assert "the prompt is empty" in refusal(accelerated.generate, *first[:2], "")
     assert "--checkpoint none" in refusal(accelerated.load, run, "none")
@@ -37,6 +45,9 @@ def test_wrong_tokens_are_named(name):
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
-    for token in (good, good[:, 0].double()):  # a step does not look at values: a GPU would be waited for
+    for token in (
+        good,
+        good[:, 0].double(),
+    ):  # a step does not look at values: a GPU would be waited for
         with pytest.raises(ValueError, match=r"expected a tensor of ids as int64 \(lanes,\)"):
             model.step(token, state)

@@ -14,10 +14,30 @@ from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
-from tests.helpers.programs import COMPRESSIVE, ROOT, differences, evaluate, hanging, killed, refusal, saved, train
+from tests.helpers.programs import (
+    COMPRESSIVE,
+    ROOT,
+    differences,
+    evaluate,
+    hanging,
+    killed,
+    refusal,
+    saved,
+    train,
+)
 from tests.helpers.texts import show_ranks
 
-SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-segments", 2, "--log-every", 1, "--save-every", 1]
+SAFE = [
+    *COMPRESSIVE,
+    "--sample",
+    0,
+    "--validation-segments",
+    2,
+    "--log-every",
+    1,
+    "--save-every",
+    1,
+]
 
 
 @pytest.fixture
@@ -32,7 +52,11 @@ def trained(text, tmp_path):
 
 def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path):
     """To resume, to begin from and to evaluate. Flipped bits of each file, the tokens' cache too: the tests of their modules."""
-    ranks, run, single = tmp_path / "ranks", tmp_path / "run", [bytes([byte]) for byte in range(256)]
+    ranks, run, single = (
+        tmp_path / "ranks",
+        tmp_path / "run",
+        [bytes([byte]) for byte in range(256)],
+    )
     ranks.write_bytes(show_ranks([*single, b"th", b"he"]))
     options = [*SAFE, "--data", text, "--tokenizer", ranks, "--validate-every", 1]
     train(*options, "--steps", 1, "--out", run)
@@ -59,7 +83,13 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
 def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_killed(text, tmp_path):
     """Its half-written files are not touched before, and it can be evaluated."""
     run = tmp_path / "run"
-    writing = hanging([*SAFE, "--data", text, "--steps", 3, "--out", run], tmp_path, "train", "next_segments", call=2)
+    writing = hanging(
+        [*SAFE, "--data", text, "--steps", 3, "--out", run],
+        tmp_path,
+        "train",
+        "next_segments",
+        call=2,
+    )
     stale = run / "best.pt.writing"
     stale.write_text("half")
     assert refusal(train, "--resume", run).startswith(
@@ -71,35 +101,72 @@ def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_kill
     assert saved(run)["step"] == 3 and not stale.exists()
 
 
-def test_settings_are_renewed_when_a_run_is_resumed_and_say_which_weights_it_began_with(trained, text):
+def test_settings_are_renewed_when_a_run_is_resumed_and_say_which_weights_it_began_with(
+    trained, text
+):
     begun = trained.parent / "begun"
     train("--init", trained, "--steps", 1, "--out", begun)
     train("--resume", begun, "--steps", 2, "--learning-rate", 0.5)
     settings, contents = json.loads((begun / "config.json").read_text()), saved(begun)
-    assert settings.pop("init") == str(trained) and "init" not in json.loads((trained / "config.json").read_text())
+    assert settings.pop("init") == str(trained) and "init" not in json.loads(
+        (trained / "config.json").read_text()
+    )
     assert settings == json.loads(json.dumps({name: contents[name] for name in settings}))
-    assert settings["training_config"]["learning_rate"] == 0.5 and settings["data_config"]["data"] == str(text)
+    assert settings["training_config"]["learning_rate"] == 0.5 and settings["data_config"][
+        "data"
+    ] == str(text)
 
 
 def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
     """It has trained on, or into the same new folder, after this one's options were read."""
     later = parse_training(["--resume", str(trained), "--steps", "5"])
     train("--resume", trained, "--steps", 3)
-    begun = parse_training([str(word) for word in [*SAFE, "--data", text, "--steps", 1, "--out", trained.parent / "new"]])
+    begun = parse_training(
+        [
+            str(word)
+            for word in [*SAFE, "--data", text, "--steps", 1, "--out", trained.parent / "new"]
+        ]
+    )
     train(*SAFE, "--data", text, "--steps", 2, "--out", trained.parent / "new")
     for read, step in ((later, 3), (begun, 2)):
         line, run = refusal(training_script.main, *read), read[1].folder
-        assert line.startswith(f"another train.py has written {checkpoint_path(run)} meanwhile; give the command again")
+        assert line.startswith(
+            f"another train.py has written {checkpoint_path(run)} meanwhile; give the command again"
+        )
         assert saved(run)["step"] == step
 
 
 def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path, monkeypatch):
     """From the same places in every run, and logged with the memory cleared too; recall's documents are read whole."""
     found, spread = [], opening.spread
-    monkeypatch.setattr(opening, "spread", lambda *given: found.append((given[0], spread(*given))) or found[-1][1])
-    train(*SAFE, "--data", text, "--batch", 4, "--validation-segments", 5, "--steps", 1, "--out", tmp_path / "run")
+    monkeypatch.setattr(
+        opening, "spread", lambda *given: found.append((given[0], spread(*given))) or found[-1][1]
+    )
+    train(
+        *SAFE,
+        "--data",
+        text,
+        "--batch",
+        4,
+        "--validation-segments",
+        5,
+        "--steps",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     train("--resume", tmp_path / "run", "--steps", 2)
-    train(*SAFE, "--data", "recall", "--recall-distance", 40, "--steps", 1, "--out", tmp_path / "recall")
+    train(
+        *SAFE,
+        "--data",
+        "recall",
+        "--recall-distance",
+        40,
+        "--steps",
+        1,
+        "--out",
+        tmp_path / "recall",
+    )
     (documents, read), (_, again), (asked, some) = found
     assert read.spans == again.spans and len(read) == 4 and 150 < lengths_of(read).sum() <= 160
     assert read.spans[-1][1] > lengths_of(documents).sum() / 2, "not the first tokens alone"
@@ -124,9 +191,13 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     line = refusal(train, "--resume", run, "--steps", 4)
     assert line.startswith(f"--data {old}: no such file or folder")
     other.write_text("brief " * 10)
-    assert "the valid split has 2 tokens to predict, less" in refusal(train, *SAFE, "--data", other, "--out", tmp_path / "brief")
+    assert "the valid split has 2 tokens to predict, less" in refusal(
+        train, *SAFE, "--data", other, "--out", tmp_path / "brief"
+    )
     other.write_text("another text " * 900)
-    assert "does not have the tokens that" in refusal(train, "--resume", run, "--steps", 4, "--data", other)
+    assert "does not have the tokens that" in refusal(
+        train, "--resume", run, "--steps", 4, "--data", other
+    )
     assert {path: path.read_bytes() for path in run.iterdir()} == before
     train("--resume", run, "--steps", 4, "--data", new)
     assert not differences(tmp_path / "whole", run, besides=["data_config", "metrics.jsonl"])
@@ -137,7 +208,10 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 # A checkpoint that lies
 LIES = {  # {field: functions from the saved value to one of the right type that does not fit the run}
     "random": [lambda bits: torch.zeros(8, dtype=torch.uint8)],
-    "state": [lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: tuple(field.long() for field in fields)],
+    "state": [
+        lambda fields: (*fields[:-1], fields[-1][1:]),
+        lambda fields: tuple(field.long() for field in fields),
+    ],
     "lanes": [
         lambda lanes: lanes | {"dealt": 10**9},
         lambda lanes: lanes | {"reading": []},
@@ -146,7 +220,13 @@ LIES = {  # {field: functions from the saved value to one of the right type that
     "optimizer": [
         lambda optimizer: {},
         lambda optimizer: {"state": [], "param_groups": [1]},
-        lambda optimizer: optimizer | {"state": optimizer["state"] | {0: optimizer["state"][0] | {"exp_avg": torch.zeros(1)}}},
+        lambda optimizer: (
+            optimizer
+            | {
+                "state": optimizer["state"]
+                | {0: optimizer["state"][0] | {"exp_avg": torch.zeros(1)}}
+            }
+        ),
     ],
 }
 
@@ -158,9 +238,15 @@ def test_a_checkpoint_that_lies_is_refused(trained):
         for number, change in enumerate(changes):
             save_checkpoint(path, right | {field: change(right[field])})
             before, line = path.read_bytes(), refusal(train, "--resume", trained, "--steps", 3)
-            assert "holds what does not fit this run (" in line and "it is damaged; remove it" in line, (field, number)
+            assert (
+                "holds what does not fit this run (" in line and "it is damaged; remove it" in line
+            ), (field, number)
             assert path.read_bytes() == before, (field, number)
-    groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]  # the settings decide these
+    groups = [
+        group | {"betas": None} for group in right["optimizer"]["param_groups"]
+    ]  # the settings decide these
     save_checkpoint(path, right | {"optimizer": right["optimizer"] | {"param_groups": groups}})
     train("--resume", trained, "--steps", 3)
-    assert saved(trained)["step"] == 3 and saved(trained)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)
+    assert saved(trained)["step"] == 3 and saved(trained)["optimizer"]["param_groups"][0][
+        "betas"
+    ] == (0.9, 0.99)

@@ -14,17 +14,27 @@ from tests.helpers.texts import documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 
-@over([*ONE_OF_EACH, ("compressive", "conv-attention_reconstruction"), ("compressive", "dilated_conv-auto_encoding")])
+@over(
+    [
+        *ONE_OF_EACH,
+        ("compressive", "conv-attention_reconstruction"),
+        ("compressive", "dilated_conv-auto_encoding"),
+    ]
+)
 def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
     """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only what is its own."""
     config, rng, _, _, model, _ = both_sides(paper, name)
-    rows = [(tokens, targets, scored & False) for tokens, targets, scored in random_rows(config, rng)]
+    rows = [
+        (tokens, targets, scored & False) for tokens, targets, scored in random_rows(config, rng)
+    ]
     auxiliary = {id(p) for p in model.auxiliary_parameters()}
     own = {n for n, p in model.named_parameters() if id(p) in auxiliary}
     for host in (True, False):
         monkeypatch.setattr(replay, "on_host", lambda tensor, host=host: host)
         found = agreed(paper, config, rows, starting(0, 2))
-        assert found["loss"] == 0 and {n for n, _ in model.named_parameters() if found[n].any()} == own
+        assert (
+            found["loss"] == 0 and {n for n, _ in model.named_parameters() if found[n].any()} == own
+        )
 
 
 @over(ONE_OF_EACH)
@@ -33,7 +43,9 @@ def test_a_restart_of_all_lanes_forgets_even_what_is_not_a_number(paper, name):
     config, rng, _, _, model, _ = both_sides(paper, name)
     [segment] = torch_segments(paper, random_rows(config, rng, count=1), starting(0, count=1))
     fresh = model.initial_state(2)
-    broken = require_gradient(type(fresh)(*(field * torch.nan if field.is_floating_point() else field for field in fresh)))
+    broken = require_gradient(
+        type(fresh)(*(field * torch.nan if field.is_floating_point() else field for field in fresh))
+    )
     loss, _, after = replay.run_segment(model, segment, broken, 0, 1)
     loss.backward()
     expected, _, state = replay.run_segment(model, segment, fresh, 0, 1)

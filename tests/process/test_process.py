@@ -15,15 +15,24 @@ DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the de
     ("auto", 2, None, "cuda:0"),
     ("auto", 2, "1", "cuda:1"),
     ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
-    ("auto", 2, "2", "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"),
+    (
+        "auto",
+        2,
+        "2",
+        "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each",
+    ),
 ]
 
 
 @pytest.mark.parametrize("name,gpus,local_rank,expected", DEVICES)
-def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(name, gpus, local_rank, expected, monkeypatch):
+def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(
+    name, gpus, local_rank, expected, monkeypatch
+):
     for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
         monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
-    monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv(
+        "LOCAL_RANK", raising=False
+    )
     if expected.startswith(("cpu", "cuda:")):
         assert str(process.choose_device(name)) == expected
     else:
@@ -32,14 +41,27 @@ def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(name, gpus, l
 
 def average(rank, port, results):
     """Run one of two processes; three parameters have a gradient in both, in the second alone, in neither."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+    }
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (5,))]
     parameters[0].grad = torch.arange(6.0).view(2, 3) + rank
     if rank:
         parameters[1].grad = torch.full((4,), 8.0)
     with process.connected(torch.device("cpu")):
         process.average_gradients(parameters, torch.device("cpu"))
-    results.put((rank, [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]))
+    results.put(
+        (
+            rank,
+            [
+                None if parameter.grad is None else parameter.grad.tolist()
+                for parameter in parameters
+            ],
+        )
+    )
 
 
 def test_gradients_are_averaged_over_processes():

@@ -11,19 +11,44 @@ from tests.helpers.variants import PAPERS, variant
 
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
 GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}
-GPT2 = {"width": 128, "heads": 8, "feed_forward": 512, "layers": 4, "vocabulary": 500, "max_positions": 300, "module_width": 200}
+GPT2 = {
+    "width": 128,
+    "heads": 8,
+    "feed_forward": 512,
+    "layers": 4,
+    "vocabulary": 500,
+    "max_positions": 300,
+    "module_width": 200,
+}
 STARTS = {  # {paper: (changes, {matrix: fan in}, {other parameter: deviation})}; a matrix: 1 / sqrt(fan in), cut
     "block_recurrent": (
         WIDE | GATES,
-        {"layers.0.key": 300, "layers.0.query": 300, "layers.0.mlp_output": 400, "layers.1.state.cross_query": 300},
-        {"embedding": 1, "layers.0.position_bias": 1 / 8, "layers.1.state.ids": 1, "layers.1.state.initial": 0.1}
+        {
+            "layers.0.key": 300,
+            "layers.0.query": 300,
+            "layers.0.mlp_output": 400,
+            "layers.1.state.cross_query": 300,
+        },
+        {
+            "embedding": 1,
+            "layers.0.position_bias": 1 / 8,
+            "layers.1.state.ids": 1,
+            "layers.1.state.initial": 0.1,
+        }
         | {f"layers.1.state.attention_gate.weight_{m}": (0.1 / 600) ** 0.5 for m in "zif"}
         | {f"layers.1.state.mlp_gate.weight_{m}": (0.1 / 400) ** 0.5 for m in "zif"}
-        | {f"layers.1.state.{gate}.bias_{m}": 0.1 for gate in ("attention_gate", "mlp_gate") for m in "zif"},
+        | {
+            f"layers.1.state.{gate}.bias_{m}": 0.1
+            for gate in ("attention_gate", "mlp_gate")
+            for m in "zif"
+        },
     ),
     "compressive": (
         WIDE | {"compression": "dilated_conv", "compression_loss": "auto_encoding"},
-        {f"layers.1.{name}": 300 for name in ("query", "key", "value", "distance_key", "output", "mlp_hidden")}
+        {
+            f"layers.1.{name}": 300
+            for name in ("query", "key", "value", "distance_key", "output", "mlp_hidden")
+        }
         | {"layers.1.mlp_output": 400, "layers.1.compression.weight": 1200}
         | {"layers.1.compression.dilated_2": 600, "layers.1.compression.decoder": 300},
         {"embedding": 1, "layers.1.content_bias": 0.02, "layers.1.distance_bias": 0.02},
@@ -40,14 +65,18 @@ STARTS = {  # {paper: (changes, {matrix: fan in}, {other parameter: deviation})}
     ),
     "memformer": (
         WIDE | {"max_distance": 50, "segment": 60},
-        {f"encoder.layers.{name}": 300 for name in ("1.attention.query", "0.attention.output", "1.read.key")}
+        {
+            f"encoder.layers.{name}": 300
+            for name in ("1.attention.query", "0.attention.output", "1.read.key")
+        }
         | {"writer.query": 300, "writer.value": 300, "decoder.layers.2.cross.value": 300}
         | {"decoder.layers.1.mlp_hidden": 300, "decoder.layers.1.mlp_output": 400},
         {"embedding": 1, "initial_memory": 1, "decoder.layers.0.attention.positions": 0.5},
     ),
     "memorizing": (
         WIDE | {"vocabulary": 500, "buckets": 64, "max_distance": 128},
-        {f"layers.2.{name}": 300 for name in ("query", "key", "value", "output", "mlp_hidden")} | {"layers.2.mlp_output": 400},
+        {f"layers.2.{name}": 300 for name in ("query", "key", "value", "output", "mlp_hidden")}
+        | {"layers.2.mlp_output": 400},
         {"embedding": 1, "layers.0.position_bias": 1 / 8},
     ),
     "pretrained_recurrence": (
@@ -69,10 +98,14 @@ def test_starting_values(case):
     params = PAPERS[paper].reference.init_params(config, np.random.default_rng(0))
     for name, fan_in in matrices.items():
         assert params[name].shape[1] == fan_in, name
-    for name, deviation in ({name: fan_in**-0.5 for name, fan_in in matrices.items()} | deviations).items():
+    for name, deviation in (
+        {name: fan_in**-0.5 for name, fan_in in matrices.items()} | deviations
+    ).items():
         value = params[name]
         assert value.std() == pytest.approx(deviation, rel=3 / math.sqrt(2 * value.size)), name
-        assert np.abs(value).max() < 2.3 * deviation or not (name in matrices or "gate.weight" in name), f"{name} is not cut off"
+        assert np.abs(value).max() < 2.3 * deviation or not (
+            name in matrices or "gate.weight" in name
+        ), f"{name} is not cut off"
     for name, value in params.items():
         if name.endswith("scale"):
             assert (value == (1 if "norm" in name else config.attention_scale)).all(), name
@@ -81,22 +114,37 @@ def test_starting_values(case):
 
 def test_starting_values_that_a_config_chooses():
     init_params = PAPERS["memformer"].reference.init_params
-    params = init_params(variant("memformer", "encoder-decoder-retentive"), np.random.default_rng(0))
+    params = init_params(
+        variant("memformer", "encoder-decoder-retentive"), np.random.default_rng(0)
+    )
     assert (params["writer.retention"] == 1.5).all() and params["writer.retention"].shape == (2,)
     wide = dataclasses.replace(PAPERS["memformer"].small, **WIDE, positions="transformer_xl")
     params = init_params(wide, np.random.default_rng(0))
     assert params["decoder.layers.0.attention.content_bias"].std() == pytest.approx(0.02, rel=0.15)
-    assert "decoder.layers.0.attention.query_bias" not in params and "decoder.layers.0.cross.query_bias" in params
+    assert (
+        "decoder.layers.0.attention.query_bias" not in params
+        and "decoder.layers.0.cross.query_bias" in params
+    )
 
 
 def each(**values):
     """A row for each value that a field may not have; the message says "field is value"."""
-    return [({name: value}, f"{name} is {value!r}") for name, found in values.items() for value in found]
+    return [
+        ({name: value}, f"{name} is {value!r}") for name, found in values.items() for value in found
+    ]
 
 
 REFUSED = {  # {paper: [(changes, part of the message)]}
     "block_recurrent": [
-        *each(vocabulary=[0], gate=["gru"], configuration=["triple"], window=[0], buckets=[5], states=[0], dropout=[1.0, -0.1]),
+        *each(
+            vocabulary=[0],
+            gate=["gru"],
+            configuration=["triple"],
+            window=[0],
+            buckets=[5],
+            states=[0],
+            dropout=[1.0, -0.1],
+        ),
         *each(attention_scale=[0.0, math.inf, math.nan]),
         ({"segment": 10}, "segment 10 is not a multiple of window 4"),
         ({"recurrent_layers": (4,)}, "recurrent_layers"),
@@ -107,31 +155,71 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
     ],
     "compressive": [
-        *each(compression=["zip"], compression_loss=["l1"], positions=["rotary"], memory=[-1], compressed_memory=[-2]),
-        *each(vocabulary=[0], layers=[0], compression_rate=[0], max_distance=[0], div_value=[0], dropout=[1.0]),
+        *each(
+            compression=["zip"],
+            compression_loss=["l1"],
+            positions=["rotary"],
+            memory=[-1],
+            compressed_memory=[-2],
+        ),
+        *each(
+            vocabulary=[0],
+            layers=[0],
+            compression_rate=[0],
+            max_distance=[0],
+            div_value=[0],
+            dropout=[1.0],
+        ),
         ({"segment": 10}, "compression_rate 4 does not divide segment 10; 5 does"),
         ({"width": 7}, "width 7 is odd"),
         ({"dilations": (0, 1)}, "dilations"),
         ({"dilations": (1, 1)}, "each rate once"),
-        ({"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11"),
+        (
+            {"cutoffs": (0, 3)},
+            r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11",
+        ),
         ({"cutoffs": (5, 5)}, "ascending"),
         ({"cutoffs": (11,)}, "below vocabulary 11"),
         ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
     ],
     "memformer": [
-        *each(vocabulary=[0], slots=[0], segment=[0], decoder_layers=[0], encoder_layers=[-1], heads=[0], max_distance=[0]),
+        *each(
+            vocabulary=[0],
+            slots=[0],
+            segment=[0],
+            decoder_layers=[0],
+            encoder_layers=[-1],
+            heads=[0],
+            max_distance=[0],
+        ),
         *each(positions=["sine"], retention=[math.inf], dropout=[1.0]),
         ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
         ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
     ],
     "memorizing": [
-        *each(vocabulary=[0], memory_layer=[4, 0], memory=[-1], retrieved=[0], segment=[0], buckets=[3], dropout=[1.0]),
+        *each(
+            vocabulary=[0],
+            memory_layer=[4, 0],
+            memory=[-1],
+            retrieved=[0],
+            segment=[0],
+            buckets=[3],
+            dropout=[1.0],
+        ),
         *each(attention_scale=[0.0]),
         ({"memory": 9}, "retrieved is 10; it must be at most memory, 9"),
         ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
     ],
     "pretrained_recurrence": [
-        *each(vocabulary=[0], width=[0], vectors=[-1], overlap=[6, -1], pooling=["median"], pool=["some"], dropout=[1.0]),
+        *each(
+            vocabulary=[0],
+            width=[0],
+            vectors=[-1],
+            overlap=[6, -1],
+            pooling=["median"],
+            pool=["some"],
+            dropout=[1.0],
+        ),
         ({"width": 11}, "width 11 is not a multiple of heads 2; the nearest is"),
         ({"segment": 10}, "segment 10 is longer than the position table; max_positions is 9"),
         ({"insertion_layers": (4,)}, r"insertion_layers \(4,\) must lie in 1..3"),

@@ -8,7 +8,15 @@ from reference import gradients
 from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers.comparison import check_directions, named
 from tests.helpers.rollouts import in_lane_1, random_segments, reference_segments
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, pairs, random_task, variant
+from tests.helpers.variants import (
+    EVERY_VARIANT,
+    ONE_OF_EACH,
+    PAPERS,
+    over,
+    pairs,
+    random_task,
+    variant,
+)
 
 CARRIED = {  # the fields of the next state that gradient may arrive through, without what a paper stops
     "block_recurrent": ("states", "keys", "values"),
@@ -42,13 +50,19 @@ def test_model_gradient(paper, name):
     inputs = gradients.inputs_of(params, state)
     with gradients.holding_what_is_stopped(case) as objective:
         objective(inputs)
-        check_directions(objective, inputs, gradients.inputs_of(grads, dstate), rng, f"{paper} {name}")
+        check_directions(
+            objective, inputs, gradients.inputs_of(grads, dstate), rng, f"{paper} {name}"
+        )
 
 
 @over(WITH_DROPOUT)
 def test_model_gradient_with_dropout(paper, name):
     """Of one segment's logits and next state; both passes drop the same."""
-    config, rng, own = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(6), PAPERS[paper]
+    config, rng, own = (
+        dataclasses.replace(variant(paper, name), dropout=0.3),
+        np.random.default_rng(6),
+        PAPERS[paper],
+    )
     params, state = own.random_params(config, rng), own.random_state(config, rng, 3)
     tokens = rng.integers(config.vocabulary, size=(3, config.segment))
     task = [random_task(config, rng, [0, 1, 2])] if name in own.tasks else []
@@ -60,13 +74,17 @@ def test_model_gradient_with_dropout(paper, name):
     inputs = params | {f"state.{field}": getattr(state, field) for field in CARRIED[paper]}
     logits, after, cache = run(inputs)
     dlogits = rng.standard_normal(logits.shape)
-    dnext = after._replace(**{field: rng.standard_normal(getattr(after, field).shape) for field in CARRIED[paper]})
+    dnext = after._replace(
+        **{field: rng.standard_normal(getattr(after, field).shape) for field in CARRIED[paper]}
+    )
     arriving = dnext if CARRIED[paper] else None
     grads, dstate = own.reference.backward(params, config, cache, dlogits, arriving)
 
     def objective(moved):
         logits, after, _ = run(moved)
-        return (logits * dlogits).sum() + sum((getattr(after, f) * getattr(dnext, f)).sum() for f in CARRIED[paper])
+        return (logits * dlogits).sum() + sum(
+            (getattr(after, f) * getattr(dnext, f)).sum() for f in CARRIED[paper]
+        )
 
     found = grads | named("state", dstate)
     check_directions(objective, inputs, {key: found[key] for key in inputs}, rng, f"{paper} {name}")
@@ -75,7 +93,13 @@ def test_model_gradient_with_dropout(paper, name):
 def test_a_wrong_gradient_leads_to_the_function_that_knows_most_of_its_name():
     """`scale` is in the results of many functions, `norm.scale` of few; then to the function inside that made it."""
     inside = gradients.Call("norm_backward", 3, {"scale"}, [])
-    calls = [gradients.Call("other_backward", 1, {"scale"}, []), gradients.Call("layer_backward", 2, {"norm.scale"}, [inside])]
+    calls = [
+        gradients.Call("other_backward", 1, {"scale"}, []),
+        gradients.Call("layer_backward", 2, {"norm.scale"}, [inside]),
+    ]
     for made in (calls, calls[::-1]):
-        assert [call.function for call in gradients.path_to(made, "layers.0.norm.scale")] == ["layer_backward", "norm_backward"]
+        assert [call.function for call in gradients.path_to(made, "layers.0.norm.scale")] == [
+            "layer_backward",
+            "norm_backward",
+        ]
     assert gradients.path_to(calls, "embedding") == []

@@ -46,7 +46,11 @@ OPERATIONS = {  # {name: (forward, backward, shapes of the inputs)}
         ref.cross_entropy_backward,
         {"logits": (2, 3, 5)},
     ),
-    "gelu": (pretrained_recurrence.gelu_forward, pretrained_recurrence.gelu_backward, {"x": (3, 4)}),
+    "gelu": (
+        pretrained_recurrence.gelu_forward,
+        pretrained_recurrence.gelu_backward,
+        {"x": (3, 4)},
+    ),
     "exact_gelu": (roberta.exact_gelu_forward, roberta.exact_gelu_backward, {"x": (3, 5)}),
     "masked_attention": (
         lambda **inputs: memformer.masked_attention_forward(*inputs.values(), SEEN, *dropping()),
@@ -56,18 +60,28 @@ OPERATIONS = {  # {name: (forward, backward, shapes of the inputs)}
     "scaled attention": (
         lambda **inputs: ref.attention_forward(*inputs.values(), SEEN[:3], *dropping()),
         ref.attention_backward,
-        {"query": (1, 2, 3, 5), "key": (1, 2, 4, 5), "value": (1, 2, 4, 5), "scale": (2,), "bias": (2, 3, 4)},
+        {
+            "query": (1, 2, 3, 5),
+            "key": (1, 2, 4, 5),
+            "value": (1, 2, 4, 5),
+            "scale": (2,),
+            "bias": (2, 3, 4),
+        },
     ),
 }
 
-CONFIG = dataclasses.replace(PAPERS["compressive"].small, dilations=(1, 3), compression_rate=2, segment=6)
+CONFIG = dataclasses.replace(
+    PAPERS["compressive"].small, dilations=(1, 3), compression_rate=2, segment=6
+)
 USAGE = np.random.default_rng(2).random((2, 6))
 
 
 def compression(name):
     """The operation of a compression. In a model what is evicted is data, so that its gradient shows here alone."""
     forward = lambda evicted, **p: compressive.COMPRESSIONS[name][0](p, CONFIG, evicted, USAGE)  # noqa: E731
-    p = compressive.init_compression(dataclasses.replace(CONFIG, compression=name), np.random.default_rng(1))
+    p = compressive.init_compression(
+        dataclasses.replace(CONFIG, compression=name), np.random.default_rng(1)
+    )
     shapes = {"evicted": (2, 6, 6)} | {name: value.shape for name, value in p.items()}
     return forward, compressive.COMPRESSIONS[name][1], shapes
 
@@ -83,14 +97,30 @@ def test_operation_gradient(name):
 
 def test_functions_of_one_name_are_the_same_in_every_reference():
     """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
-    own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
-    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "demonstrate", "check_config", "stopped"}
+    own = {
+        "forward",
+        "backward",
+        "initial_state",
+        "initial_state_backward",
+        "init_params",
+        "init_layer",
+    }
+    own |= {
+        "layer_forward",
+        "layer_backward",
+        "loss_and_gradients",
+        "demonstrate",
+        "check_config",
+        "stopped",
+    }
     bodies = collections.defaultdict(dict)
     for path in FILES:
         if "\nclass Config:" in path.read_text():
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef) and node.name not in own:
-                    if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+                    if isinstance(node.body[0], ast.Expr) and isinstance(
+                        node.body[0].value, ast.Constant
+                    ):
                         node.body = node.body[1:]
                     bodies[node.name][path.name] = ast.dump(node)
     different = {name: [*found] for name, found in bodies.items() if len(set(found.values())) > 1}

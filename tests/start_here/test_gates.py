@@ -20,10 +20,29 @@ from accelerated.attention.slots import Writer
 from accelerated.block_recurrent import FixedGate, LSTMGate
 from reference import block_recurrent, memformer
 
-B, S, D, I, N, E = 2, 3, 4, 5, 6, 7  # lanes, states, their width, width of h, tokens, width of a head: no two are equal
+B, S, D, I, N, E = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+)  # lanes, states, their width, width of h, tokens, width of a head: no two are equal
 GATES = {  # forward, backward, PyTorch's module, its matrices and biases
-    "fixed": (block_recurrent.fixed_gate_forward, block_recurrent.fixed_gate_backward, FixedGate, "z", "zg"),
-    "lstm": (block_recurrent.lstm_gate_forward, block_recurrent.lstm_gate_backward, LSTMGate, "zif", "zif"),
+    "fixed": (
+        block_recurrent.fixed_gate_forward,
+        block_recurrent.fixed_gate_backward,
+        FixedGate,
+        "z",
+        "zg",
+    ),
+    "lstm": (
+        block_recurrent.lstm_gate_forward,
+        block_recurrent.lstm_gate_backward,
+        LSTMGate,
+        "zif",
+        "zif",
+    ),
 }
 
 
@@ -41,40 +60,70 @@ def one_number(kind, p, c, h, d):
 def test_a_gate_is_its_equations_and_its_gradient_is_their_derivative(kind, seed, size):
     forward, backward, module, matrices, biases = GATES[kind]
     rng = np.random.default_rng(seed)
-    p = {f"weight_{m}": rng.standard_normal((D, I)) for m in matrices} | {f"bias_{b}": rng.standard_normal(D) for b in biases}
+    p = {f"weight_{m}": rng.standard_normal((D, I)) for m in matrices} | {
+        f"bias_{b}": rng.standard_normal(D) for b in biases
+    }
     c, h, dout = (size * rng.standard_normal((B, S, n)) for n in (D, I, D))
-    by_hand = [[[one_number(kind, p, c[b, s], h[b, s], d) for d in range(D)] for s in range(S)] for b in range(B)]
+    by_hand = [
+        [[one_number(kind, p, c[b, s], h[b, s], d) for d in range(D)] for s in range(S)]
+        for b in range(B)
+    ]
     gate, (out, cache) = module(D, I).double(), forward(p, c, h)
     gate.load_state_dict({name: torch.tensor(x) for name, x in p.items()})
     assert np.allclose(out, by_hand, rtol=1e-12, atol=1e-12)
-    assert np.allclose(gate(torch.tensor(c), torch.tensor(h)).detach(), by_hand, rtol=1e-12, atol=1e-12)
+    assert np.allclose(
+        gate(torch.tensor(c), torch.tensor(h)).detach(), by_hand, rtol=1e-12, atol=1e-12
+    )
     dc, dh, grads = backward(dout, cache)
     inputs = p | {"c": c, "h": h}
     for name, grad in (grads | {"c": dc, "h": dh}).items():
         direction, ends = rng.standard_normal(grad.shape), []
         for x in [inputs | {name: inputs[name] + step * direction} for step in (1e-6, -1e-6)]:
             ends.append((forward(x, x["c"], x["h"])[0] * dout).sum())
-        assert np.isclose((ends[0] - ends[1]) / 2e-6, (grad * direction).sum(), rtol=1e-6, atol=1e-6)
+        assert np.isclose(
+            (ends[0] - ends[1]) / 2e-6, (grad * direction).sum(), rtol=1e-6, atol=1e-6
+        )
 
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
-    rng, config, writer = np.random.default_rng(seed), memformer.Config(width=D, heads=2, head_width=E), Writer(D, 2, E).double()
+    rng, config, writer = (
+        np.random.default_rng(seed),
+        memformer.Config(width=D, heads=2, head_width=E),
+        Writer(D, 2, E).double(),
+    )
     p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
-    slots, tokens, dout, by_hand = *(rng.standard_normal((B, rows, D)) for rows in (S, N, S)), np.empty((B, S, D))
-    itself, others = (memformer.layer_norm_forward(p, name, x)[0] for name, x in (("memory_norm", slots), ("norm", tokens)))
+    slots, tokens, dout, by_hand = (
+        *(rng.standard_normal((B, rows, D)) for rows in (S, N, S)),
+        np.empty((B, S, D)),
+    )
+    itself, others = (
+        memformer.layer_norm_forward(p, name, x)[0]
+        for name, x in (("memory_norm", slots), ("norm", tokens))
+    )
     for b, s, head in itertools.product(range(B), range(S), range(2)):
-        rows, part = slice(E * head, E * (head + 1)), slice(D // 2 * head, D // 2 * (head + 1))  # this head's, of keys and values
+        rows, part = (
+            slice(E * head, E * (head + 1)),
+            slice(D // 2 * head, D // 2 * (head + 1)),
+        )  # this head's, of keys and values
         query = p["query"][rows] @ itself[b, s] + p["query_bias"][rows]
-        scores = np.stack([itself[b, s], *others[b]]) @ p["key"][rows].T @ query / E**0.5  # (1 + N,), the slot's own first
+        scores = (
+            np.stack([itself[b, s], *others[b]]) @ p["key"][rows].T @ query / E**0.5
+        )  # (1 + N,), the slot's own first
         weights = np.exp(scores + p["retention"][head] * (np.arange(1 + N) == 0))
-        values = np.stack([slots[b, s, part], *(others[b] @ p["value"][part].T + p["value_bias"][part])])
+        values = np.stack(
+            [slots[b, s, part], *(others[b] @ p["value"][part].T + p["value_bias"][part])]
+        )
         by_hand[b, s, part] = weights @ values / weights.sum()
     writer.load_state_dict({name: torch.tensor(x) for name, x in p.items()})
     out, cache = memformer.slot_attention_forward(p, config, slots, tokens, None)
     assert np.allclose(out, by_hand, rtol=1e-9, atol=1e-9)
-    assert np.allclose(writer(torch.tensor(slots), torch.tensor(tokens)).detach(), by_hand, rtol=1e-9, atol=1e-9)
+    assert np.allclose(
+        writer(torch.tensor(slots), torch.tensor(tokens)).detach(), by_hand, rtol=1e-9, atol=1e-9
+    )
     moved = [p | {"retention": p["retention"] + x} for x in (1e-6, -1e-6)]
-    above, below = (memformer.slot_attention_forward(x, config, slots, tokens, None)[0] for x in moved)
+    above, below = (
+        memformer.slot_attention_forward(x, config, slots, tokens, None)[0] for x in moved
+    )
     by_backward = memformer.slot_attention_backward(config, dout, cache)[2]["retention"].sum()
     assert np.isclose(((above - below) * dout).sum() / 2e-6, by_backward, rtol=1e-6, atol=1e-6)

@@ -16,7 +16,15 @@ from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 
 LENGTHS = st.integers(0, 40)
-SIZES = {"vocabulary": 13, "width": 8, "layers": 2, "heads": 4, "feed_forward": 7, "max_positions": 9, "module_width": 5}
+SIZES = {
+    "vocabulary": 13,
+    "width": 8,
+    "layers": 2,
+    "heads": 4,
+    "feed_forward": 7,
+    "max_positions": 9,
+    "module_width": 5,
+}
 
 
 def window_of(token, n, size, overlap):
@@ -31,18 +39,37 @@ def window_of(token, n, size, overlap):
 def test_every_token_after_the_first_is_scored_once_and_in_order(n, size, data):
     overlap = data.draw(st.integers(0, size - 1))
     windows = cut(n, size, overlap)
-    scored = [(token, window.start) for window in windows for token in range(window.first, window.stop + 1)]
+    scored = [
+        (token, window.start)
+        for window in windows
+        for token in range(window.first, window.stop + 1)
+    ]
     assert scored == [(token, window_of(token, n, size, overlap)) for token in range(1, n)]
     context = [token - start for token, start in scored]  # tokens that the prediction sees
-    assert all(seen == token or overlap < seen <= size for (token, _), seen in zip(scored, context, strict=True))
+    assert all(
+        seen == token or overlap < seen <= size
+        for (token, _), seen in zip(scored, context, strict=True)
+    )
     of_reference = ref.windows_of(ref.Config(segment=size, overlap=overlap), np.arange(n)[None])
-    assert scored == [(token, window.tokens[0, 0]) for window in of_reference for token in window.targets[window.scored]]
+    assert scored == [
+        (token, window.tokens[0, 0])
+        for window in of_reference
+        for token in window.targets[window.scored]
+    ]
 
 
-@given(seed=st.integers(0, 2**31), lanes=st.integers(1, 3), overlap=st.integers(0, 5), vectors=st.integers(0, 1))
+@given(
+    seed=st.integers(0, 2**31),
+    lanes=st.integers(1, 3),
+    overlap=st.integers(0, 5),
+    vectors=st.integers(0, 1),
+)
 def test_losses_are_those_of_each_window_alone(seed, lanes, overlap, vectors):
     """Three documents of different lengths, T = 6. A window reads the vector that the one before it left, plain GPT-2 none."""
-    config, rng = ref.Config(**SIZES, segment=6, overlap=overlap, vectors=vectors), np.random.default_rng(seed)
+    config, rng = (
+        ref.Config(**SIZES, segment=6, overlap=overlap, vectors=vectors),
+        np.random.default_rng(seed),
+    )
     model = PretrainedRecurrence(config, seed).double().eval()
     params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     texts = [rng.integers(13, size=n) for n in rng.integers(2, 18, size=3)]

@@ -12,21 +12,55 @@ SMALL = {"vocabulary": 7, "width": 4, "heads": 2, "feed_forward": 5}
 LAYERS = SMALL | {"layers": 2, "head_width": 3}
 BUCKETS = {"buckets": 4, "max_distance": 6, "attention_scale": 3.0, "dropout": 0.0}
 MEMFORMER = memformer.Config(
-    **SMALL, encoder_layers=1, decoder_layers=1, head_width=3, segment=6, slots=5, max_distance=3, retention=0.5
+    **SMALL,
+    encoder_layers=1,
+    decoder_layers=1,
+    head_width=3,
+    segment=6,
+    slots=5,
+    max_distance=3,
+    retention=0.5,
 )
 CONFIGS = {
-    "block_recurrent": block_recurrent.Config(**LAYERS, **BUCKETS, window=4, segment=8, recurrent_layers=(1,), states=5),
-    "compressive": compressive.Config(**LAYERS, segment=4, memory=6, compressed_memory=3, compression_rate=2),
+    "block_recurrent": block_recurrent.Config(
+        **LAYERS, **BUCKETS, window=4, segment=8, recurrent_layers=(1,), states=5
+    ),
+    "compressive": compressive.Config(
+        **LAYERS, segment=4, memory=6, compressed_memory=3, compression_rate=2
+    ),
     "memformer": MEMFORMER,
-    "memorizing": memorizing.Config(**LAYERS, **BUCKETS, segment=4, memory_layer=2, memory=9, retrieved=3),
+    "memorizing": memorizing.Config(
+        **LAYERS, **BUCKETS, segment=4, memory_layer=2, memory=9, retrieved=3
+    ),
     "pretrained_recurrence": pretrained_recurrence.Config(
-        **(SMALL | {"width": 6}), layers=2, max_positions=9, segment=8, insertion_layers=(1,), module_width=4
+        **(SMALL | {"width": 6}),
+        layers=2,
+        max_positions=9,
+        segment=8,
+        insertion_layers=(1,),
+        module_width=4,
     ),
 }
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 # Little, because all files together may have 3,150,000 bytes
-LITTLE = {"layers": 1, "head_width": 2, "feed_forward": 2, "memory": 3, "compressed_memory": 2, "compression": "mean_pooling"}
-SECOND = {"vocabulary": 3, "width": 3, "heads": 1, "head_width": 2, "feed_forward": 2, "window": 2, "segment": 4, "states": 2}
+LITTLE = {
+    "layers": 1,
+    "head_width": 2,
+    "feed_forward": 2,
+    "memory": 3,
+    "compressed_memory": 2,
+    "compression": "mean_pooling",
+}
+SECOND = {
+    "vocabulary": 3,
+    "width": 3,
+    "heads": 1,
+    "head_width": 2,
+    "feed_forward": 2,
+    "window": 2,
+    "segment": 4,
+    "states": 2,
+}
 VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     "block_recurrent": {
         f"{gate}-{configuration}": {"gate": gate, "configuration": configuration}
@@ -41,7 +75,9 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     },
     "compressive": {
         f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
-        for compression, loss in itertools.product(compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES)
+        for compression, loss in itertools.product(
+            compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES
+        )
     }
     | {
         "short-memory": SHORT,
@@ -52,7 +88,8 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "transformer-xl": {"compressed_memory": 0},
         "transformer-xl-short": {"compressed_memory": 0, "memory": 2},
         "no-memory": {"compressed_memory": 0, "memory": 0},
-        "simplified": LITTLE | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3},
+        "simplified": LITTLE
+        | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3},
         "adaptive": LITTLE | {"cutoffs": (3, 5), "div_value": 2},
     },
     "memformer": {name: {} for name in ("continuation", "infilling", "recall", "all-tasks")}
@@ -60,7 +97,11 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "two-layers": {"encoder_layers": 2, "decoder_layers": 2},
         "transformer-xl": {"positions": "transformer_xl"},
         "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
-        "decoder-only-transformer-xl": {"encoder_layers": 0, "decoder_layers": 2, "positions": "transformer_xl"},
+        "decoder-only-transformer-xl": {
+            "encoder_layers": 0,
+            "decoder_layers": 2,
+            "positions": "transformer_xl",
+        },
     },
     "memorizing": {"retrieval": {}, "short-memory": {"memory": 3, "layers": 1, "memory_layer": 1}},
     "pretrained_recurrence": {

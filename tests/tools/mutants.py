@@ -16,10 +16,22 @@ from typing import NamedTuple
 PAIRS = """Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn,
     max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
-OTHER = {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult"}  # {operator or function: what stands in its place}
+OTHER = {
+    "FloorDiv": "Mult",
+    "Mod": "FloorDiv",
+    "Pow": "Mult",
+}  # {operator or function: what stands in its place}
 OTHER |= {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
 COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
-REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_lines", "score_record")
+REPORTS = (
+    "TrainedRun",
+    "as_cell",
+    "check_score",
+    "describe",
+    "report",
+    "score_lines",
+    "score_record",
+)
 
 
 class Mutant(NamedTuple):
@@ -41,10 +53,15 @@ class Mutant(NamedTuple):
 def operators(node):
     """Another operator, sign or comparison; no minus and no `not`."""
     match node:
-        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op).__name__ in OTHER:
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if (
+            type(op).__name__ in OTHER
+        ):
             yield node, changed(node, op=other(op))
         case ast.Compare(ops=ops):
-            yield from ((node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]])) for at, op in enumerate(ops))
+            yield from (
+                (node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]]))
+                for at, op in enumerate(ops)
+            )
         case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
             yield node, node.operand
 
@@ -53,14 +70,20 @@ def ends(node):
     """Ends of slices and ranges, off by one; constants() changes those that are literals."""
     found = [node.lower, node.upper] if isinstance(node, ast.Slice) else []
     found += node.args[:2] if called(node) in ("range", "slice", "arange") else []
-    kept = [end for end in found if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp)]
+    kept = [
+        end
+        for end in found
+        if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp)
+    ]
     yield from ((end, ast.BinOp(end, ast.Add(), ast.Constant(1))) for end in kept)
 
 
 def dropped_terms(node):
     """One of two terms or factors, of two conditions, of a concatenation's parts."""
     match node:
-        case ast.BinOp(left, ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr(), right) | ast.BoolOp(_, [left, right]):
+        case ast.BinOp(
+            left, ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr(), right
+        ) | ast.BoolOp(_, [left, right]):
             yield from ((node, kept) for kept in (left, right))
         case ast.BinOp(op=ast.Sub() | ast.Div() | ast.Pow()):
             yield node, node.left
@@ -85,14 +108,22 @@ def constants(node):
 
 def removed_lines(node):
     """What changes something and binds no name for the first time."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not ast.unparse(node).startswith("super()"):
+    if (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and not ast.unparse(node).startswith("super()")
+    ):
         yield node, ast.Pass()
     if isinstance(node, ast.AugAssign):
         yield node, ast.Pass()
     if isinstance(node, ast.Assign):
         read = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
         targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
-        if all(isinstance(t, ast.Attribute | ast.Subscript) or (isinstance(t, ast.Name) and t.id in read) for t in targets):
+        if all(
+            isinstance(t, ast.Attribute | ast.Subscript)
+            or (isinstance(t, ast.Name) and t.id in read)
+            for t in targets
+        ):
             yield node, ast.Pass()
 
 
@@ -112,9 +143,18 @@ def arguments(node):
     if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
         for at, pair in enumerate(pairwise(node.args)):
             other_kinds = ast.Starred | ast.GeneratorExp | ast.Constant | ast.UnaryOp
-            if ast.dump(pair[0]) != ast.dump(pair[1]) and not any(isinstance(argument, other_kinds) for argument in pair):
-                yield node, changed(node, args=[*node.args[:at], *reversed(pair), *node.args[at + 2 :]])
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and ast.dump(node.left) != ast.dump(node.right):
+            if ast.dump(pair[0]) != ast.dump(pair[1]) and not any(
+                isinstance(argument, other_kinds) for argument in pair
+            ):
+                yield (
+                    node,
+                    changed(node, args=[*node.args[:at], *reversed(pair), *node.args[at + 2 :]]),
+                )
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.MatMult)
+        and ast.dump(node.left) != ast.dump(node.right)
+    ):
         yield node, changed(node, left=node.right, right=node.left)
 
 
@@ -125,7 +165,17 @@ def conditions(node):
     yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in tests)
 
 
-KINDS = (operators, ends, dropped_terms, detachments, constants, removed_lines, functions, arguments, conditions)
+KINDS = (
+    operators,
+    ends,
+    dropped_terms,
+    detachments,
+    constants,
+    removed_lines,
+    functions,
+    arguments,
+    conditions,
+)
 
 
 def changed(node, **fields):
@@ -142,7 +192,11 @@ def other(op):
 
 def called(node):
     """The name of the function or method that a node calls, or None."""
-    return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
+    return (
+        getattr(node.func, "attr", getattr(node.func, "id", None))
+        if isinstance(node, ast.Call)
+        else None
+    )
 
 
 def below(node, statement):
@@ -172,18 +226,31 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Every fault of a file below root, in the order of its lines; none in a reference's demonstration."""
     text = (root / file).read_text()
     demonstration = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
-    skipped = range(*(text.count("\n", 0, at) + 1 for at in demonstration.span())) if demonstration else ()
+    skipped = (
+        range(*(text.count("\n", 0, at) + 1 for at in demonstration.span()))
+        if demonstration
+        else ()
+    )
     tree, found = ast.parse(text), {}
     for top in tree.body:
-        constant = isinstance(top, ast.Assign) and isinstance(top.targets[0], ast.Name) and not isinstance(top.value, ast.Call)
-        if top.lineno in skipped or not (constant or isinstance(top, ast.FunctionDef | ast.ClassDef)):
+        constant = (
+            isinstance(top, ast.Assign)
+            and isinstance(top.targets[0], ast.Name)
+            and not isinstance(top.value, ast.Call)
+        )
+        if top.lineno in skipped or not (
+            constant or isinstance(top, ast.FunctionDef | ast.ClassDef)
+        ):
             continue
         for node, statement in below(top, top):
             for make in KINDS:
                 for old, new in make(node):
                     before, after = first_line(statement), first_line(replaced(statement, old, new))
                     place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
-                    found.setdefault((place, after), Mutant(file, old.lineno, make.__name__, before, after, tree, old, new))
+                    found.setdefault(
+                        (place, after),
+                        Mutant(file, old.lineno, make.__name__, before, after, tree, old, new),
+                    )
     return [found[key] for key in sorted(found)]
 
 
@@ -209,5 +276,10 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
         groups[mutant.file, mutant.kind].append(mutant)
     rows = [rng.sample(group, len(group)) for group in groups.values()]
     rng.shuffle(rows)
-    turns = [row[turn] for turn in range(max(map(len, rows), default=0)) for row in rows if turn < len(row)]
+    turns = [
+        row[turn]
+        for turn in range(max(map(len, rows), default=0))
+        for row in rows
+        if turn < len(row)
+    ]
     return sorted(turns[:count], key=lambda mutant: (mutant.file, mutant.line))

@@ -31,11 +31,23 @@ FILES = (
     *("reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"),
     *(f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("accelerated/attention/[a-z]*.py")),
-    *("accelerated/data/windows.py", "accelerated/evaluation/score.py", "accelerated/training/optimization.py"),
+    *(
+        "accelerated/data/windows.py",
+        "accelerated/evaluation/score.py",
+        "accelerated/training/optimization.py",
+    ),
 )
 TESTS = (
-    *("tests/reference", "tests/attention", *(str(path) for path in sorted(ROOT.glob("tests/test_*.py")))),
-    *("tests/data/test_lanes.py", "tests/data/test_windows.py", "tests/evaluation/test_positions.py"),
+    *(
+        "tests/reference",
+        "tests/attention",
+        *(str(path) for path in sorted(ROOT.glob("tests/test_*.py"))),
+    ),
+    *(
+        "tests/data/test_lanes.py",
+        "tests/data/test_windows.py",
+        "tests/evaluation/test_positions.py",
+    ),
     *("tests/evaluation/test_score.py", "tests/lab/reports", "tests/lab/systems/test_roberta.py"),
     *("tests/training/test_optimization.py", "tests/house/test_check.py"),
 )
@@ -45,26 +57,61 @@ FORK = multiprocessing.get_context("fork")
 
 def main() -> int:
     """Plant the faults that the command line asks for; return the exit code."""
-    parser = argparse.ArgumentParser("python -m tests.tools.mutate", description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=400, help="faults, drawn in turn from every file and kind (default 400)")
+    parser = argparse.ArgumentParser(
+        "python -m tests.tools.mutate", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=400,
+        help="faults, drawn in turn from every file and kind (default 400)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
-    parser.add_argument("--tests", nargs="+", default=[str(ROOT / test) for test in TESTS], metavar="TEST", help="tests to run")
-    parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, metavar="FILE", help="survivors that change nothing")
+    parser.add_argument(
+        "--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in"
+    )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=[str(ROOT / test) for test in TESTS],
+        metavar="TEST",
+        help="tests to run",
+    )
+    parser.add_argument(
+        "--equivalent",
+        type=Path,
+        default=EQUIVALENT,
+        metavar="FILE",
+        help="survivors that change nothing",
+    )
     parser.add_argument("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
     options = parser.parse_args()
     found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
-    chosen, explained = sample(found, options.count, options.seed), read_equivalent(options.equivalent)
-    faults = [mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained]
-    print(f"{len(faults)} of {len(found)} faults, and {len(chosen) - len(faults)} that change nothing", flush=True)
+    chosen, explained = (
+        sample(found, options.count, options.seed),
+        read_equivalent(options.equivalent),
+    )
+    faults = [
+        mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained
+    ]
+    print(
+        f"{len(faults)} of {len(found)} faults, and {len(chosen) - len(faults)} that change nothing",
+        flush=True,
+    )
     if any(code for _, code in tried([None], options.tests, 1)):
         print("Without any fault these tests do not pass")
         return 2
     survivors = []
     for mutant, code in tried(faults, options.tests, options.jobs):
-        print(f"{'caught' if code else 'survived':<9} {mutant.file}:{mutant.line} {mutant.kind}: {mutant.after}", flush=True)
+        print(
+            f"{'caught' if code else 'survived':<9} {mutant.file}:{mutant.line} {mutant.kind}: {mutant.after}",
+            flush=True,
+        )
         survivors += [] if code else [mutant]
-    print(*(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors), sep="\n")
+    print(
+        *(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors),
+        sep="\n",
+    )
     return 1 if survivors else 0
 
 
@@ -91,8 +138,23 @@ def run_tests(fault: Mutant | None, tests: list[str]) -> None:
         plugins.append(NearestFirst(Path(fault.file).stem))
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    words = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--import-mode=importlib", "--no-header", "--tb=no"]
-    sys.exit(pytest.main([*words, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", *tests], plugins))
+    words = [
+        "-x",
+        "-q",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "--no-header",
+        "--tb=no",
+    ]
+    sys.exit(
+        pytest.main(
+            [*words, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", *tests],
+            plugins,
+        )
+    )
 
 
 class NearestFirst:
@@ -110,7 +172,11 @@ def plant(fault: Mutant) -> None:
     path, unchanged = str(ROOT / fault.file), SourceFileLoader.get_code
 
     def get_code(loader, name):
-        return compile(planted(fault), path, "exec") if loader.path == path else unchanged(loader, name)
+        return (
+            compile(planted(fault), path, "exec")
+            if loader.path == path
+            else unchanged(loader, name)
+        )
 
     SourceFileLoader.get_code = get_code
 

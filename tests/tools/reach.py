@@ -7,30 +7,72 @@ the next segment's loss, which arrives through the state alone. WHEN is `first` 
 
 import re
 
-ALL, PART, ZERO, SAME = "●", "◐", "0", " "  # of a group's parameters; SAME leaves what an earlier row says
-COMMON = {"embedding": "embedding", "attention": None, "positions": "position_bias", "norms": "norm", "MLP": "mlp_(?!norm)"}
+ALL, PART, ZERO, SAME = (
+    "●",
+    "◐",
+    "0",
+    " ",
+)  # of a group's parameters; SAME leaves what an earlier row says
+COMMON = {
+    "embedding": "embedding",
+    "attention": None,
+    "positions": "position_bias",
+    "norms": "norm",
+    "MLP": "mlp_(?!norm)",
+}
 GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the last that is found in it, or else in None's
     "compressive": COMMON
-    | {"embedding": r"embedding|tails\.|clusters", "positions": "distance_|content_bias|query_bias|positions"}
-    | {"compression": r"compression\.", "decoder": r"compression\.decoder", "key biases": "key_bias"},
+    | {
+        "embedding": r"embedding|tails\.|clusters",
+        "positions": "distance_|content_bias|query_bias|positions",
+    }
+    | {
+        "compression": r"compression\.",
+        "decoder": r"compression\.decoder",
+        "key biases": "key_bias",
+    },
     "block_recurrent": COMMON
-    | {"read": "cross_", "states": r"\.state\.", "IDs": r"state\.ids", "gates": r"state\.(attention_gate|mlp)"}
+    | {
+        "read": "cross_",
+        "states": r"\.state\.",
+        "IDs": r"state\.ids",
+        "gates": r"state\.(attention_gate|mlp)",
+    }
     | {"first": r"state\.initial"},
-    "memformer": {"embedding": "embedding", "encoder": r"encoder\.", "read": r"\.read\.|memory_norm", "writer": r"writer\."}
+    "memformer": {
+        "embedding": "embedding",
+        "encoder": r"encoder\.",
+        "read": r"\.read\.|memory_norm",
+        "writer": r"writer\.",
+    }
     | {"decoder": None, "first": "initial_memory", "key biases": "key_bias"},
     "memorizing": COMMON | {"gate": "memory_gate"},
     "pretrained_recurrence": COMMON
-    | {"positions": "positions", "pooling": r"module\.(layer_scores|fixed_key)", "network": r"module\.(?!layer_scores|fixed_key)"}
+    | {
+        "positions": "positions",
+        "pooling": r"module\.(layer_scores|fixed_key)",
+        "network": r"module\.(?!layer_scores|fixed_key)",
+    }
     | {"key biases": "key_bias"},
 }
-COLUMNS = {paper: tuple(groups) for paper, groups in GROUPS.items()}  # in the order of a row's cells
+COLUMNS = {
+    paper: tuple(groups) for paper, groups in GROUPS.items()
+}  # in the order of a row's cells
 ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
     "compressive": [
         ("the segment's own tokens", "^own", "●●●●●000"),
         ("the compression's loss", "^compression", "00000000"),
-        ("... once evicted rows are not zeros", "^compression (later .*(attention_|auto_|one-)|.*memory$)", "     ●● "),
+        (
+            "... once evicted rows are not zeros",
+            "^compression (later .*(attention_|auto_|one-)|.*memory$)",
+            "     ●● ",
+        ),
         ("the next segment's tokens", "^next-own", "00000000"),
-        ("... under `bptt`, once evicted rows are not zeros", "^next-own (later .*(bptt|holds)|.*memory-bptt$)", "     ●  "),
+        (
+            "... under `bptt`, once evicted rows are not zeros",
+            "^next-own (later .*(bptt|holds)|.*memory-bptt$)",
+            "     ●  ",
+        ),
         ("the next segment's compression loss", "^next-compression", "00000000"),
     ],
     "block_recurrent": [
@@ -39,8 +81,16 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
         ("... if a segment is one block", "^own .*xl-recurrent", "      ◐ 0 "),
         ("the next segment's tokens", "^next-own", "●◐◐◐◐●●●●0"),
         ("... to a document's first segment", "^next-own first", "         ●"),
-        ("... under feedback or with two recurrent layers", "^next-own .*(feedback|two-|adjacent-)", "     ◐    "),
-        ("... if the last layer is the recurrent one", "^next-own .*(last-|one-layer)", "     0    "),
+        (
+            "... under feedback or with two recurrent layers",
+            "^next-own .*(feedback|two-|adjacent-)",
+            "     ◐    ",
+        ),
+        (
+            "... if the last layer is the recurrent one",
+            "^next-own .*(last-|one-layer)",
+            "     0    ",
+        ),
         ("... if it is the only one", "^next-own .*one-layer", "  0 00    "),
     ],
     "memformer": [
@@ -88,5 +138,7 @@ def expected_cells(paper: str, subject: str) -> dict[str, str]:
     cells = {}
     for _, pattern, row in ROWS[paper]:
         if re.search(pattern, subject):
-            cells |= {group: cell for group, cell in zip(COLUMNS[paper], row, strict=True) if cell != SAME}
+            cells |= {
+                group: cell for group, cell in zip(COLUMNS[paper], row, strict=True) if cell != SAME
+            }
     return cells

@@ -57,7 +57,9 @@ def read_claims(text: str = CLAIMS.read_text()) -> list[Claim]:
             test, _, how = test.partition(" = ")
             test, _, word = test.partition(" -k ")
             test = f"tests/{test.strip()}"
-            found.append(Claim(chapter, f"{letter}{number}", says, place.removesuffix(")"), test, word, how))
+            found.append(
+                Claim(chapter, f"{letter}{number}", says, place.removesuffix(")"), test, word, how)
+            )
     return found
 
 
@@ -71,8 +73,12 @@ class Record:
         """Leave out other cases; have tests/helpers/comparison.py report here."""
         from tests.helpers import comparison  # not before pytest has begun: it imports Hypothesis
 
-        items[:] = [item for item in items if any(claim.covers(item.nodeid) for claim in self.claims)]
-        comparison.measured = lambda error, tolerance: self.errors[self.now].append((error, tolerance))
+        items[:] = [
+            item for item in items if any(claim.covers(item.nodeid) for claim in self.claims)
+        ]
+        comparison.measured = lambda error, tolerance: self.errors[self.now].append(
+            (error, tolerance)
+        )
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Errors belong to this case from here on."""
@@ -99,34 +105,60 @@ class Record:
 
     def worst(self, claim: Claim) -> tuple[float, float] | None:
         """The (error, tolerance) that is nearest to failing; what a test expects to fail does not count."""
-        pairs = [pair for node, errors in self.errors.items() if claim.covers(node) for pair in errors if pair[0] <= pair[1]]
+        pairs = [
+            pair
+            for node, errors in self.errors.items()
+            if claim.covers(node)
+            for pair in errors
+            if pair[0] <= pair[1]
+        ]
         return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
 
 
 def claim_table(claims: list[Claim], record: Record) -> str:
     """A table of claims, and the list of their tests below it."""
-    lines = ["| | claim | place | error | tolerance | times |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| | claim | place | error | tolerance | times |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for claim in claims:
         cells = f"– | {claim.how} | –"
         if not claim.how:
             error, tolerance = record.worst(claim)
-            cells = f"{error:.2g} | {tolerance:.2g} | {f'{tolerance / error:,.0f}' if error else '–'}"
+            cells = (
+                f"{error:.2g} | {tolerance:.2g} | {f'{tolerance / error:,.0f}' if error else '–'}"
+            )
         lines.append(f"| {claim.name} | {claim.says} | {claim.place} | {cells} |")
-    named = [f"- {claim.name} `{claim.test}{f' -k {claim.word}' if claim.word else ''}`" for claim in claims]
-    return "\n".join([*lines, "", *(line if len(line) <= 120 else line.replace(" `", "\n  `", 1) for line in named)])
+    named = [
+        f"- {claim.name} `{claim.test}{f' -k {claim.word}' if claim.word else ''}`"
+        for claim in claims
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *(line if len(line) <= 120 else line.replace(" `", "\n  `", 1) for line in named),
+        ]
+    )
 
 
 def reach_table(paper: str) -> str:
     """The table of what each loss of a paper trains."""
     lines = [f"| loss | {' | '.join(COLUMNS[paper])} |", "| --- |" + " :-: |" * len(COLUMNS[paper])]
-    lines += [f"| {label} | {' | '.join(cell.replace(SAME, '') for cell in cells)} |" for label, _, cells in ROWS[paper]]
+    lines += [
+        f"| {label} | {' | '.join(cell.replace(SAME, '') for cell in cells)} |"
+        for label, _, cells in ROWS[paper]
+    ]
     return "\n".join(lines)
 
 
 def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float) -> str:
     """The page with its tables, lists of tests and line about the run as they are now."""
     chapters = dict.fromkeys(claim.chapter for claim in claims)
-    tables = (claim_table([claim for claim in claims if claim.chapter == chapter], record) for chapter in chapters)
+    tables = (
+        claim_table([claim for claim in claims if claim.chapter == chapter], record)
+        for chapter in chapters
+    )
     page = re.sub(r"^\| \| claim .*?(?=\n\n##)", lambda _: next(tables), page, flags=re.M | re.S)
     losses = map(reach_table, ROWS)
     page = re.sub(r"^\| loss .*?(?=\n\n|\n\Z)", lambda _: next(losses), page, flags=re.M | re.S)
@@ -137,8 +169,12 @@ def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float
 
 def main(words: list[str]) -> int:
     """Run the claims' tests and write the page; 1 if a claim cannot be shown."""
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.trust", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=PAGE, help="where to write it (default docs/trust.md)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.tools.trust", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=PAGE, help="where to write it (default docs/trust.md)"
+    )
     out = parser.parse_args(words).out.resolve()
     claims = read_claims()
     record, began = Record(claims), time.monotonic()

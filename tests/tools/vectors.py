@@ -21,7 +21,16 @@ from accelerated.training.optimization import learning_rate
 from accelerated.training.settings import TrainingConfig
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 from reference.check import GIVEN, INNER
-from reference.rollout import ADAMW, SGD_RATE, Segment, adamw, named, rollout_backward, rollout_forward, sgd
+from reference.rollout import (
+    ADAMW,
+    SGD_RATE,
+    Segment,
+    adamw,
+    named,
+    rollout_backward,
+    rollout_forward,
+    sgd,
+)
 from tests.helpers.rollouts import reference_rollout
 from tests.helpers.variants import PAPERS, random_task, shaken
 from tests.tools.cases import EVERY_CASE, MEMFORMER, TASKS, config_of, inner_values
@@ -39,7 +48,11 @@ def on_grid(array: np.ndarray) -> np.ndarray:
 
 def segments_of(paper: str, name: str, config: object, rng: np.random.Generator) -> list[Segment]:
     """Three segments; lane 2 starts a document at the first, the middle lane at the second; lane 2 ends with padding."""
-    overlap, tasks, segments = getattr(config, "overlap", 0), TASKS.get(name) if paper == "memformer" else None, []
+    overlap, tasks, segments = (
+        getattr(config, "overlap", 0),
+        TASKS.get(name) if paper == "memformer" else None,
+        [],
+    )
     for k in range(SEGMENTS):
         length = config.segment - (PAPERS[paper].shorter if k == SEGMENTS - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
@@ -60,14 +73,19 @@ def given_of(params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of what a port is given."""
     given = {f"param/{name}": value for name, value in params.items()} | named("state/", state)
     for k, segment in enumerate(segments):
-        given |= {f"{k}/{name}": array for name, array in segment._asdict().items() if name != "task"}
+        given |= {
+            f"{k}/{name}": array for name, array in segment._asdict().items() if name != "task"
+        }
         given |= named(f"{k}/task.", segment.task) if segment.task else {}
     return {GIVEN + name: array for name, array in given.items()}
 
 
 def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
     """(parameters, state before the first segment, segments) of a case."""
-    config, rng = config_of(paper, name), np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
+    config, rng = (
+        config_of(paper, name),
+        np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode())),
+    )
     params = PAPERS[paper].reference.init_params(config, rng)
     params = {n: on_grid(value) for n, value in shaken(params, rng).items()}
     state = PAPERS[paper].random_state(config, rng, LANES)
@@ -78,23 +96,36 @@ def part_of(values: dict, path: str) -> object:
     """What a path names: "projected.query" is values["projected"]["query"], "return.0" the first of a tuple; None if missing."""
     value = values
     for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else value if value is None else value[int(part)]
+        value = (
+            value.get(part)
+            if isinstance(value, dict)
+            else value
+            if value is None
+            else value[int(part)]
+        )
     return value
 
 
 def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
     """Add a copy of what is named for the last of these calls and was not found before."""
     for functions, names in specifications:
-        pattern = "/(?:.*/)?".join(re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions)
+        pattern = "/(?:.*/)?".join(
+            re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions
+        )
         if re.search(f"/{pattern}$", calls):
             for local, name in names.items():
                 if name not in found and (value := part_of(values, local)) is not None:
-                    found[name] = np.where(np.isfinite(value), value, 0)  # -inf is the score of a hidden key
+                    found[name] = np.where(
+                        np.isfinite(value), value, 0
+                    )  # -inf is the score of a hidden key
 
 
 def recorded(specifications: list, reference: object, *arguments: object) -> dict:
     """{name: array} of what specifications name, from the functions of a reference that return during rollout_forward."""
-    stack, found = [("", Counter())], {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
+    stack, found = (
+        [("", Counter())],
+        {},
+    )  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
 
     def profile(frame, event, result):
         code, (calls, inside) = frame.f_code, stack[-1]
@@ -122,11 +153,15 @@ def hidden_of(paper: str, config: object) -> dict:
         return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(window))
     if paper == "compressive":
         keys = config.compressed_memory + config.memory + config.segment
-        return dict.fromkeys(("scores_by_distance_shifted", "scores"), compressive.causal_mask(config.segment, keys))
+        return dict.fromkeys(
+            ("scores_by_distance_shifted", "scores"), compressive.causal_mask(config.segment, keys)
+        )
     return {}
 
 
-def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
+def inner_of(
+    paper: str, name: str, reference: object, params: dict, state: tuple, segments: list
+) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
     listed, config = inner_values(paper, name), config_of(paper, name)
     found = recorded(listed, reference, params, config, segments[:1], state)
@@ -147,7 +182,9 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
         grads, _ = rollout_backward(reference, after, config, caches)
         once = once or sgd(params, grads)
         after, moments = adamw(after, grads, moments, step)
-    return {f"sgd/{name}": value for name, value in once.items()} | {f"adamw/{name}": value for name, value in after.items()}
+    return {f"sgd/{name}": value for name, value in once.items()} | {
+        f"adamw/{name}": value for name, value in after.items()
+    }
 
 
 def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
@@ -156,7 +193,9 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     params, state, segments = inputs_of(paper, name)
     rows = inner_of(paper, name, reference, params, state, segments)
     rows |= reference_rollout(reference, params, config, segments, state)
-    tokens = {f"grad_state/{field}" for field, value in state._asdict().items() if value.dtype.kind != "f"}
+    tokens = {
+        f"grad_state/{field}" for field, value in state._asdict().items() if value.dtype.kind != "f"
+    }
     rows = {name: row for name, row in rows.items() if name not in tokens}
     return rows | (steps_of(reference, config, params, state, segments) if steps else {})
 
@@ -165,11 +204,15 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     """({name: array}, metadata) of a case."""
     reference, config = PAPERS[paper].reference, config_of(paper, name)
     rows = given_of(*inputs_of(paper, name)) | computed(paper, name, reference)
-    rows = {n: np.array(row, order="C") for n, row in rows.items() if row.size}  # what is empty stands in no file
+    rows = {
+        n: np.array(row, order="C") for n, row in rows.items() if row.size
+    }  # what is empty stands in no file
     inner = [n for n in rows if n.startswith(INNER)]
     steps = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
     parts = {"config": dataclasses.asdict(config), "inner": inner, "steps": steps}
-    return rows, {"paper": paper, "case": name} | {key: json.dumps(part) for key, part in parts.items()}
+    return rows, {"paper": paper, "case": name} | {
+        key: json.dumps(part) for key, part in parts.items()
+    }
 
 
 def rows_of(mask: np.ndarray) -> list[str]:
@@ -180,16 +223,27 @@ def rows_of(mask: np.ndarray) -> list[str]:
 def distance_rule(config: memformer.Config, causal: bool) -> dict:
     """Memformer's signed distances."""
     tokens, distances = 6, config.distances(causal)
-    rule = {"tokens": tokens, "causal": causal, "max_distance": config.max_distance, "decoder only": config.encoder_layers == 0}
+    rule = {
+        "tokens": tokens,
+        "causal": causal,
+        "max_distance": config.max_distance,
+        "decoder only": config.encoder_layers == 0,
+    }
     index = memformer.distance_index(tokens, distances).tolist()
-    return rule | {"distance of a row": distances.tolist(), "row that a query and a key take": index}
+    return rule | {
+        "distance of a row": distances.tolist(),
+        "row that a query and a key take": index,
+    }
 
 
 def schedule(name: str, **fields: float) -> dict:
     """A learning-rate schedule and its rate at some steps."""
     fields = {"schedule": name} | fields | {"learning_rate": 0.01, "warmup": 10, "steps": 100}
     config, steps = TrainingConfig(**fields), (1, 2, 5, 10, 11, 25, 50, 99, 100)
-    return fields | {"initial_fraction": config.initial_fraction, "rate at step": {t: learning_rate(t, config) for t in steps}}
+    return fields | {
+        "initial_fraction": config.initial_fraction,
+        "rate at step": {t: learning_rate(t, config) for t in steps},
+    }
 
 
 def rules() -> dict:
@@ -197,24 +251,46 @@ def rules() -> dict:
     w, (n, k), position_bucket = 4, (4, 9), block_recurrent.position_bucket
     shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
     windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
-    pooling = [pretrained_recurrence.Config(segment=6, overlap=2, pool=pool) for pool in pretrained_recurrence.POOLS]
+    pooling = [
+        pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
+        for pool in pretrained_recurrence.POOLS
+    ]
     recall = RecallConfig(pairs=3, questions=4, distance=6)
-    documents = [recall_document(recall, np.random.default_rng([0, 0, number]), str(number)) for number in range(2)]
+    documents = [
+        recall_document(recall, np.random.default_rng([0, 0, number]), str(number))
+        for number in range(2)
+    ]
     return {
         "block_recurrent": {
-            "mask": {"window": w, "queries by keys of a tile": rows_of(block_recurrent.tile_mask(w))},
-            "distance": {"window": w, "of a query and a key of its tile": block_recurrent.tile_distance(w).tolist()},
+            "mask": {
+                "window": w,
+                "queries by keys of a tile": rows_of(block_recurrent.tile_mask(w)),
+            },
+            "distance": {
+                "window": w,
+                "of a query and a key of its tile": block_recurrent.tile_distance(w).tolist(),
+            },
             "buckets": [
-                {"buckets": b, "max_distance": most, "of distances from 0": position_bucket(np.arange(200), b, most).tolist()}
+                {
+                    "buckets": b,
+                    "max_distance": most,
+                    "of distances from 0": position_bucket(np.arange(200), b, most).tolist(),
+                }
                 for b, most in ((32, 128), (6, 5), (4, 6))
             ],
         },
         "compressive": {
-            "mask": {"queries": n, "keys": k, "queries by keys": rows_of(compressive.causal_mask(n, k))},
+            "mask": {
+                "queries": n,
+                "keys": k,
+                "queries by keys": rows_of(compressive.causal_mask(n, k)),
+            },
             "relative shift": {
                 "queries": n,
                 "keys": k,
-                "row of the distances that a query and a key take; -1 is hidden": np.where(shift < k, shift, -1).tolist(),
+                "row of the distances that a query and a key take; -1 is hidden": np.where(
+                    shift < k, shift, -1
+                ).tolist(),
                 "distance of a row": list(range(k - 1, -1, -1)),
             },
         },
@@ -227,22 +303,52 @@ def rules() -> dict:
             ],
         },
         "pretrained_recurrence": {
-            "mask": {"a window came before, by lane": [True, False], "vectors": 2, "by lane": [rows_of(m[0]) for m in windows]},
+            "mask": {
+                "a window came before, by lane": [True, False],
+                "vectors": 2,
+                "by lane": [rows_of(m[0]) for m in windows],
+            },
             "windows": [
-                {"tokens": tokens, "window": t, "overlap": o, "[start, stop, first scored]": [*map(list, cut(tokens, t, o))]}
-                for tokens, t, o in ((1, 4, 0), (5, 4, 0), (12, 4, 0), (12, 4, 1), (13, 6, 4), (3, 6, 2))
+                {
+                    "tokens": tokens,
+                    "window": t,
+                    "overlap": o,
+                    "[start, stop, first scored]": [*map(list, cut(tokens, t, o))],
+                }
+                for tokens, t, o in (
+                    (1, 4, 0),
+                    (5, 4, 0),
+                    (12, 4, 0),
+                    (12, 4, 1),
+                    (13, 6, 4),
+                    (3, 6, 2),
+                )
             ],
             "pooled positions": [
-                {"window": 6, "overlap": 2, "pool": c.pool, "tokens": n, "pooled": pretrained_recurrence.pooled_rows(c, n)}
+                {
+                    "window": 6,
+                    "overlap": 2,
+                    "pool": c.pool,
+                    "tokens": n,
+                    "pooled": pretrained_recurrence.pooled_rows(c, n),
+                }
                 for c in pooling
                 for n in (6, 4, 2, 1)
             ],
         },
-        "schedules": [schedule("cosine", final_fraction=0.1), schedule("constant"), schedule("inverse_square_root")],
+        "schedules": [
+            schedule("cosine", final_fraction=0.1),
+            schedule("constant"),
+            schedule("inverse_square_root"),
+        ],
         "recall task": {
             "config": dataclasses.asdict(recall),
             "documents": [
-                {"inputs": bytes(d.inputs).decode(), "targets": d.targets.tolist(), "scored": d.scored.astype(int).tolist()}
+                {
+                    "inputs": bytes(d.inputs).decode(),
+                    "targets": d.targets.tolist(),
+                    "scored": d.scored.astype(int).tolist(),
+                }
                 for d in documents
             ],
         },
@@ -256,7 +362,9 @@ def main() -> None:
         rows, metadata = case_file(paper, name)
         save_file(rows, FOLDER / paper / f"{name}.safetensors", metadata)
     text = json.dumps(rules(), indent=1)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers in one line
+    text = re.sub(
+        r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text
+    )  # a list of numbers in one line
     (FOLDER / "rules.json").write_text(text + "\n")
 
 

@@ -7,4 +7,6 @@ class NoWheel(bdist_wheel):
     """Ends with one line instead of building a wheel; `pip install -e .` does not run it."""
 
     def run(self):
-        raise SystemExit("this is a clone, not a package, and no wheel is made of it; use: pip install -e .")
+        raise SystemExit(
+            "this is a clone, not a package, and no wheel is made of it; use: pip install -e ."
+        )

@@ -15,7 +15,12 @@ from accelerated.training.optimization import average_and_clip, make_optimizer, 
 
 
 def evaluate_dynamically(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, optimizer: Optimizer, clip: float = 0.0
+    model: Module,
+    documents: Sequence,
+    tokenizer: object,
+    lanes: int,
+    optimizer: Optimizer,
+    clip: float = 0.0,
 ) -> Score:
     """Score documents in `lanes` lanes (rows of the batch), update the weights after every segment, and return the Score.
 
@@ -40,13 +45,22 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     try:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     except (KeyError, ValueError):
-        raise InputError("dynamic continues with a run's optimiser; give a run of train.py, and leave sizes out") from None
+        raise InputError(
+            "dynamic continues with a run's optimiser; give a run of train.py, and leave sizes out"
+        ) from None
     set_learning_rate(optimizer, rate)
     read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
     static = scoring.check_score(scoring.evaluate(*read_by))
     dynamic = evaluate_dynamically(*read_by, optimizer, run.settings.training.clip)
     if math.isnan(dynamic.nats):
-        raise InputError(f"--learning-rate {rate:g}: the predictions become NaN while training continues; give a smaller one")
+        raise InputError(
+            f"--learning-rate {rate:g}: the predictions become NaN while training continues; give a smaller one"
+        )
     before, after = (score_lines(each, words, total) for each in (static, dynamic))
     record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
-    return record, ["with the weights as they are:", *before, f"with dynamic evaluation at {rate:g}:", *after]
+    return record, [
+        "with the weights as they are:",
+        *before,
+        f"with dynamic evaluation at {rate:g}:",
+        *after,
+    ]

@@ -15,7 +15,12 @@ from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 
 # The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
-FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
+FREQUENCIES = {
+    "more than 10,000": 10_001,
+    "1,000 to 10,000": 1_000,
+    "100 to 999": 100,
+    "fewer than 100": 0,
+}
 
 # Of the words in one of FREQUENCIES: summed -log p; how many have a scored token; scored tokens; perplexity per word, or NaN
 FrequencyRow = namedtuple("FrequencyRow", ("name", "nats", "words", "tokens", "perplexity"))
@@ -37,24 +42,36 @@ def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.nda
     written = ~np.isin(np.frombuffer(text, np.uint8), np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
     ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # ends of words that white space follows
     words = text.split() or [b""]
-    owners = np.searchsorted(ends, np.cumsum(lengths) - lengths, side="right")  # the first word to end after the token begins
+    owners = np.searchsorted(
+        ends, np.cumsum(lengths) - lengths, side="right"
+    )  # the first word to end after the token begins
     return words, np.minimum(owners, len(words) - 1)
 
 
 def word_counts(documents: Sequence, asked: Sequence, tokenizer: object) -> Counter:
     """How often the words of the documents `asked` occur in documents."""
-    counts, words = Counter(), {word for document in asked for word in tokenizer.decode(ids_of(document)).split()}
+    counts, words = (
+        Counter(),
+        {word for document in asked for word in tokenizer.decode(ids_of(document)).split()},
+    )
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
-            occurring = (match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))))
+            occurring = (
+                match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document)))
+            )
             counts.update(filter(words.__contains__, occurring))
             bar.update(len(document.targets))
     return counts
 
 
-def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes, int], tokenizer: object) -> list[FrequencyRow]:
+def by_frequency(
+    nats: list[np.ndarray], documents: Sequence, counts: dict[bytes, int], tokenizer: object
+) -> list[FrequencyRow]:
     """A row for each of FREQUENCIES and one for all words (Table 7), from token_nats and the training split's word_counts."""
-    sums, sizes = np.zeros(len(FREQUENCIES)), np.zeros((len(FREQUENCIES), 2), np.int64)  # words, tokens
+    sums, sizes = (
+        np.zeros(len(FREQUENCIES)),
+        np.zeros((len(FREQUENCIES), 2), np.int64),
+    )  # words, tokens
     edges = sorted(FREQUENCIES.values())[1:]
     for losses, document in zip(nats, documents, strict=True):
         words, owners = words_of(document, tokenizer)
@@ -64,19 +81,30 @@ def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes
         buckets = len(edges) - np.searchsorted(edges, occurrences, side="right")  # (words,)
         np.add.at(sums, buckets[owners], losses[document.scored])
         np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
-    rows = [*zip(FREQUENCIES, sums.tolist(), sizes.tolist(), strict=True), ("all", sum(sums.tolist()), sizes.sum(0).tolist())]
-    return [FrequencyRow(name, total, *size, Score(total).perplexity(size[0])) for name, total, size in rows]
+    rows = [
+        *zip(FREQUENCIES, sums.tolist(), sizes.tolist(), strict=True),
+        ("all", sum(sums.tolist()), sizes.sum(0).tolist()),
+    ]
+    return [
+        FrequencyRow(name, total, *size, Score(total).perplexity(size[0]))
+        for name, total, size in rows
+    ]
 
 
 def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
     """The table of by_frequency's rows."""
     lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
-    return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}" for row in rows]
+    return lines + [
+        f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}"
+        for row in rows
+    ]
 
 
 def training_split(run: TrainedRun, options: argparse.Namespace) -> Sequence:
     """The documents that a run was trained on; of a published GPT-2, which names none, those of --data."""
-    data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)
+    data = (
+        run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)
+    )
     return load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
 
 

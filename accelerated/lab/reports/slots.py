@@ -33,17 +33,29 @@ def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray,
     kept, (weight, count), segments = 0.0, np.zeros((2, model.config.vocabulary)), 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
         rows = (number > 0) & segment.scored.numpy().all(1)
-        weights = [writer.weights(memory, writer.norm(encoded), *others) for writer, (memory, encoded, *others), _ in calls]
-        weights = torch.stack(weights, 1).float().cpu().numpy()[rows].astype(np.float64)  # (b, L, H, S, 1 + N)
+        weights = [
+            writer.weights(memory, writer.norm(encoded), *others)
+            for writer, (memory, encoded, *others), _ in calls
+        ]
+        weights = (
+            torch.stack(weights, 1).float().cpu().numpy()[rows].astype(np.float64)
+        )  # (b, L, H, S, 1 + N)
         calls.clear()
         kept, segments = kept + weights[..., 0].mean(-1).sum(0), segments + len(weights)
-        tokens = (state.previous if state.previous.numel() else segment.tokens).cpu().numpy()[rows].flatten()  # what was read
+        tokens = (
+            (state.previous if state.previous.numel() else segment.tokens)
+            .cpu()
+            .numpy()[rows]
+            .flatten()
+        )  # what was read
         np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
         np.add.at(count, tokens, 1)
     for hook in hooks:
         hook.remove()
     if not segments:
-        raise InputError("no document has two segments that are scored, so nothing is written; give longer documents (--data)")
+        raise InputError(
+            "no document has two segments that are scored, so nothing is written; give longer documents (--data)"
+        )
     mean = weight.sum() / count.sum()
     return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
@@ -55,12 +67,18 @@ def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: in
     """
     size, need = model.config.segment, 2 * segments * model.config.segment
     lengths = lengths_of(documents)
-    chosen = [(number, 0, need) for number in np.argsort(-lengths, kind="stable")[:lanes].tolist() if lengths[number] >= need]
+    chosen = [
+        (number, 0, need)
+        for number in np.argsort(-lengths, kind="stable")[:lanes].tolist()
+        if lengths[number] >= need
+    ]
     if not chosen:
         lack = f"no document has {need:,} tokens to predict"
         raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
     device = next(model.parameters()).device
-    read = [segment.to(device) for segment, _ in one_pass(Parts(documents, chosen), len(chosen), size)]
+    read = [
+        segment.to(device) for segment, _ in one_pass(Parts(documents, chosen), len(chosen), size)
+    ]
     with evaluating(model):
         with torch.no_grad():
             state = model.initial_state(len(chosen))
@@ -85,13 +103,25 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     read_by = (run.model, run.documents, run.lane_count)
     reach = gradient_by_age(*read_by, options.segments)  # says first if the documents are too short
     kept, weight = writing(*read_by)
-    tokens = [(show_text(run.tokenizer, [number]), weight[number].item()) for number in np.argsort(-weight)[:SHOWN]]
-    lines = ["what a slot keeps of itself in a segment, by head; and after how many segments half is left"]
+    tokens = [
+        (show_text(run.tokenizer, [number]), weight[number].item())
+        for number in np.argsort(-weight)[:SHOWN]
+    ]
+    lines = [
+        "what a slot keeps of itself in a segment, by head; and after how many segments half is left"
+    ]
     for layer, heads in enumerate(kept.tolist(), start=1):
-        cells = [f"{share:.3f} ({math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf:.3g})" for share in heads]
-        lines.append(f"{f'layer {layer}' if len(kept) > 1 else 'all slots':<12}" + "   ".join(cells))
+        cells = [
+            f"{share:.3f} ({math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf:.3g})"
+            for share in heads
+        ]
+        lines.append(
+            f"{f'layer {layer}' if len(kept) > 1 else 'all slots':<12}" + "   ".join(cells)
+        )
     lines.append("tokens that slots read most, with their weight over the mean token's")
     lines.append("   ".join(f"{text!r} {times:.2f}" for text, times in tokens))
-    lines.append("the gradient of a segment's loss at the memory so many segments earlier, over that at its own")
+    lines.append(
+        "the gradient of a segment's loss at the memory so many segments earlier, over that at its own"
+    )
     lines.append("   ".join(f"{age}: {size:.2g}" for age, size in enumerate(reach)))
     return {"kept": kept.tolist(), "most_read": dict(tokens), "gradient_by_age": reach}, lines

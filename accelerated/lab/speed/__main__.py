@@ -26,12 +26,37 @@ from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
 OPTIONS = {
-    "--device": {"choices": DEVICES, "default": "auto", "help": "auto takes a GPU if there is one (default auto)"},
-    "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32", "help": "(default float32)"},
-    "--repeats": {"type": int, "default": 9, "help": "how often each variant is measured (default 9)"},
-    "--seconds": {"type": float, "default": math.inf, "help": "begin no turn of a model's variants later (default no limit)"},
-    "--model": {"choices": NAMES, "nargs": "+", "default": [DEFAULT], "help": f"one or more (default {DEFAULT})"},
-    "--horizons": {"type": int, "nargs": "+", "help": "segments of a rollout (default: the model's)"},
+    "--device": {
+        "choices": DEVICES,
+        "default": "auto",
+        "help": "auto takes a GPU if there is one (default auto)",
+    },
+    "--dtype": {
+        "choices": ("float32", "bfloat16"),
+        "default": "float32",
+        "help": "(default float32)",
+    },
+    "--repeats": {
+        "type": int,
+        "default": 9,
+        "help": "how often each variant is measured (default 9)",
+    },
+    "--seconds": {
+        "type": float,
+        "default": math.inf,
+        "help": "begin no turn of a model's variants later (default no limit)",
+    },
+    "--model": {
+        "choices": NAMES,
+        "nargs": "+",
+        "default": [DEFAULT],
+        "help": f"one or more (default {DEFAULT})",
+    },
+    "--horizons": {
+        "type": int,
+        "nargs": "+",
+        "help": "segments of a rollout (default: the model's)",
+    },
 }
 TABLES = {  # name: (function that prints it, how many of OPTIONS it takes)
     "steps": (steps.report_steps, 5),
@@ -48,7 +73,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     table, *rest = argv if argv and not argv[0].startswith("-") else ("steps", *argv)
     form, prog = argparse.RawDescriptionHelpFormatter, "python -m accelerated.lab.speed"
     parser = OptionParser(prog=prog, description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("table", choices=TABLES, metavar="TABLE", help=f"{', '.join(TABLES)} (default steps)")
+    parser.add_argument(
+        "table", choices=TABLES, metavar="TABLE", help=f"{', '.join(TABLES)} (default steps)"
+    )
     _, taken = TABLES.get(table, ("", 0))
     for number, (flag, how) in enumerate(OPTIONS.items()):
         if number < taken:
@@ -71,7 +98,9 @@ def main(argv: list[str]) -> None:
         return
     keep_freed_memory()
     device = choose_device(options.device)
-    print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}\n")
+    print(
+        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}\n"
+    )
     for model in options.model:
         report(argparse.Namespace(**vars(options) | vars(options_of(model, device, options.dtype))))
 

@@ -40,28 +40,53 @@ def model_results(model: str, device: torch.device, dtype: torch.dtype) -> dict[
     facts, generator = presets_of(model), torch.Generator().manual_seed(0)
     config = facts.Config(**facts.SPEED["sizes"] | facts.SPEED["small"])
     network = model_class(model)(config).to(device, torch.promote_types(dtype, torch.float32))
-    tokens = torch.randint(config.vocabulary, (2, 2, config.segment), generator=generator).to(device)
+    tokens = torch.randint(config.vocabulary, (2, 2, config.segment), generator=generator).to(
+        device
+    )
     with computing_in(network, dtype):
         first = network(tokens[0], network.initial_state(2))
         second = network(tokens[1], first.state)
-        loss = functional.cross_entropy(at_least_float32(second.logits).flatten(0, 1), tokens[1].flatten())
+        loss = functional.cross_entropy(
+            at_least_float32(second.logits).flatten(0, 1), tokens[1].flatten()
+        )
         (loss + sum(first.auxiliary.values())).backward()
         with evaluating(network), torch.no_grad():
-            stream, step, stepped = network.advance(tokens[0], network.initial_state(2)), step_of(network), []
+            stream, step, stepped = (
+                network.advance(tokens[0], network.initial_state(2)),
+                step_of(network),
+                [],
+            )
             for token in tokens[1, :, :32].unbind(1):
                 logits, stream = step(token, stream)
                 stepped.append(logits)
-    states = {f"state: {name}": field for name, field in second.state._asdict().items() if field.numel()}
-    gradients = torch.cat([p.grad.double().flatten().cpu() for p in network.parameters() if p.grad is not None])
-    return {"logits": second.logits} | states | {"generation": torch.stack(stepped, 1), "gradients": gradients}
+    states = {
+        f"state: {name}": field for name, field in second.state._asdict().items() if field.numel()
+    }
+    gradients = torch.cat(
+        [p.grad.double().flatten().cpu() for p in network.parameters() if p.grad is not None]
+    )
+    return (
+        {"logits": second.logits}
+        | states
+        | {"generation": torch.stack(stepped, 1), "gradients": gradients}
+    )
 
 
-def errors_of(model: str, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, float, float]]:
+def errors_of(
+    model: str, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, float, float]]:
     """(what, its error, allowed) of a model. In bfloat16 a gradient is held by its direction: ReLUs near zero flip."""
-    expected, actual = model_results(model, torch.device("cpu"), torch.float64), model_results(model, device, dtype)
+    expected, actual = (
+        model_results(model, torch.device("cpu"), torch.float64),
+        model_results(model, device, dtype),
+    )
     for name, x in expected.items():
         if name == "gradients" and dtype == torch.bfloat16:
-            yield f"{name}, 1 - cosine", 1 - functional.cosine_similarity(x, actual[name], dim=0).item(), DIRECTION
+            yield (
+                f"{name}, 1 - cosine",
+                1 - functional.cosine_similarity(x, actual[name], dim=0).item(),
+                DIRECTION,
+            )
         else:
             yield name, relative_error(x, actual[name]), TOLERANCE["cuda", dtype]
 
@@ -74,7 +99,16 @@ def report(options: Namespace) -> None:
             try:
                 for what, error, allowed in errors_of(model, options.device, dtype):
                     passes = error <= allowed  # false for NaN
-                    rows.append((model, str(dtype)[6:], what, f"{error:.1e}", f"{allowed:.0e}", "ok" if passes else "FAIL"))
+                    rows.append(
+                        (
+                            model,
+                            str(dtype)[6:],
+                            what,
+                            f"{error:.1e}",
+                            f"{allowed:.0e}",
+                            "ok" if passes else "FAIL",
+                        )
+                    )
             except Exception as error:
                 rows.append((model, str(dtype)[6:], first_line(error), "-", "-", "FAIL"))
     print_table(*rows)

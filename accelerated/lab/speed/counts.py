@@ -33,8 +33,19 @@ from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 
 aten, META = torch.ops.aten, torch.device("meta")
-ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")  # beginnings of what starts no kernel
-LOOKUPS = ("embedding.", "index.", "gather.", "nll_loss_forward")  # beginnings of what reads no more of a tensor than it writes
+ALLOCATIONS = (
+    "empty",
+    "new_empty",
+    "_unsafe_view",
+    "lift",
+    "promote_types",
+)  # beginnings of what starts no kernel
+LOOKUPS = (
+    "embedding.",
+    "index.",
+    "gather.",
+    "nll_loss_forward",
+)  # beginnings of what reads no more of a tensor than it writes
 
 
 def kernel(written_out: bool) -> Callable:
@@ -44,11 +55,17 @@ def kernel(written_out: bool) -> Callable:
     """
 
     def plain(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
+        scores = (
+            query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
+        )
         if causal:
             offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
         if offset is not None:
-            scores = scores.masked_fill(offset, -torch.inf) if offset.dtype == torch.bool else scores + offset
+            scores = (
+                scores.masked_fill(offset, -torch.inf)
+                if offset.dtype == torch.bool
+                else scores + offset
+            )
         return native_dropout(scores.softmax(-1), dropout) @ value
 
     def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
@@ -56,24 +73,32 @@ def kernel(written_out: bool) -> Callable:
             offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
             offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
         attend = aten._scaled_dot_product_efficient_attention
-        return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
+        return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[
+            0
+        ]
 
     return plain if written_out else memory_efficient
 
 
-def native_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def native_dropout(
+    x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
     """Dropout by a GPU's kernel, which saves a byte for each number."""
     return aten.native_dropout(x, p, True)[0] if training and p else x
 
 
-def rms_norm(x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
     """A stand-in for a GPU's fused kernel: layer norm's reads, writes and saves as much."""
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """The bytes that a kernel reads of a tensor: less than its size if it is expanded, or if places overlap."""
-    different = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    different = math.prod(
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
+    )
     return min(different * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -82,17 +107,35 @@ class Dispatched(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = [], 0, 0, 0, 0, 0
+        self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = (
+            [],
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
         self.saved_bytes = 0
-        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # {storage: its bytes, and whether they are saved}
+        self.memory = WeakIdKeyDictionary(
+            ref_type=weakref.ref
+        )  # {storage: its bytes, and whether they are saved}
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         out = function(*arguments, **(options or {}))
         name = str(function).removeprefix("aten.")
-        if function.namespace != "aten" or function.is_view or name.startswith(("detach", "prim", "sym_")):
+        if (
+            function.namespace != "aten"
+            or function.is_view
+            or name.startswith(("detach", "prim", "sym_"))
+        ):
             return out
-        reads, writes = ([x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in ((arguments, options), out))
-        there = {id(x.untyped_storage()) for x in reads}  # what is written into an older tensor takes no memory
+        reads, writes = (
+            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+            for tree in ((arguments, options), out)
+        )
+        there = {
+            id(x.untyped_storage()) for x in reads
+        }  # what is written into an older tensor takes no memory
         for storage in (tensor.untyped_storage() for tensor in writes):
             if storage not in self.memory and id(storage) not in there:
                 self.memory[storage] = SimpleNamespace(bytes=storage.nbytes(), saved=False)
@@ -101,12 +144,16 @@ class Dispatched(TorchDispatchMode):
                 weakref.finalize(storage, self.free, storage.nbytes())
         if not name.startswith(ALLOCATIONS):
             self.names.append(name)
-            self.casts += name.startswith("_to_copy") or ("copy_" in name and len({x.dtype for x in reads}) > 1)
+            self.casts += name.startswith("_to_copy") or (
+                "copy_" in name and len({x.dtype for x in reads}) > 1
+            )
             written = sum(map(tensor_bytes, writes))
             most = written if name.startswith(LOOKUPS) else math.inf
             self.moved_bytes += written + sum(min(most, tensor_bytes(x)) for x in reads)
             if function.overloadpacket in flop_registry:
-                self.flops += flop_registry[function.overloadpacket](*arguments, **(options or {}), out_val=out)
+                self.flops += flop_registry[function.overloadpacket](
+                    *arguments, **(options or {}), out_val=out
+                )
         return out
 
     def free(self, size: int) -> None:
@@ -121,7 +168,9 @@ class Dispatched(TorchDispatchMode):
         return tensor
 
 
-def meta_step(model: str, config: Any, segments: int, lanes: int = 1, method: str = "through_time") -> Callable[[], object]:
+def meta_step(
+    model: str, config: Any, segments: int, lanes: int = 1, method: str = "through_time"
+) -> Callable[[], object]:
     """A rollout of a model on the meta device, in bfloat16."""
     options = Namespace(device=META, batch=lanes, dtype="bfloat16")
     return rollout(model_on_meta(model, config), method, segments, options).step
@@ -134,7 +183,11 @@ def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched
     """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
-    kernels = {"scaled_dot_product_attention": kernel(written_out), "dropout": native_dropout, "rms_norm": rms_norm}
+    kernels = {
+        "scaled_dot_product_attention": kernel(written_out),
+        "dropout": native_dropout,
+        "rms_norm": rms_norm,
+    }
     with dispatched, hooks, patch.multiple(functional, **kernels):
         step()
     return dispatched
@@ -150,15 +203,28 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     for parameter in network.parameters():
         parameter.grad = torch.empty_like(parameter)
     with computing_in(network, getattr(torch, training.dtype)):
-        state = sum(field.numel() * field.element_size() for field in network.initial_state(training.batch))
-    sums = [sum(p.shape) if p.dim() > 1 else p.numel() for p in network.parameters()]  # Adafactor's, of rows and columns
+        state = sum(
+            field.numel() * field.element_size() for field in network.initial_state(training.batch)
+        )
+    sums = [
+        sum(p.shape) if p.dim() > 1 else p.numel() for p in network.parameters()
+    ]  # Adafactor's, of rows and columns
     parameters = 4 * sum(p.numel() for p in network.parameters())
     copies = parameters // 2 if training.dtype == "bfloat16" else 0
-    held = 2 * parameters + copies + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters) + state
-    options = Namespace(device=META, batch=training.batch // training.accumulate, dtype=training.dtype)
+    held = (
+        2 * parameters
+        + copies
+        + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters)
+        + state
+    )
+    options = Namespace(
+        device=META, batch=training.batch // training.accumulate, dtype=training.dtype
+    )
     horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
     variant = rollout(network, training.backprop, horizon, options, TrainedModel(network, training))
-    return held, counted(variant.step).peak + (training.horizon - horizon) * state // training.accumulate
+    return held, counted(variant.step).peak + (
+        training.horizon - horizon
+    ) * state // training.accumulate
 
 
 def report(options: Namespace) -> None:
@@ -166,15 +232,50 @@ def report(options: Namespace) -> None:
     rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
         for name, plain in ((model, False), ("its scores written out", True)):
-            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), plain)
-            sizes = (f"{counts.saved_bytes / 1e6:,.0f}", f"{counts.moved_bytes / 1e9:.1f}", f"{counts.peak / 1e6:,.0f}")
-            rows.append((name, f"{len(counts.names):,}", f"{counts.casts:,}", *sizes, f"{counts.flops / 1e12:.2f}"))
+            counts = counted(
+                meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]),
+                plain,
+            )
+            sizes = (
+                f"{counts.saved_bytes / 1e6:,.0f}",
+                f"{counts.moved_bytes / 1e9:.1f}",
+                f"{counts.peak / 1e6:,.0f}",
+            )
+            rows.append(
+                (
+                    name,
+                    f"{len(counts.names):,}",
+                    f"{counts.casts:,}",
+                    *sizes,
+                    f"{counts.flops / 1e12:.2f}",
+                )
+            )
     print_table(*rows)
-    rows = [("preset", "type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")]
+    rows = [
+        (
+            "preset",
+            "type",
+            "lanes",
+            "accumulate",
+            "horizon",
+            "method",
+            "GB held",
+            "GB of a group",
+            "GB",
+        )
+    ]
     for model in NAMES:
         for preset in presets_of(model).SPEED["presets"]:
             config, training = paper_settings(model, preset)
             parts = training_bytes(model, config, training)
-            how = (training.dtype, training.batch, training.accumulate, training.horizon, training.backprop)
-            rows.append((f"{model} {preset}", *how, *(f"{size / 1e9:.1f}" for size in (*parts, sum(parts)))))
+            how = (
+                training.dtype,
+                training.batch,
+                training.accumulate,
+                training.horizon,
+                training.backprop,
+            )
+            rows.append(
+                (f"{model} {preset}", *how, *(f"{size / 1e9:.1f}" for size in (*parts, sum(parts))))
+            )
     print_table(*rows)

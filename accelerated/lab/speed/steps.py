@@ -22,12 +22,16 @@ POSITIONS = (1_000, 100_000)  # tokens before those that `generation` times
 TOKENS = 200  # timed together
 
 
-def step_variant(config: Any, method: str, segments: int, options: Namespace, compiler: str = "none") -> Variant:
+def step_variant(
+    config: Any, method: str, segments: int, options: Namespace, compiler: str = "none"
+) -> Variant:
     """A training step of our model, compiled as --compile says; if it is not, with the FLOPs of its plain path's products."""
     network, flops = random_model(options.model, config, options.device), None
     trained = TrainedModel(network, TrainingConfig(compile=compiler))
     if compiler == "none":
-        flops = counted(meta_step(options.model, config, segments, options.batch, method), written_out=True).flops
+        flops = counted(
+            meta_step(options.model, config, segments, options.batch, method), written_out=True
+        ).flops
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 
@@ -42,8 +46,15 @@ def report_steps(options: Namespace) -> None:
         name, changes = facts["baseline"]
         kinds[name] = (replace(options.config, **changes(options.config)), method)
     makers = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
-    makers["one large product"] = partial(large_product, options.device, getattr(torch, options.dtype))
-    print(textwrap.fill(f"{segments} segments of {options.batch} lanes: {options.model}, {options.config}", 118), end="\n\n")
+    makers["one large product"] = partial(
+        large_product, options.device, getattr(torch, options.dtype)
+    )
+    print(
+        textwrap.fill(
+            f"{segments} segments of {options.batch} lanes: {options.model}, {options.config}", 118
+        ),
+        end="\n\n",
+    )
     print_table(("a step of", *COLUMNS), *measured_rows(makers, options))
 
 
@@ -52,7 +63,13 @@ def report_horizons(options: Namespace) -> None:
     facts = presets_of(options.model).SPEED
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         network = random_model(options.model, replace(options.config, **changes), options.device)
-        state = sum(field.numel() * field.element_size() for field in network.initial_state(options.batch)) / 1e6
+        state = (
+            sum(
+                field.numel() * field.element_size()
+                for field in network.initial_state(options.batch)
+            )
+            / 1e6
+        )
         print(f"{title}, {options.batch} lanes; a stored state is {state:.2f} MB\n")
         for horizon in options.horizons or facts.get("horizons", HORIZONS):
             makers = {way: partial(rollout, network, way, horizon, options) for way in BACKPROP}
@@ -76,10 +93,15 @@ def continuation(position: int, options: Namespace) -> Variant:
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start, step = read_prompt(network, text), step_of(network)
-    return Variant(torch.no_grad()(lambda: list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, step))))
+    return Variant(
+        torch.no_grad()(lambda: list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, step)))
+    )
 
 
 def report_generation(options: Namespace) -> None:
     """Print what TOKENS generated tokens take after texts of both lengths."""
-    rows = measured_rows({f"after {position:,}": partial(continuation, position, options) for position in POSITIONS}, options)
+    rows = measured_rows(
+        {f"after {position:,}": partial(continuation, position, options) for position in POSITIONS},
+        options,
+    )
     print_table((f"{options.model}, {TOKENS} tokens", *COLUMNS), *rows)

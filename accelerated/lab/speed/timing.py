@@ -13,7 +13,14 @@ import torch
 
 from accelerated.lab.speed.variants import Variant
 
-COLUMNS = ("ms (least..most)", "speed, pair by pair", "peak MB", "of the first's", "GFLOP/s", "turns")
+COLUMNS = (
+    "ms (least..most)",
+    "speed, pair by pair",
+    "peak MB",
+    "of the first's",
+    "GFLOP/s",
+    "turns",
+)
 
 
 def large_product(device: torch.device, dtype: torch.dtype) -> Variant:
@@ -41,7 +48,9 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
         step()
         return torch.cuda.max_memory_allocated(device) - before
     gc.collect()  # what is freed during the step would count against it
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
         step()
     held = peak = 0
     events = (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
@@ -51,7 +60,9 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def time_in_turn(steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf) -> dict:
+def time_in_turn(
+    steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf
+) -> dict:
     """{name: [seconds of each repeat]} of {name: step}; the steps take turns, after two warm-ups each.
 
     After `budget` seconds no further turn begins, so there may be fewer repeats, but at least one.
@@ -104,7 +115,9 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
         rate = f"{flops[name] / statistics.median(times[name]) / 1e9:,.0f}" if flops[name] else "-"
         spent = spread([1e3 * each for each in times[name]], ",.1f")
-        rows.append((name, spent, speed, f"{peaks[name] / 1e6:,.1f}", memory, rate, len(times[name])))
+        rows.append(
+            (name, spent, speed, f"{peaks[name] / 1e6:,.1f}", memory, rate, len(times[name]))
+        )
     return rows
 
 
@@ -126,7 +139,9 @@ def spread(values: list[float], form: str) -> str:
 
 def markdown_table(*rows: Sequence) -> str:
     """A table in Markdown; the first row is its head."""
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+    return "\n".join(
+        f"| {' | '.join(map(str, row))} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])
+    )
 
 
 def print_table(*rows: tuple) -> None:

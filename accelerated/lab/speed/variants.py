@@ -39,7 +39,9 @@ class Variant(NamedTuple):
 def paper_settings(model: str, preset: str = "") -> tuple[Any, TrainingConfig]:
     """A preset's Config, with dropout and the vocabulary of its text, and its TrainingConfig; by default of the first preset."""
     settings = preset_settings(model, preset or presets_of(model).SPEED["presets"][0])
-    return replace(settings.model_config, vocabulary=vocabulary_of(settings.data)), settings.training
+    return replace(
+        settings.model_config, vocabulary=vocabulary_of(settings.data)
+    ), settings.training
 
 
 def options_of(model: str, device: torch.device, dtype: str) -> Namespace:
@@ -78,13 +80,17 @@ def random_model(name: str, config: Any, device: torch.device) -> torch.nn.Modul
     return network
 
 
-def rollout(model: Any, method: str, horizon: int, options: Namespace, trained: Any = None) -> Variant:
+def rollout(
+    model: Any, method: str, horizon: int, options: Namespace, trained: Any = None
+) -> Variant:
     """One rollout of a model, or of its TrainedModel, over random text, in mid-document. Gradients stay allocated."""
     batch, size, dtype = options.batch, model.config.segment, getattr(torch, options.dtype)
     text = torch.randint(model.config.vocabulary, (batch, horizon * size + 1))
     pairs = zip(text[:, :-1].split(size, 1), text[:, 1:].split(size, 1), strict=True)
     scored, never = torch.ones(batch, size, dtype=torch.bool), torch.zeros(batch, dtype=torch.bool)
-    segments = [Segment(tokens, targets, scored, never).to(options.device) for tokens, targets in pairs]
+    segments = [
+        Segment(tokens, targets, scored, never).to(options.device) for tokens, targets in pairs
+    ]
     with torch.no_grad(), computing_in(model, dtype):
         state = model.initial_state(batch)
         for segment in segments:

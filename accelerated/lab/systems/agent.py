@@ -27,17 +27,29 @@ ACTIONS = len(matching.MOVES)
 OUTPUTS = ACTIONS + 1  # logits: the actions', then the value
 VOCABULARY = OUTPUTS + matching.OBSERVATIONS
 SEGMENT = matching.STEPS  # tokens; in the second room the first one is two segments back
-SHORT = SEGMENT // 2  # a memory that forgets by age is shorter than the way from the first room to the second
+SHORT = (
+    SEGMENT // 2
+)  # a memory that forgets by age is shorter than the way from the first room to the second
 SIZES = {"width": 32, "heads": 2, "feed_forward": 64, "segment": SEGMENT}
 DECODER = SIZES | {"layers": 2, "head_width": 16}
 COMPRESSIVE = DECODER | {"memory": SHORT, "compressed_memory": SHORT}
 ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1, 2, 3, 4, 6)} | {
-    "block_recurrent": DECODER | {"window": SHORT, "recurrent_layers": (1,), "states": 8, "dropout": 0.0},
-    "memformer": SIZES | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0},
+    "block_recurrent": DECODER
+    | {"window": SHORT, "recurrent_layers": (1,), "states": 8, "dropout": 0.0},
+    "memformer": SIZES
+    | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0},
     "pretrained_recurrence": SIZES | {"layers": 3, "max_positions": SEGMENT, "module_width": 32},
-    "memorizing": DECODER | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
+    "memorizing": DECODER
+    | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
 }
-SETTINGS = {"lanes": 128, "learning_rate": 0.002, "discount": 0.9, "entropy": 0.0005, "clip": 1.0, "updates": 1000}
+SETTINGS = {
+    "lanes": 128,
+    "learning_rate": 0.002,
+    "discount": 0.9,
+    "entropy": 0.0005,
+    "clip": 1.0,
+    "updates": 1000,
+}
 SETTINGS |= {"hall": 0.5}  # the part of the updates in which the hall lengthens
 POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
 
@@ -62,16 +74,29 @@ class Rollout(NamedTuple):
 
 
 @torch.no_grad()
-def play(core: nn.Module, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator) -> Rollout:
+def play(
+    core: nn.Module, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator
+) -> Rollout:
     """Play an episode in each lane by the model's `step`, with a hall of so many steps; rng draws episodes, generator actions."""
     world, state, steps = matching.begin(lanes, hall, rng), core.initial_state(lanes), []
     for _ in range(matching.LENGTH):
-        tokens, acted = torch.from_numpy(OUTPUTS + matching.observe(world)), torch.from_numpy(~world.ended)
+        tokens, acted = (
+            torch.from_numpy(OUTPUTS + matching.observe(world)),
+            torch.from_numpy(~world.ended),
+        )
         logits, state = core.step(tokens, state)
         log_policy = logits[:, :ACTIONS].log_softmax(-1)
         actions = torch.multinomial(log_policy.exp(), 1, generator=generator)  # (B, 1)
         world, rewards = matching.act(world, actions[:, 0].numpy())
-        steps.append((tokens, actions[:, 0], log_policy.gather(1, actions)[:, 0], torch.from_numpy(rewards).to(logits), acted))
+        steps.append(
+            (
+                tokens,
+                actions[:, 0],
+                log_policy.gather(1, actions)[:, 0],
+                torch.from_numpy(rewards).to(logits),
+                acted,
+            )
+        )
     return Rollout(*(torch.stack(field, 1) for field in zip(*steps, strict=True)))
 
 
@@ -80,7 +105,12 @@ def read_episode(core: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | floa
 
     Gradient flows from segment to segment as far as the model lets it; a Compressive Transformer stops it at its memories.
     """
-    state, logits, auxiliary, segments = core.initial_state(len(tokens)), [], 0.0, tokens.split(SEGMENT, 1)
+    state, logits, auxiliary, segments = (
+        core.initial_state(len(tokens)),
+        [],
+        0.0,
+        tokens.split(SEGMENT, 1),
+    )
     for segment in segments:
         output = core(segment, state)
         state = output.state
@@ -89,7 +119,9 @@ def read_episode(core: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | floa
     return torch.cat(logits, 1), auxiliary
 
 
-def vtrace(behaviour: Tensor, target: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def vtrace(
+    behaviour: Tensor, target: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
     """(v_s, what grad log pi is multiplied by), both (B, T): Espeholt et al., Eq. 1 by Remark 1, and section 4.2.
 
     behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and by the one that learns.
@@ -117,7 +149,13 @@ def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight:
     """
     log_policy, values = logits[..., :ACTIONS].log_softmax(-1), logits[..., ACTIONS]
     log_probs = log_policy.gather(2, rollout.actions[..., None])[..., 0]
-    given = rollout.log_probs, log_probs.detach(), rollout.rewards, discount * of_next_step(rollout.acted), values.detach()
+    given = (
+        rollout.log_probs,
+        log_probs.detach(),
+        rollout.rewards,
+        discount * of_next_step(rollout.acted),
+        values.detach(),
+    )
     targets, advantages = vtrace(*given)
     weights = rollout.acted / rollout.acted.sum()
     policy = -(weights * log_probs * advantages).sum()
@@ -128,7 +166,10 @@ def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight:
 
 def hall_at(update: int, settings: dict) -> int:
     """The steps in the hall of the episodes that are played during an update: none at first, then one more at a time."""
-    return min(matching.STEPS, int((matching.STEPS + 1) * update / (settings["hall"] * settings["updates"])))
+    return min(
+        matching.STEPS,
+        int((matching.STEPS + 1) * update / (settings["hall"] * settings["updates"])),
+    )
 
 
 def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]:
@@ -137,14 +178,21 @@ def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]
     Actors are one update behind the learner, as if both worked at once; V-trace corrects for it. Raises InputError if the
     gradient becomes NaN or infinite.
     """
-    lanes, draws = settings["lanes"], (np.random.default_rng(seed), torch.Generator().manual_seed(seed))
+    lanes, draws = (
+        settings["lanes"],
+        (np.random.default_rng(seed), torch.Generator().manual_seed(seed)),
+    )
     optimizer = torch.optim.Adam(core.parameters(), lr=settings["learning_rate"])
     rollout, successes = play(core, lanes, hall_at(0, settings), *draws), []
-    for update in Progress(title, settings["updates"], "update", over=range(1, settings["updates"] + 1)):
+    for update in Progress(
+        title, settings["updates"], "update", over=range(1, settings["updates"] + 1)
+    ):
         upcoming = play(core, lanes, hall_at(update, settings), *draws)
         logits, auxiliary = read_episode(core, rollout.tokens)
         optimizer.zero_grad()
-        (objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary).backward()
+        (
+            objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary
+        ).backward()
         norm = average_and_clip(core, 1, settings["clip"])
         check_finite(update, {"gradient norm": float(norm)})
         optimizer.step()
@@ -155,7 +203,9 @@ def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]
 
 def run(row: str, seed: int) -> dict:
     """Train an agent of a row; the share of successes, each a mean of POINT updates."""
-    means = np.reshape(train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}"), (-1, POINT)).mean(1)
+    means = np.reshape(
+        train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}"), (-1, POINT)
+    ).mean(1)
     return {"successes": [round(float(mean), 4) for mean in means]}
 
 
@@ -168,16 +218,26 @@ def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     settings, table = record["settings"], []
     for row, runs in record["runs"].items():
-        solved = (next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0) for run in runs.values())
+        solved = (
+            next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0)
+            for run in runs.values()
+        )
         updates = ", ".join(str(point * POINT) if point else "not" for point in solved)
-        table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), updates])
+        table.append(
+            [row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), updates]
+        )
     title = "Compressive Transformers, Figure 5: memory for an agent"
     how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most {matching.LENGTH} steps; hall
     is the part of the updates in which the hall lengthens. The end is the last tenth. Mean (least .. most) of the seeds, updates
     of each. Rows `rate-` are Compressive Transformers. The task and the agent are in the
     [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
     picture = "![the share of right choices by updates](compressive-figure-5.svg)"
-    head = ["memory", "seeds", "right at the end, percent", f"updates until {100 * SOLVED:.0f}% are right"]
+    head = [
+        "memory",
+        "seeds",
+        "right at the end, percent",
+        f"updates until {100 * SOLVED:.0f}% are right",
+    ]
     return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))
 
 
@@ -186,7 +246,11 @@ def draw(record: dict, path: Path) -> None:
     curves, labels = {}, {"xlabel": "updates", "ylabel": "right choices, percent of episodes"}
     for row, runs in record["runs"].items():
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
-        curves[row] = POINT * np.arange(1, len(shares) + 1), shares, "-" if row.startswith("rate") else "--"
+        curves[row] = (
+            POINT * np.arange(1, len(shares) + 1),
+            shares,
+            "-" if row.startswith("rate") else "--",
+        )
     draw_shares(path, curves, guess=50, **labels)  # whoever takes any object
 
 
@@ -195,7 +259,9 @@ def said(run: dict) -> str:
     return f"{final(run):.1f}% right at the end"
 
 
-EXPERIMENT = Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw)
+EXPERIMENT = Experiment(
+    "systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw
+)
 
 if __name__ == "__main__":
     run_program("agent", conduct, EXPERIMENT, sys.argv[1:])

@@ -21,7 +21,9 @@ LENGTH = 3 * STEPS  # of the longest episode
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)])  # (actions, 2), by rows and columns
 TAKE = len(MOVES) - 1  # the action that does not move
 FIRST, HALL, SECOND = range(3)
-OBJECT = 3 * CELLS  # the observation of the first object; those before it are the empty cells of the three places
+OBJECT = (
+    3 * CELLS
+)  # the observation of the first object; those before it are the empty cells of the three places
 NOTHING = OBJECT + OBJECTS  # the observation after the end
 OBSERVATIONS = NOTHING + 1
 
@@ -33,7 +35,9 @@ class World(NamedTuple):
     clock: int  # steps since the beginning
     cell: np.ndarray  # (B,), where the agent is
     objects: np.ndarray  # (B, 2): the one in the first room, and the one that is right to take
-    places: np.ndarray  # (B, 3): the first one's cell in the first room, and the cells of both in the second
+    places: (
+        np.ndarray
+    )  # (B, 3): the first one's cell in the first room, and the cells of both in the second
     ended: np.ndarray  # (B,)
 
 
@@ -55,8 +59,12 @@ def observe(world: World) -> np.ndarray:
     """What the agent sees (B,), 0 .. OBSERVATIONS - 1: the empty cell that it is in, the object there, or NOTHING."""
     room = room_at(world, world.clock)
     seen = room * CELLS + world.cell
-    for place, number in {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}.get(room, []):  # columns of places and of objects
-        seen = np.where(world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen)
+    for place, number in {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}.get(
+        room, []
+    ):  # columns of places and of objects
+        seen = np.where(
+            world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen
+        )
     return np.where(world.ended, NOTHING, seen)
 
 

@@ -16,10 +16,15 @@ from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
 from accelerated.training.optimization import check_finite
 
-CLS, PAD, SEP, FIRST = range(4)  # ids: special tokens as in RoBERTa's vocabulary, then the BPE's tokens, then <mask>
+CLS, PAD, SEP, FIRST = range(
+    4
+)  # ids: special tokens as in RoBERTa's vocabulary, then the BPE's tokens, then <mask>
 LONGEST = 30  # tokens of an answer
 MASKED = 0.15  # share of the tokens that the pretraining asks for
-AS_MASK, AS_ANOTHER = 0.8, 0.1  # of those, what is read as <mask>, and as any token; the rest as it is
+AS_MASK, AS_ANOTHER = (
+    0.8,
+    0.1,
+)  # of those, what is read as <mask>, and as any token; the rest as it is
 WARMUP = 0.06  # share of the updates in which the rate rises; then it falls to 0, both in a line, as RoBERTa's
 CLIP = 1.0  # of the gradient's norm
 LANES = 32  # examples read at a time when answering
@@ -32,8 +37,12 @@ class Example(NamedTuple):
     tokens: np.ndarray  # (K, N)
     text: np.ndarray  # (K, N), true on tokens of the text
     ends: np.ndarray  # (tokens of the text,), where each ends among the text's bytes
-    answer: tuple[int, int, int]  # kind, first and last place among all K N; without a span the places are 0
-    distance: int  # windows from the end of the first supporting sentence in the text to that of the last
+    answer: tuple[
+        int, int, int
+    ]  # kind, first and last place among all K N; without a span the places are 0
+    distance: (
+        int  # windows from the end of the first supporting sentence in the text to that of the last
+    )
 
 
 def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
@@ -67,7 +76,9 @@ def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
 
 def batched(examples: Sequence[Example]) -> list:
     """The K windows (tokens, readable, text), (B, N) each, of examples; those with fewer windows end early."""
-    tokens = pad_sequence([torch.from_numpy(example.tokens) for example in examples], padding_value=PAD)  # (K, B, N)
+    tokens = pad_sequence(
+        [torch.from_numpy(example.tokens) for example in examples], padding_value=PAD
+    )  # (K, B, N)
     text = pad_sequence([torch.from_numpy(example.text) for example in examples])
     return list(zip(tokens, tokens != PAD, text, strict=True))
 
@@ -75,7 +86,9 @@ def batched(examples: Sequence[Example]) -> list:
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
     """The (first, last) of at most `longest` tokens with the greatest sum of logits (n,)."""
     padded = np.concatenate([end, np.full(longest - 1, -np.inf)])
-    sums = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)  # (n, longest)
+    sums = start[:, None] + np.lib.stride_tricks.sliding_window_view(
+        padded, longest
+    )  # (n, longest)
     first, more = divmod(int(sums.argmax()), longest)
     return first, first + more
 
@@ -86,7 +99,9 @@ def answer_text(example: Example, spans: np.ndarray, kinds: np.ndarray) -> str:
         return KINDS[kind - 1]
     first, last = best_span(*spans[:, : example.text.size][:, example.text.ravel()])
     begin = example.ends[first - 1] if first else 0
-    return example.question.text.encode()[begin : example.ends[last]].decode(errors="ignore").strip()
+    return (
+        example.question.text.encode()[begin : example.ends[last]].decode(errors="ignore").strip()
+    )
 
 
 @torch.no_grad()
@@ -99,7 +114,9 @@ def answers(model: Roberta, examples: Sequence[Example]) -> Iterator[str]:
         yield from map(answer_text, some, spans, kinds)
 
 
-def masked(tokens: np.ndarray, vocabulary: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def masked(
+    tokens: np.ndarray, vocabulary: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """(tokens as they are read, which are asked for), both (B, N), of windows that begin with [CLS] and end with [SEP].
 
     vocabulary is the BPE's.
@@ -113,9 +130,15 @@ def masked(tokens: np.ndarray, vocabulary: int, rng: np.random.Generator) -> tup
     return np.where(scored & (how >= AS_MASK) & (how < AS_MASK + AS_ANOTHER), another, read), scored
 
 
-def pretrain(model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: float) -> list[float]:
+def pretrain(
+    model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: float
+) -> list[float]:
     """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; returns the loss of each update, in nats."""
-    rng, room, vocabulary = np.random.default_rng(0), model.config.segment - 2, model.config.vocabulary - FIRST - 1
+    rng, room, vocabulary = (
+        np.random.default_rng(0),
+        model.config.segment - 2,
+        model.config.vocabulary - FIRST - 1,
+    )
 
     def loss_of(update: int) -> torch.Tensor:
         starts = rng.integers(len(ranks) - room, size=(batch, 1))
@@ -129,11 +152,19 @@ def pretrain(model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: 
 
 
 def fine_tune(
-    model: Roberta, examples: Sequence[Example], updates: int, batch: int, rate: float, seed: int, title: str
+    model: Roberta,
+    examples: Sequence[Example],
+    updates: int,
+    batch: int,
+    rate: float,
+    seed: int,
+    title: str,
 ) -> list[float]:
     """Train on examples, pass after pass in a new order; returns the loss, in nats, of each update."""
     rng = np.random.default_rng(seed)
-    order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))])
+    order = np.concatenate(
+        [rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))]
+    )
 
     def loss_of(update: int) -> torch.Tensor:
         some = [examples[number] for number in order[(update - 1) * batch : update * batch]]
@@ -143,13 +174,20 @@ def fine_tune(
     return train(model, loss_of, updates, rate, title)
 
 
-def train(model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
+def train(
+    model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, rate: float, title: str
+) -> list[float]:
     """Update a model with Adam; returns the loss of each update, from 1. Raises InputError if one becomes NaN or infinite."""
-    optimizer, values = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6), []
+    optimizer, values = (
+        torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6),
+        [],
+    )
     warmup = max(1, round(WARMUP * updates))
     model.train()
     for update in Progress(title, updates, "update", over=range(1, updates + 1)):
-        optimizer.param_groups[0]["lr"] = rate * min(update / warmup, (updates - update + 1) / (updates - warmup + 1))
+        optimizer.param_groups[0]["lr"] = rate * min(
+            update / warmup, (updates - update + 1) / (updates - warmup + 1)
+        )
         optimizer.zero_grad()
         loss = loss_of(update)
         loss.backward()

@@ -40,7 +40,9 @@ class Layer(pretrained_recurrence.Layer):
             slots = self.projections(inserted, 2)
             key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))
         x = self.norm(x + self.attend(query, key, value, hidden_keys.expand(-1, 1, x.shape[1], -1)))
-        hidden = functional.gelu(functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
+        hidden = functional.gelu(
+            functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias)
+        )  # (B, N, F)
         out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
         return self.mlp_norm(x + functional.dropout(out, self.dropout_rate, self.training))
 
@@ -50,7 +52,10 @@ class MaskedHead(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.hidden, self.hidden_bias = parameter(config.width, config.width), parameter(config.width)
+        self.hidden, self.hidden_bias = (
+            parameter(config.width, config.width),
+            parameter(config.width),
+        )
         self.norm, self.bias = LayerNorm(config.width, NORM_EPSILON), parameter(config.vocabulary)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -72,10 +77,18 @@ class Roberta(nn.Module):
         self.embedding_norm = LayerNorm(d, NORM_EPSILON)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.masked = MaskedHead(config)
-        self.answer = nn.ParameterDict([("span", parameter(2, d)), ("kind", parameter(3, d)), ("kind_bias", parameter(3))])
+        self.answer = nn.ParameterDict(
+            [("span", parameter(2, d)), ("kind", parameter(3, d)), ("kind_bias", parameter(3))]
+        )
         params = init_params(config, np.random.default_rng(seed))
-        shapes = {name.removeprefix("module."): value.shape for name, value in params.items() if name.startswith("module.")}
-        self.module = nn.ParameterDict((name, parameter(*shape)) for name, shape in shapes.items())  # empty if not recurrent
+        shapes = {
+            name.removeprefix("module."): value.shape
+            for name, value in params.items()
+            if name.startswith("module.")
+        }
+        self.module = nn.ParameterDict(
+            (name, parameter(*shape)) for name, shape in shapes.items()
+        )  # empty if not recurrent
         initialise(self, params)
 
     def initial_state(self, batch: int) -> State:
@@ -87,7 +100,11 @@ class Roberta(nn.Module):
         """h_prev (B, 1, D) from z (B, D), by a small network."""
         x = pooled
         for layer in range(1, self.config.module_layers + 1):
-            x = functional.gelu(functional.linear(x, self.module[f"hidden_{layer}"], self.module[f"hidden_{layer}_bias"]))
+            x = functional.gelu(
+                functional.linear(
+                    x, self.module[f"hidden_{layer}"], self.module[f"hidden_{layer}_bias"]
+                )
+            )
         return functional.linear(x, self.module["inserted"], self.module["inserted_bias"])[:, None]
 
     def forward(self, tokens: Tensor, readable: Tensor, state: State) -> tuple[Tensor, State]:
@@ -97,7 +114,9 @@ class Roberta(nn.Module):
         """
         x = self.embedding_norm(look_up(tokens, self.embedding) + self.positions[: tokens.shape[1]])
         x = functional.dropout(x, self.config.dropout, self.training)
-        hidden = torch.cat([torch.zeros_like(readable[:, :1]), ~readable[:, 1:]], 1)[:, None, None]  # everybody sees [CLS]
+        hidden = torch.cat([torch.zeros_like(readable[:, :1]), ~readable[:, 1:]], 1)[
+            :, None, None
+        ]  # everybody sees [CLS]
         for number, layer in enumerate(self.layers, start=1):
             if self.config.recurrent and number == self.config.insertion_layer:
                 absent = ~state.present[:, None, None, None]
@@ -111,8 +130,14 @@ class Roberta(nn.Module):
         shares = readable / readable.sum(1, keepdim=True).clamp(min=1)  # (B, N)
         pooled = (x * shares[..., None].to(x.dtype)).sum(1)
         cls, reads, kept = x[:, 0], readable[:, 0], readable[:, :1]
-        first = torch.where(state.present[:, None], torch.where(state.first >= cls, state.first, cls), cls)
-        return State(torch.where(kept, pooled, state.pooled), torch.where(kept, first, state.first), state.present | reads)
+        first = torch.where(
+            state.present[:, None], torch.where(state.first >= cls, state.first, cls), cls
+        )
+        return State(
+            torch.where(kept, pooled, state.pooled),
+            torch.where(kept, first, state.first),
+            state.present | reads,
+        )
 
     def read(self, windows: list) -> tuple[Tensor, Tensor]:
         """spans (B, 2, K N), -inf outside of the text, and kinds (B, 3), of examples in K windows [(tokens, readable, text)].
@@ -124,7 +149,9 @@ class Roberta(nn.Module):
             x, state = self(tokens, readable, state)
             outputs.append(x)
         spans = functional.linear(torch.cat(outputs, 1), self.answer["span"]).transpose(1, 2)
-        spans = spans.masked_fill(~torch.cat([text for _, _, text in windows], 1)[:, None], -torch.inf)
+        spans = spans.masked_fill(
+            ~torch.cat([text for _, _, text in windows], 1)[:, None], -torch.inf
+        )
         return spans, functional.linear(state.first, self.answer["kind"], self.answer["kind_bias"])
 
     def answer_loss(self, windows: list, kind: Tensor, places: Tensor) -> Tensor:
@@ -134,7 +161,11 @@ class Roberta(nn.Module):
         """
         spans, kinds = self.read(windows)
         of_kind = functional.cross_entropy(kinds, kind, reduction="sum")
-        of_places = functional.cross_entropy(spans.flatten(0, 1), places.flatten(), reduction="none").view(-1, 2).sum(1)
+        of_places = (
+            functional.cross_entropy(spans.flatten(0, 1), places.flatten(), reduction="none")
+            .view(-1, 2)
+            .sum(1)
+        )
         return (of_kind + of_places[kind == 0].sum() / 2) / len(kinds)
 
     def masked_loss(self, tokens: Tensor, targets: Tensor, scored: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ PLACES = {  # {holder: its places}
     "thread": ("block", "line", "test"),
     "child": ("class", "index", "table"),
 }
-YES_NO = 0.25  # share of the generated questions that are answered by yes or no, half of them by each
+YES_NO = (
+    0.25  # share of the generated questions that are answered by yes or no, half of them by each
+)
 PROSE = re.compile(rb"^[ #]*([A-Z][A-Za-z0-9 ,'-]{30,70}\.)$", re.MULTILINE)
 OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\b", re.IGNORECASE)
 
@@ -49,7 +51,9 @@ def f1(given: str, answer: str) -> float:
         return 0.0
     ours, theirs = ours.split(), theirs.split()
     common = (Counter(ours) & Counter(theirs)).total()
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0  # 2PR / (P + R), P = common/ours, R = common/theirs
+    return (
+        2 * common / (len(ours) + len(theirs)) if common else 0.0
+    )  # 2PR / (P + R), P = common/ours, R = common/theirs
 
 
 def prose() -> tuple[list[str], list[str]]:
@@ -58,7 +62,9 @@ def prose() -> tuple[list[str], list[str]]:
     for split, text in standard_library().texts():
         sentences = (line.decode() for line in PROSE.findall(text.read()))
         lines[split] |= dict.fromkeys(line for line in sentences if not OF_FACTS.search(line))
-    return [*lines["train"]], [line for split in SPLITS[1:] for line in lines[split] if line not in lines["train"]]
+    return [*lines["train"]], [
+        line for split in SPLITS[1:] for line in lines[split] if line not in lines["train"]
+    ]
 
 
 def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
@@ -74,21 +80,31 @@ def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Gene
     thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    paragraphs = [f"Test\n {line}\n" for line in rng.choice(lines, rng.integers(*between, endpoint=True))]
+    paragraphs = [
+        f"Test\n {line}\n" for line in rng.choice(lines, rng.integers(*between, endpoint=True))
+    ]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
     facts = [f" {holder} {place}," for holder, place in zip(holders, places, strict=True)]
     paragraphs.insert(after, f"File\n{''.join(facts)}\n")
     paragraphs.insert(at, f"Name\n {thing} {holders[asked]}.\n")
     text = "".join(paragraphs)
-    hops = tuple(re.search(re.escape(fact), text).span() for fact in (f" {thing} {holders[asked]}.", facts[asked]))
+    hops = tuple(
+        re.search(re.escape(fact), text).span()
+        for fact in (f" {thing} {holders[asked]}.", facts[asked])
+    )
     question, answer = f" {thing}?", str(places[asked])
     if rng.random() < YES_NO:
         right = rng.random() < 0.5
-        question, answer = f" {thing} {places[asked if right else other]}?", "yes" if right else "no"
+        question, answer = (
+            f" {thing} {places[asked if right else other]}?",
+            "yes" if right else "no",
+        )
     return Question(question, text, answer, hops)
 
 
-def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = (2, 6)) -> list[Question]:
+def drawn(
+    count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = (2, 6)
+) -> list[Question]:
     """Questions of two hops; a seed gives the same ones."""
     rng = np.random.default_rng(seed)
     return [two_hops(lines, between, rng) for _ in range(count)]

@@ -22,13 +22,32 @@ from accelerated.training.options import OptionParser
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
-    parser = OptionParser(prog="python -m accelerated.lab.tables", usage="%(prog)s NAME [options]", allow_abbrev=False)
-    parser.description, parser.formatter_class = f"{__doc__}\nNAME is one of\n\n{lines}", argparse.RawDescriptionHelpFormatter
+    parser = OptionParser(
+        prog="python -m accelerated.lab.tables", usage="%(prog)s NAME [options]", allow_abbrev=False
+    )
+    parser.description, parser.formatter_class = (
+        f"{__doc__}\nNAME is one of\n\n{lines}",
+        argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", metavar="NAME", help="what to measure")
     pages, runs, cores = Path("docs/results"), Path("runs/experiments"), os.cpu_count() or 1
-    parser.add_argument("--out", type=Path, default=pages, metavar="FOLDER", help=f"for pages (default {pages})")
-    parser.add_argument("--runs", type=Path, default=runs, metavar="FOLDER", help=f"for runs, many gigabytes (default {runs})")
-    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help=f"runs at a time (default one a core, {cores})")
+    parser.add_argument(
+        "--out", type=Path, default=pages, metavar="FOLDER", help=f"for pages (default {pages})"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=runs,
+        metavar="FOLDER",
+        help=f"for runs, many gigabytes (default {runs})",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=cores,
+        metavar="N",
+        help=f"runs at a time (default one a core, {cores})",
+    )
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
     if options.jobs < 1:
@@ -42,9 +61,16 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Measure the table that the command line names."""
     options = parse_options(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs are told to save
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C: the runs are told to save
     try:
-        measure(options.name, TABLES[options.name], Workshop(options.runs.absolute(), options.jobs), options.out)
+        measure(
+            options.name,
+            TABLES[options.name],
+            Workshop(options.runs.absolute(), options.jobs),
+            options.out,
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("runs are saved; continue with the same command") from None
     print(f"wrote {options.out / options.name}.md and .json")

@@ -16,7 +16,16 @@ from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
 from accelerated.lab.tables.page import names_and_rows, page
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import HEADLINE_SEEDS, LOG, LOG_NUMBERS, SEEDS, Trial, Workshop, join, machine
+from accelerated.lab.trials import (
+    HEADLINE_SEEDS,
+    LOG,
+    LOG_NUMBERS,
+    SEEDS,
+    Trial,
+    Workshop,
+    join,
+    machine,
+)
 from accelerated.models import model_class
 from accelerated.program.files import written_whole
 from accelerated.protocol import overlap_of
@@ -38,36 +47,66 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     if table.prepare:
         PREPARE[table.prepare]()
     tuning, trials = train_rows(table, workshop)
-    workshop.evaluate((t, m.words(row)) for name, row in table.rows.items() for m in table.measures for t in trials[name])
+    workshop.evaluate(
+        (t, m.words(row))
+        for name, row in table.rows.items()
+        for m in table.measures
+        for t in trials[name]
+    )
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
     if table.timed:
         times = step_times([settings_of(trials[name][0]) for name in table.rows])
         rows = [row | {"step_seconds": seconds} for row, seconds in zip(rows, times, strict=True)]
     record = {"name": name, "date": datetime.date.today().isoformat(), "machine": machine()}
-    record |= {"torch": torch.__version__.partition("+")[0], "jobs": workshop.jobs, "options": table.options}
-    record |= {"first": table.first, "grid": table.grid, "rows": rows, "tuned_by": table.tuned_by[1]}
+    record |= {
+        "torch": torch.__version__.partition("+")[0],
+        "jobs": workshop.jobs,
+        "options": table.options,
+    }
+    record |= {
+        "first": table.first,
+        "grid": table.grid,
+        "rows": rows,
+        "tuned_by": table.tuned_by[1],
+    }
     for kind, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page(table, record))):
         with written_whole(pages / f"{name}.{kind}", "give another --out") as temporary:
             temporary.write_text(text)
     if table.picture:
         draw(table, record, pages / f"{name}.svg")
     for label, row in names_and_rows(record):
-        workshop.say(f"{label}: {' '.join(str(workshop.folder(trial)) for trial in trials[row['name']])}")
+        workshop.say(
+            f"{label}: {' '.join(str(workshop.folder(trial)) for trial in trials[row['name']])}"
+        )
 
 
-def train_rows(table: Table, workshop: Workshop) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
+def train_rows(
+    table: Table, workshop: Workshop
+) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
     """Tune every row, then train its seeds; returns ({row: {choice: bits per byte on seed 0}}, {row: its trials})."""
     first = Trial("the first run", table.first)
     if table.first:
         workshop.train([first])
     folder, score, tuning = str(workshop.folder(first)), LOG_NUMBERS[table.tuned_by[0]], {}
-    options = {name: join(table.options, row.options).replace("FIRST", folder) for name, row in table.rows.items()}
-    workshop.train(Trial(name, join(of_row, choice)) for name, of_row in options.items() for choice in table.grid)
+    options = {
+        name: join(table.options, row.options).replace("FIRST", folder)
+        for name, row in table.rows.items()
+    }
+    workshop.train(
+        Trial(name, join(of_row, choice))
+        for name, of_row in options.items()
+        for choice in table.grid
+    )
     for name, of_row in options.items():
-        logs = {choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid}
+        logs = {
+            choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid
+        }
         tuning[name] = {choice: score(log) for choice, log in logs.items()}
     seeds = {name: HEADLINE_SEEDS if name in table.headline else SEEDS for name in options}
-    trials = {name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds[name]] for name in options}
+    trials = {
+        name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds[name]]
+        for name in options
+    }
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return tuning, trials
 
@@ -77,17 +116,31 @@ def best(tuning: dict[str, float]) -> str:
     return min(tuning, key=tuning.get)
 
 
-def record_of_row(table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop) -> dict:
+def record_of_row(
+    table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop
+) -> dict:
     """How a row was tuned, and its measures for every seed; None stands for a run that diverged."""
     row = table.rows[name]
     measured = {
-        m.title: [None if workshop.diverged(trial) else m.pick(workshop.answer(trial, m.words(row))) for trial in trials]
+        m.title: [
+            None if workshop.diverged(trial) else m.pick(workshop.answer(trial, m.words(row)))
+            for trial in trials
+        ]
         for m in table.measures
     }
     finite = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
     settings = settings_of(trials[0])
-    parameters = sum(parameter.numel() for parameter in model_on_meta(settings.model, settings.model_config).parameters())
-    record = {"name": name, "paper": row.paper, "options": row.options, "choice": best(tuning), "tuning": finite}
+    parameters = sum(
+        parameter.numel()
+        for parameter in model_on_meta(settings.model, settings.model_config).parameters()
+    )
+    record = {
+        "name": name,
+        "paper": row.paper,
+        "options": row.options,
+        "choice": best(tuning),
+        "tuning": finite,
+    }
     return record | {"parameters": parameters, "measured": measured}
 
 
@@ -106,6 +159,10 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(row.model_config).to(device)
         steps[row] = rollout(model, training.backprop, training.horizon, options).step
-        tokens[row] = training.batch * training.horizon * (row.model_config.segment - overlap_of(row.model_config))
+        tokens[row] = (
+            training.batch
+            * training.horizon
+            * (row.model_config.segment - overlap_of(row.model_config))
+        )
     times = time_in_turn(steps, ROUNDS, device)
     return [[1000 * seconds / tokens[row] for seconds in times[row]] for row in settings]

@@ -15,7 +15,10 @@ WIDTH = 118  # of a page's prose
 
 def wrapped(text: str) -> str:
     """Paragraphs of prose, wrapped."""
-    return "\n\n".join(textwrap.fill(" ".join(part.split()), WIDTH, break_on_hyphens=False) for part in text.split("\n\n"))
+    return "\n\n".join(
+        textwrap.fill(" ".join(part.split()), WIDTH, break_on_hyphens=False)
+        for part in text.split("\n\n")
+    )
 
 
 def mean_of(values: list[float | None]) -> float:
@@ -39,8 +42,13 @@ def values_of(record: dict, side: str) -> list:
 def pareto(record: dict) -> str:
     """Which rows nothing beats for as many FLOPs or fewer."""
     best, names = math.inf, []
-    points = [[mean_of(row["measured"][title]) for title in ("FLOPs per token", "test, bits per byte")] for row in record["rows"]]
-    for (_, bits), row in sorted(zip(points, record["rows"], strict=True), key=lambda pair: pair[0]):
+    points = [
+        [mean_of(row["measured"][title]) for title in ("FLOPs per token", "test, bits per byte")]
+        for row in record["rows"]
+    ]
+    for (_, bits), row in sorted(
+        zip(points, record["rows"], strict=True), key=lambda pair: pair[0]
+    ):
         if bits < best:
             best = bits
             names.append(row["name"])
@@ -55,13 +63,25 @@ def sign_test(nearer: int, farther: int) -> float:
 
 def topics(record: dict) -> str:
     """For each seed in how many contexts the recurrent model's divergence is lower; those that are as near do not count."""
-    rows, pairs = [], zip(*(values_of(record, f"{name} @ divergences") for name in ("GPT-2", "recurrent")), strict=True)
+    rows, pairs = (
+        [],
+        zip(
+            *(values_of(record, f"{name} @ divergences") for name in ("GPT-2", "recurrent")),
+            strict=True,
+        ),
+    )
     for seed, pair in enumerate(pairs):
         if None not in pair:  # neither run diverged
-            nearer, farther = (sum(sign * (a - b) > 0 for a, b in zip(*pair, strict=True)) for sign in (1, -1))
+            nearer, farther = (
+                sum(sign * (a - b) > 0 for a, b in zip(*pair, strict=True)) for sign in (1, -1)
+            )
             share = nearer / max(1, nearer + farther)
-            rows.append([seed, nearer, farther, f"{share:.1%}", f"{sign_test(nearer, farther):.2g}"])
-    return markdown_table(["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"], *rows)
+            rows.append(
+                [seed, nearer, farther, f"{share:.1%}", f"{sign_test(nearer, farther):.2g}"]
+            )
+    return markdown_table(
+        ["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"], *rows
+    )
 
 
 def facts_known(record: dict) -> str:
@@ -73,7 +93,10 @@ def facts_known(record: dict) -> str:
         known = int(number) * max(0.0, 2 * mean_of(row["measured"]["right"]) - 1)
         most.setdefault(method, {})[state] = max(known, most.get(method, {}).get(state, 0.0))
     states = {"": "the usual state", ", large": "four times as large"}
-    lines = ([name, *(f"{known[state]:.0f}" if state in known else "" for state in states)] for name, known in most.items())
+    lines = (
+        [name, *(f"{known[state]:.0f}" if state in known else "" for state in states)]
+        for name, known in most.items()
+    )
     text = "Who is right in a part a of the answers about n facts, and guesses what it does not know, knows n (2 a - 1)."
     return f"{text}\n\n{markdown_table(['facts known at most', *states.values()], *lines)}"
 
@@ -86,8 +109,12 @@ def draw(table: Table, record: dict, path: Path) -> None:
     figure, all_axes = new_figure(len(table.picture))
     for panel, axes in zip(table.picture, all_axes, strict=True):
         draw_panel(axes, panel, record)
-        named = any(" @ " in side for side in panel.sides.values())  # the measure, which then stands in the title
-        axes.set(title=panel.title, xlabel=panel.xlabel, ylabel="" if named else table.measures[0].title)
+        named = any(
+            " @ " in side for side in panel.sides.values()
+        )  # the measure, which then stands in the title
+        axes.set(
+            title=panel.title, xlabel=panel.xlabel, ylabel="" if named else table.measures[0].title
+        )
         axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 
@@ -99,7 +126,11 @@ def draw_panel(axes: Any, panel: Panel, record: dict) -> None:
         sides = [side.replace("*", name) for side in panel.sides.values()]
         if panel.across:
             places = [mean_of(values_of(record, f"{side} @ {panel.across}")) for side in sides]
-        style = {"marker": "osv^D<>P"[number], "linestyle": "--" if number % 2 else "-", "markersize": 4}
+        style = {
+            "marker": "osv^D<>P"[number],
+            "linestyle": "--" if number % 2 else "-",
+            "markersize": 4,
+        }
         axes.plot(places, [mean_of(values_of(record, side)) for side in sides], label=name, **style)
     if isinstance(places[0], int) and len(places) < 9:  # few, each twice the one before
         axes.set_xscale("log", base=2)

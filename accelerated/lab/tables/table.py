@@ -55,7 +55,11 @@ class Measure(NamedTuple):
         for key in path:
             name, _, value = key.rpartition("=")
             if isinstance(answer, list):
-                answer = next(item for item in answer if str(item[name]) == value) if name else answer[int(key)]
+                answer = (
+                    next(item for item in answer if str(item[name]) == value)
+                    if name
+                    else answer[int(key)]
+                )
             else:
                 answer = answer[key]
         return answer if self.times == "1" else answer * float(self.times)
@@ -80,7 +84,9 @@ class Table(NamedTuple):
     options: str  # of every row; FIRST stands for the folder of the first run
     rows: dict[str, Row]
     measures: list[Measure]
-    orderings: list[str]  # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or "row - row"
+    orderings: list[
+        str
+    ]  # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or "row - row"
     headline: list[str]  # rows that are trained with five seeds, the others with three
     gap: list[str]  # [floor, ceiling]: rows between which the share of the gap is said
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
@@ -117,13 +123,18 @@ def panel(line: str) -> Panel:
     """The panel of a line, whose sides differ in a group {a;b;c}."""
     title, xlabel, sides, lines, *others = cells(line)
     places = re.findall(r"{(.*?)}", sides)[0].split(";")
-    return Panel(title, xlabel, dict(zip(places, lines_of(sides), strict=True)), names(lines), *others)
+    return Panel(
+        title, xlabel, dict(zip(places, lines_of(sides), strict=True)), names(lines), *others
+    )
 
 
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
     return Table(
-        **{key: " ".join(section.get(key, "").split()) for key in ("title", "about", "options", "first", "prepare", "notes")},
+        **{
+            key: " ".join(section.get(key, "").split())
+            for key in ("title", "about", "options", "first", "prepare", "notes")
+        },
         rows={name: Row(*others) for name, *others in map(cells, lines_of(section["rows"]))},
         measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
         orderings=names(";".join(lines_of(section.get("orderings", "")))),
@@ -140,7 +151,12 @@ def read_tables() -> dict[str, Table]:
     """{name: table} of all papers."""
     tables = {}
     for path in sorted(Path(__file__).parent.glob("*.ini")):
-        parser = ConfigParser(SHARED, delimiters=("=",), comment_prefixes=("#",), interpolation=ExtendedInterpolation())
+        parser = ConfigParser(
+            SHARED,
+            delimiters=("=",),
+            comment_prefixes=("#",),
+            interpolation=ExtendedInterpolation(),
+        )
         parser.read_string(path.read_text())
         tables |= {name: table_of(parser[name]) for name in parser.sections()}
     return tables

@@ -30,7 +30,9 @@ RATE = 0.3
 
 def model_of(kind, tokenizer=BYTES, **changes):
     model_class, config = KINDS[kind]
-    return model_class(dataclasses.replace(config, vocabulary=len(tokenizer.token_bytes), **changes))
+    return model_class(
+        dataclasses.replace(config, vocabulary=len(tokenizer.token_bytes), **changes)
+    )
 
 
 def sgd(model):
@@ -43,11 +45,24 @@ def by_hand(model, documents, clip):
     for document in sorted(documents, key=lambda document: -len(document.inputs)):
         state = model.initial_state(1)
         for window in cut(len(document.inputs) + 1, segment, overlap_of(model.config)):
-            state = type(state)(*(field.detach() for field in state)) if window.start else model.initial_state(1)
-            tokens = torch.tensor([int(token) for token in document.inputs[window.start : window.stop]])
-            logits, state, auxiliary = model(functional.pad(tokens, (0, segment - len(tokens)))[None], state)
-            scored = [place for place in range(window.first - 1, window.stop) if document.scored[place]]
-            logits, targets = logits[0, [place - window.start for place in scored]], torch.tensor(document.targets[scored]).long()
+            state = (
+                type(state)(*(field.detach() for field in state))
+                if window.start
+                else model.initial_state(1)
+            )
+            tokens = torch.tensor(
+                [int(token) for token in document.inputs[window.start : window.stop]]
+            )
+            logits, state, auxiliary = model(
+                functional.pad(tokens, (0, segment - len(tokens)))[None], state
+            )
+            scored = [
+                place for place in range(window.first - 1, window.stop) if document.scored[place]
+            ]
+            logits, targets = (
+                logits[0, [place - window.start for place in scored]],
+                torch.tensor(document.targets[scored]).long(),
+            )
             losses = functional.cross_entropy(logits, targets, reduction="none")
             total += losses.sum().item()
             right += (logits.argmax(-1) == targets).sum().item()
@@ -65,10 +80,14 @@ TEXT = "the theatre and the abbey\n\nthat he heard of a b a b\n"
 def documents_of(tokenizer):
     """Documents of 0, 1, 2 and many tokens; one has unscored segments in its middle."""
     partly = [True] * 14 + [False] * 30 + [True] * 14
-    return [document_from(text, tokenizer) for text in (TEXT, "", "a", "he")] + [document_from(TEXT[3:], tokenizer, partly)]
+    return [document_from(text, tokenizer) for text in (TEXT, "", "a", "he")] + [
+        document_from(TEXT[3:], tokenizer, partly)
+    ]
 
 
-@pytest.mark.parametrize("tokenizer, clip", [(BYTES, 0.0), (MERGED, 0.2)], ids=["bytes", "merged, clipped"])
+@pytest.mark.parametrize(
+    "tokenizer, clip", [(BYTES, 0.0), (MERGED, 0.2)], ids=["bytes", "merged, clipped"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
     model, documents = model_of(kind, tokenizer), documents_of(tokenizer)
@@ -81,7 +100,10 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
 
 
 def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped():
-    model, documents = model_of("block-recurrent", dropout=0.5).train(), [document_from(TEXT, BYTES)]
+    model, documents = (
+        model_of("block-recurrent", dropout=0.5).train(),
+        [document_from(TEXT, BYTES)],
+    )
     expected = evaluate_dynamically(fresh := copy.deepcopy(model), documents, BYTES, 2, sgd(fresh))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e3)

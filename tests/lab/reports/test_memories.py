@@ -21,7 +21,9 @@ def counting_documents(lengths):
     """Documents of random ids below 11, all different."""
     rng = np.random.default_rng(0)
     documents = documents_of(lengths)
-    return [d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents]
+    return [
+        d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents
+    ]
 
 
 def read_alone(model, documents, first=40):
@@ -36,23 +38,38 @@ def read_alone(model, documents, first=40):
     return found
 
 
-@pytest.mark.parametrize("lengths, found", [([30, 40], "0 segments have"), ([49, 30], "1 segment has")])
+@pytest.mark.parametrize(
+    "lengths, found", [([30, 40], "0 segments have"), ([49, 30], "1 segment has")]
+)
 def test_fewer_than_two_segments_are_refused(lengths, found):
-    with pytest.raises(InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"):
+    with pytest.raises(
+        InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"
+    ):
         list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
 def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
     """Of the reference's layers, for documents that are read alone; buckets are equal, if need be parts of keys."""
-    model, weights, layer = Compressive(variant("compressive", name)).eval(), [], reference.layer_forward
+    model, weights, layer = (
+        Compressive(variant("compressive", name)).eval(),
+        [],
+        reference.layer_forward,
+    )
     params = {key: value.detach().numpy() for key, value in model.named_parameters()}
-    monkeypatch.setattr(reference, "layer_forward", lambda *given: [out := layer(*given), weights.append(out[1])][0])
+    monkeypatch.setattr(
+        reference, "layer_forward", lambda *given: [out := layer(*given), weights.append(out[1])][0]
+    )
     documents, rows = counting_documents([8 * 8 + 1, 8 * 7 + 1]), []
     alone = read_alone(model, documents, 40 if model.config.compressed_memory else 16)
     for place in sorted(alone, key=lambda place: place[::-1]):  # lanes side by side
         tokens, state = alone[place]
-        reference.forward(params, model.config, tokens.numpy(), reference.State(*(field.numpy() for field in state)))
+        reference.forward(
+            params,
+            model.config,
+            tokens.numpy(),
+            reference.State(*(field.numpy() for field in state)),
+        )
         of_keys, at, row = np.mean(weights, (0, 1, 2, 3)), 0, []
         weights.clear()
         for size in (model.config.compressed_memory, 12, 8):
@@ -65,22 +82,38 @@ def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
 
 
 def test_a_part_of_the_memory_has_mean_standard_error_and_sum():
-    record, _ = memories.bucket_table(torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12]))
-    expected = {"mean": pytest.approx([0.2] * 6), "standard_error": pytest.approx([0.1] * 6), "sum": pytest.approx(1.2)}
+    record, _ = memories.bucket_table(
+        torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
+    )
+    expected = {
+        "mean": pytest.approx([0.2] * 6),
+        "standard_error": pytest.approx([0.1] * 6),
+        "sum": pytest.approx(1.2),
+    }
     assert record["attention"]["compressed memory"] == expected
 
 
-@pytest.mark.parametrize("segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)])
+@pytest.mark.parametrize(
+    "segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)]
+)
 def test_compression_by_layer_weighs_segments_equally(segments, count):
     """As if each document were read alone, though in two lanes one begins while the other is in its middle."""
-    model, documents = Compressive(SMALL).eval(), counting_documents([int(8 * n) + 1 for n in segments])
+    model, documents = (
+        Compressive(SMALL).eval(),
+        counting_documents([int(8 * n) + 1 for n in segments]),
+    )
     blank = copy.deepcopy(model)
     for layer in blank.layers:  # a convolution of zeros: rows of zeros, whatever is evicted
         torch.nn.init.zeros_(layer.compression.weight)
     alone = read_alone(model, documents).values()
-    expected = [[torch.stack([*each(*pair).auxiliary.values()]) for pair in alone] for each in (model, blank)]
+    expected = [
+        [torch.stack([*each(*pair).auxiliary.values()]) for pair in alone]
+        for each in (model, blank)
+    ]
     found = memories.compression_by_layer(model, documents, 2, 100)
     assert len(alone) == count and not found.requires_grad
     for name, losses, mean in zip(("losses", "targets"), expected, found, strict=True):
         assert_agree({name: torch.stack(losses).mean(0)}, {name: mean}, 1e-12)
-    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(count, 3)
+    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(
+        count, 3
+    )

@@ -11,7 +11,16 @@ from accelerated.lab.reports import slots
 from accelerated.memformer import Memformer
 from tests.helpers.programs import refusal
 
-SIZES = {"vocabulary": 5, "width": 8, "heads": 2, "head_width": 3, "feed_forward": 6, "segment": 4, "slots": 3, "dropout": 0.0}
+SIZES = {
+    "vocabulary": 5,
+    "width": 8,
+    "heads": 2,
+    "head_width": 3,
+    "feed_forward": 6,
+    "segment": 4,
+    "slots": 3,
+    "dropout": 0.0,
+}
 KINDS = {
     "encoder-decoder": {"encoder_layers": 1, "decoder_layers": 1},
     "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
@@ -21,7 +30,10 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 def documents(*lengths):
     """Documents of tokens 0 .. 3; 4 is never read."""
-    texts = [np.random.default_rng(number).integers(4, size=length + 1) for number, length in enumerate(lengths)]
+    texts = [
+        np.random.default_rng(number).integers(4, size=length + 1)
+        for number, length in enumerate(lengths)
+    ]
     return [Document("x", text[:-1], text[1:], np.ones(len(text) - 1, bool)) for text in texts]
 
 
@@ -29,7 +41,9 @@ def model_of(kind):
     """A model in float64 whose slots do not start alike, with another retention in each head."""
     model = Memformer(Memformer.Config(**SIZES, **KINDS[kind], retention=0.5), 1).double()
     for name, parameter in model.named_parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter) * ("memory" in name or "retention" in name)
+        parameter.data += (
+            0.3 * torch.randn_like(parameter) * ("memory" in name or "retention" in name)
+        )
     return model
 
 
@@ -48,10 +62,14 @@ def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
             calls.clear()
             state = model.advance(tokens, state)
             if start:
-                found = [writer.weights(given[0], writer.norm(given[1])) for writer, given, _ in calls]
+                found = [
+                    writer.weights(given[0], writer.norm(given[1])) for writer, given, _ in calls
+                ]
                 shares.append(torch.stack([weights[0, :, :, 0].mean(1) for weights in found]))
                 read = state_before.previous[0] if kind == "encoder-decoder" else tokens[0]
-                on_token.index_add_(0, read, torch.stack(found)[:, 0, :, :, 1:].mean((0, 1, 2)).detach())
+                on_token.index_add_(
+                    0, read, torch.stack(found)[:, 0, :, :, 1:].mean((0, 1, 2)).detach()
+                )
                 count.index_add_(0, read, torch.ones(4))
     np.testing.assert_allclose(kept, torch.stack(shares).mean(0).detach(), rtol=1e-6)
     expected = on_token[:4] / count[:4] / (on_token.sum() / count.sum())
@@ -62,7 +80,11 @@ def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
 def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
     """Of the longest document."""
     model, [short, text] = model_of(kind), documents(23, 24)
-    state, read, found = model.initial_state(1), torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1), []
+    state, read, found = (
+        model.initial_state(1),
+        torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1),
+        [],
+    )
     for number, tokens in enumerate(read):
         if number >= 3:
             memory = state.memory.detach().requires_grad_()
@@ -74,12 +96,16 @@ def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
             loss = cross_entropy(logits[0], torch.as_tensor(text.targets[-4:]))
             found.append(torch.autograd.grad(loss, memory)[0].norm().item())
         state = model.advance(tokens, state)
-    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx([norm / found[-1] for norm in reversed(found)])
+    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx(
+        [norm / found[-1] for norm in reversed(found)]
+    )
 
 
 def test_documents_that_are_too_short_are_refused():
     model = model_of("encoder-decoder")
-    assert "no document has 24 tokens to predict" in refusal(slots.gradient_by_age, model, documents(23), 1, 3)
+    assert "no document has 24 tokens to predict" in refusal(
+        slots.gradient_by_age, model, documents(23), 1, 3
+    )
     unscored = [document._replace(scored=np.zeros(24, bool)) for document in documents(24)]
     assert "segment 6 has no scored token" in refusal(slots.gradient_by_age, model, unscored, 1, 3)
     assert "no document has two segments" in refusal(slots.writing, model, documents(4), 1)

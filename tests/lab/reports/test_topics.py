@@ -21,14 +21,23 @@ def test_pieces_come_from_single_documents_and_every_place_is_as_likely():
     assert pieces.shape == (6000, 3) and (np.diff(pieces.astype(int)) == 1).all()
     starts, counts = np.unique(pieces[:, 0], return_counts=True)
     assert starts.tolist() == [*range(1, 14), 31] and (np.abs(counts - 6000 / 14) < 90).all()
-    assert topics.drawn_pieces(documents, 1, 12, np.random.default_rng(0)).tolist() == [[*range(1, 13)]]
-    assert "no document has 13 tokens" in refusal(topics.drawn_pieces, documents, 1, 13, np.random.default_rng(0))
+    assert topics.drawn_pieces(documents, 1, 12, np.random.default_rng(0)).tolist() == [
+        [*range(1, 13)]
+    ]
+    assert "no document has 13 tokens" in refusal(
+        topics.drawn_pieces, documents, 1, 13, np.random.default_rng(0)
+    )
 
 
 def test_divergence_is_that_of_the_definition():
-    p, q = np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]]), np.array([[0, 1, 0], [0.5, 0.5, 0], [0.6, 0.3, 0.1]])
+    p, q = (
+        np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]]),
+        np.array([[0, 1, 0], [0.5, 0.5, 0], [0.6, 0.3, 0.1]]),
+    )
     middle = [0.4, 0.3, 0.3]
-    third = sum(0.5 * a * math.log2(a / m) for own in (p[2], q[2]) for a, m in zip(own, middle, strict=True))
+    third = sum(
+        0.5 * a * math.log2(a / m) for own in (p[2], q[2]) for a, m in zip(own, middle, strict=True)
+    )
     assert np.allclose(topics.jensen_shannon(p, q), [1, 0, third], atol=1e-12)
 
 
@@ -59,14 +68,27 @@ def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
     monkeypatch.setattr(topics, "FITTED", 300)
     argv = ("topics", run, "--contexts", 20, "--tokens", 5)
     record, divergences = as_json(capsys, *argv), as_json(capsys, *argv)["divergences"]
-    assert len(divergences) == 20 and record["divergences"] == divergences != as_json(capsys, *argv, "--seed", 1)["divergences"]
+    assert (
+        len(divergences) == 20
+        and record["divergences"]
+        == divergences
+        != as_json(capsys, *argv, "--seed", 1)["divergences"]
+    )
     assert record["mean"] == pytest.approx(np.mean(divergences), abs=1e-3) and record["mean"] > 0.01
-    assert record["standard_error"] == pytest.approx(np.std(divergences, ddof=1) / 20**0.5, rel=5e-3)
+    assert record["standard_error"] == pytest.approx(
+        np.std(divergences, ddof=1) / 20**0.5, rel=5e-3
+    )
     monkeypatch.setattr(topics, "continuations", lambda run, contexts, count: contexts)
     assert as_json(capsys, *argv[:3], 2)["mean"] < 1e-9
 
 
 def test_what_has_no_mean_or_no_topics_is_refused(run, capsys):
-    assert "--contexts: 1 was given; it must be at least 2" in refused(capsys, "topics", run, "--contexts", 1)
-    few = ["rose ship"] * 4 + ["wave wind"] * 4  # a word stands in at least five texts, and in at most half of them
-    assert "the training split has too few words for a topic model" in refusal(topics.topic_model, few)
+    assert "--contexts: 1 was given; it must be at least 2" in refused(
+        capsys, "topics", run, "--contexts", 1
+    )
+    few = ["rose ship"] * 4 + [
+        "wave wind"
+    ] * 4  # a word stands in at least five texts, and in at most half of them
+    assert "the training split has too few words for a topic model" in refusal(
+        topics.topic_model, few
+    )

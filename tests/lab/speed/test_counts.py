@@ -27,20 +27,35 @@ def single_precision():
 def test_a_step_costs_no_more(model):
     found = counts.counted(counts.meta_step(model, paper_settings(model)[0], 1))
     kernels, megabytes, gigabytes = MOST[model]
-    assert len(found.names) <= kernels and found.saved_bytes <= 1e6 * megabytes and found.moved_bytes <= 1e9 * gigabytes
+    assert (
+        len(found.names) <= kernels
+        and found.saved_bytes <= 1e6 * megabytes
+        and found.moved_bytes <= 1e9 * gigabytes
+    )
     assert 0 < found.casts < len(found.names) / 10 and found.saved_bytes < found.peak
 
 
 def test_what_is_counted():
     """One product, two casts, a view and an allocation: three kernels; the product saves the copies."""
     x, y = (torch.empty(4, 8, device="meta", requires_grad=True) for _ in range(2))
-    with counts.Dispatched() as found, torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
+    with (
+        counts.Dispatched() as found,
+        torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor),
+    ):
         low = y.to(torch.bfloat16)  # reads 128 bytes, writes 64
         out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
         torch.empty_like(out)
-    assert found.names == ["_to_copy.default", "_to_copy.default", "mm.default"] and found.casts == 2
-    assert found.saved_bytes == 128 and found.flops == 256 and found.moved_bytes == 2 * (128 + 64) + (64 + 64 + 32)
-    assert found.live == 64 + 64 + 32 and found.peak == 64 + 64 + 32 + 32  # the copies, out, what is like it
+    assert (
+        found.names == ["_to_copy.default", "_to_copy.default", "mm.default"] and found.casts == 2
+    )
+    assert (
+        found.saved_bytes == 128
+        and found.flops == 256
+        and found.moved_bytes == 2 * (128 + 64) + (64 + 64 + 32)
+    )
+    assert (
+        found.live == 64 + 64 + 32 and found.peak == 64 + 64 + 32 + 32
+    )  # the copies, out, what is like it
     del out
     assert found.live == 64
     with counts.Dispatched() as found:  # what is added to an older tensor takes no memory
@@ -53,9 +68,15 @@ def test_memory_of_a_preset():
     """Weights, bfloat16 copies, gradients, Adam's moments, the states; half of the lanes or checkpointed layers take less."""
     name = "pretrained_recurrence"
     config, training = paper_settings(name)
-    config, training = dataclasses.replace(config, layers=2), dataclasses.replace(training, horizon=1, dtype="bfloat16")
+    config, training = (
+        dataclasses.replace(config, layers=2),
+        dataclasses.replace(training, horizon=1, dtype="bfloat16"),
+    )
     held, whole = counts.training_bytes(name, config, training)
     parameters = sum(p.numel() for p in model_on_meta(name, config).parameters())
     assert held == 18 * parameters + training.batch * (2 * config.width + 1)
     for change in ({"accumulate": 2}, {"checkpoint_layers": True}):
-        assert counts.training_bytes(name, config, dataclasses.replace(training, **change))[1] < 0.95 * whole
+        assert (
+            counts.training_bytes(name, config, dataclasses.replace(training, **change))[1]
+            < 0.95 * whole
+        )

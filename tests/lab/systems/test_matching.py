@@ -22,12 +22,24 @@ def play(worlds, choose):
 
 
 @pytest.mark.parametrize("hall", [0, 3, STEPS])
-@pytest.mark.parametrize("way, reward", [([DOWN], -1), ([DOWN, RIGHT], 1)], ids=["the first object", "the other one"])
+@pytest.mark.parametrize(
+    "way, reward", [([DOWN], -1), ([DOWN, RIGHT], 1)], ids=["the first object", "the other one"]
+)
 def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
     """Object 3 is right of the entrance in the first room; in the second one it is below it, and object 1 beside it."""
-    world = matching.World(hall, 0, np.array([ENTRANCE]), np.array([[3, 1]]), np.array([[1, 2, 3]]), np.array([False]))
-    rooms = [UP, RIGHT, RIGHT, TAKE], [DOWN], [*way, TAKE]  # walls stop the agent; only objects of the second room are taken
-    actions = [act for room, n in zip(rooms, (STEPS, hall, STEPS), strict=True) for act in [*room, *[TAKE] * n][:n]]
+    world = matching.World(
+        hall, 0, np.array([ENTRANCE]), np.array([[3, 1]]), np.array([[1, 2, 3]]), np.array([False])
+    )
+    rooms = (
+        [UP, RIGHT, RIGHT, TAKE],
+        [DOWN],
+        [*way, TAKE],
+    )  # walls stop the agent; only objects of the second room are taken
+    actions = [
+        act
+        for room, n in zip(rooms, (STEPS, hall, STEPS), strict=True)
+        for act in [*room, *[TAKE] * n][:n]
+    ]
     actions += [TAKE] * (STEPS - hall)  # after the end
     seen, rewards = play(world, lambda clock, _: np.array([actions[clock]]))
     first, between, second = np.split(seen[:, 0], [STEPS, STEPS + hall])
@@ -41,7 +53,11 @@ def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
 def test_an_episode_ends_when_the_time_in_the_second_room_is_over():
     world = matching.begin(2, 5, np.random.default_rng(0))
     for clock in range(LENGTH):
-        assert (matching.observe(world) == NOTHING).all() == world.ended.all() == (clock >= 2 * STEPS + 5)
+        assert (
+            (matching.observe(world) == NOTHING).all()
+            == world.ended.all()
+            == (clock >= 2 * STEPS + 5)
+        )
         world, _ = matching.act(world, np.array([UP, UP]))
 
 
@@ -49,9 +65,18 @@ def test_an_episode_ends_when_the_time_in_the_second_room_is_over():
 def test_without_memory_nobody_beats_chance(seed):
     """If the objects change roles, the hall and the second room look the same to whatever acts, and rewards are opposite."""
     rng = np.random.default_rng(seed)
-    world, policy = matching.begin(20, STEPS, rng), rng.integers(5, size=(LENGTH, matching.OBSERVATIONS))
+    world, policy = (
+        matching.begin(20, STEPS, rng),
+        rng.integers(5, size=(LENGTH, matching.OBSERVATIONS)),
+    )
     swapped = world._replace(objects=world.objects[:, ::-1], places=world.places[:, [0, 2, 1]])
-    played = (play(own, lambda clock, seen: policy[clock, seen]) for own in (world, swapped))  # it remembers nothing
+    played = (
+        play(own, lambda clock, seen: policy[clock, seen]) for own in (world, swapped)
+    )  # it remembers nothing
     (seen, rewards), (others, opposite) = played
-    assert (world.places != ENTRANCE).all() and np.diff(world.objects).all() and np.diff(world.places[:, 1:]).all()
+    assert (
+        (world.places != ENTRANCE).all()
+        and np.diff(world.objects).all()
+        and np.diff(world.places[:, 1:]).all()
+    )
     assert (seen[HALL * STEPS :] == others[HALL * STEPS :]).all() and (rewards == -opposite).all()

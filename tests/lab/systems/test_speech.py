@@ -31,8 +31,16 @@ def test_a_value_is_the_rounded_logarithm_and_stands_for_one_of_its_samples():
         x = sample / 2**15
         scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
         assert abs(value - scaled) <= 0.5 + 1e-9
-    assert values.dtype == np.uint8 and {*values} == {*range(256)} and to_mu_law(np.zeros(1, np.int16)) == 128
-    assert middle.dtype == np.int16 and (to_mu_law(middle) == np.arange(256)).all() and (middle == -middle[::-1])[1:-1].all()
+    assert (
+        values.dtype == np.uint8
+        and {*values} == {*range(256)}
+        and to_mu_law(np.zeros(1, np.int16)) == 128
+    )
+    assert (
+        middle.dtype == np.int16
+        and (to_mu_law(middle) == np.arange(256)).all()
+        and (middle == -middle[::-1])[1:-1].all()
+    )
     assert middle[[0, 255]].tolist() == [-(2**15), 2**15 - 1]
 
 
@@ -45,7 +53,9 @@ def test_a_file_is_converted_and_back(tmp_path):
         assert reader.getparams()[:4] == (1, 2, 16000, 256)
     speech.main(names[1:])
     assert Path(names[2]).read_bytes() == bytes(range(256))
-    with pytest.raises(InputError, match=r"b\.ulaw exists by now, and nothing is overwritten; give another OUT"):
+    with pytest.raises(
+        InputError, match=r"b\.ulaw exists by now, and nothing is overwritten; give another OUT"
+    ):
         speech.main(names[1:])
 
 

@@ -36,16 +36,28 @@ def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
         training = settings.training
-        summed = name.endswith("-claim") or name == "memformer-3b"  # iterations of short segments that are an update
+        summed = (
+            name.endswith("-claim") or name == "memformer-3b"
+        )  # iterations of short segments that are an update
         added = training.update_every if summed else 1
         tokens[label] = added * training.batch * training.horizon * settings.model_config.segment
         tasks.add(settings.recall)
-    assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), tokens
+    assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), (
+        tokens
+    )
 
 
-ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
-POSITIONS = {"memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}], "memory_cleared": []}
-LOSSES = [{"step": n, "loss": 1, "bits_per_byte": bits} for n, bits in enumerate((9.0, 9.0, 3.0, 2.0), 1)]
+ATTENTION = {
+    "memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]},
+    "segment": {"mean": [0.01] * 6},
+}
+POSITIONS = {
+    "memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}],
+    "memory_cleared": [],
+}
+LOSSES = [
+    {"step": n, "loss": 1, "bits_per_byte": bits} for n, bits in enumerate((9.0, 9.0, 3.0, 2.0), 1)
+]
 LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
 
 
@@ -53,7 +65,12 @@ LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
     "table, title, answer, expected",
     [
         ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
-        ("compressive-6", "dynamic", {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}, 2.0),
+        (
+            "compressive-6",
+            "dynamic",
+            {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}},
+            2.0,
+        ),
         ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
         ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
         ("compressive-3", "training, bits per byte", LOSSES, 2.5),
@@ -67,9 +84,14 @@ def test_a_measure_is_what_its_title_says(table, title, answer, expected):
 
 def test_figure_3a_is_measured_on_the_validations_of_a_log():
     bits = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
-    records = [{"step": 25, "loss": 1.0}, *({"step": n, "validation_bits_per_byte": b} for n, b in bits.items())]
+    records = [
+        {"step": 25, "loss": 1.0},
+        *({"step": n, "validation_bits_per_byte": b} for n, b in bits.items()),
+    ]
     records.append({"step": 100, "validation_bits_per_byte": 4.25, "final": True})
-    best, last_above_best, rough, *points = (m.pick(records) for m in TABLES["memformer-3a"].measures[:7])
+    best, last_above_best, rough, *points = (
+        m.pick(records) for m in TABLES["memformer-3a"].measures[:7]
+    )
     assert (best, last_above_best, points) == (2.0, 2.5, [3.0, 2.0, 2.5, 4.5])
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
     assert Measure("", LOG, "last tenth").pick(LOSSES) == 2.0
@@ -87,7 +109,9 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     overlapping = "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch"
     rows = [f"{options} 5", f"{options} 10 --horizon 2", f"{overlapping} 5", f"{options} 5"]
     made, rollout = [], module.rollout
-    monkeypatch.setattr(module, "rollout", lambda *given: made.append((given[2], given[3].batch)) or rollout(*given))
+    monkeypatch.setattr(
+        module, "rollout", lambda *given: made.append((given[2], given[3].batch)) or rollout(*given)
+    )
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
     assert made == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
     assert [of_row[0] for of_row in seconds] == [50.0, 12.5, 100.0, 50.0]
@@ -97,15 +121,26 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     """From a first run that is trained before them. The rehearsal's training losses are the negative of its validations."""
     shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 3": 0.25})
     grid, rows = ["--rate 1", "--rate 2", "--rate 3"], TWO.rows | {"c": Row("--x 3")}
-    table = TWO._replace(options="--init FIRST --width 8", first="--width 8 --long", rows=rows, grid=grid)
+    table = TWO._replace(
+        options="--init FIRST --width 8", first="--width 8 --long", rows=rows, grid=grid
+    )
     tuning, trials = train_rows(table, shop)
     first = shop.folder(Trial("", "--width 8 --long"))
     assert first.exists() and "--init" not in shop.calls[0]
     losses = {"a": [1.0, 0.5, 1.0], "b": [1.0, 1.0, 0.25], "c": [1.0] * 3}
     assert tuning == {name: dict(zip(grid, own, strict=True)) for name, own in losses.items()}
-    assert all("--seed 0" in " ".join(call) for call in shop.calls[:10]) and len(shop.calls) == 1 + 9 + 3 * 2
-    for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 3", "c": "--x 3 --rate 1"}.items():  # of a tie the earlier one
-        assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
+    assert (
+        all("--seed 0" in " ".join(call) for call in shop.calls[:10])
+        and len(shop.calls) == 1 + 9 + 3 * 2
+    )
+    for name, own in {
+        "a": "--x 1 --rate 2",
+        "b": "--x 2 --rate 3",
+        "c": "--x 3 --rate 1",
+    }.items():  # of a tie the earlier one
+        assert trials[name] == [
+            Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)
+        ]
         assert all(shop.folder(trial).exists() for trial in trials[name])
     trials = train_rows(table._replace(headline=["b"]), shop)[1]
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
@@ -121,13 +156,23 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
         return 0, capsys.readouterr().out, ""
 
     monkeypatch.setattr(Workshop, "run", run)
-    monkeypatch.setattr(Workshop, "in_parallel", lambda shop, calls: [function(*given) for function, *given in calls])
+    monkeypatch.setattr(
+        Workshop,
+        "in_parallel",
+        lambda shop, calls: [function(*given) for function, *given in calls],
+    )
     monkeypatch.setattr(module, "SEEDS", (0,))
     small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
     table = TWO._replace(
         options=f"{small} --batch 2 --steps 2 --warmup 1",
-        rows={"a": Row("--window 8 --segment 8", asked="--clear-memory"), "b": Row("--window 8 --segment 8")},
-        measures=[Measure("test", "score --split test", "bits_per_byte"), Measure("end", LOG, "validation")],
+        rows={
+            "a": Row("--window 8 --segment 8", asked="--clear-memory"),
+            "b": Row("--window 8 --segment 8"),
+        },
+        measures=[
+            Measure("test", "score --split test", "bits_per_byte"),
+            Measure("end", LOG, "validation"),
+        ],
         grid=["--learning-rate 0.01"],
         picture=[Panel("", "", {"1": "* @ test"}, ["a", "b"])],
     )
@@ -139,18 +184,24 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
     assert a["measured"]["end"] == b["measured"]["end"] and a["parameters"] == b["parameters"] > 0
     assert len(a["step_seconds"]) == 15 and record["jobs"] == 3
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
-    assert (tmp_path / "a-table.md").read_text() == page(table, record) and (tmp_path / "a-table.svg").exists()
+    assert (tmp_path / "a-table.md").read_text() == page(table, record) and (
+        tmp_path / "a-table.svg"
+    ).exists()
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
     assert verdict([0.029, 0.031, 0.030]) == "holds", "0.030 ± 0.0025"
-    assert verdict([0.01, 0.02, 0.06]) == "cannot be told", "all agree, as they do by luck one time in four: 0.030 ± 0.066"
+    assert verdict([0.01, 0.02, 0.06]) == "cannot be told", (
+        "all agree, as they do by luck one time in four: 0.030 ± 0.066"
+    )
     assert verdict([0.5]) == "cannot be told"
     assert verdict([math.inf] * 3) == "holds", "the worse one always diverged"
     assert verdict([-math.inf] * 3) == "does not hold"
     assert verdict([math.inf, 0.1, 0.1]) == "cannot be told"
     halves = [mean_and_interval([float(n), *[0.0] * (n - 1)])[1] for n in (2, 3, 4, 5)]
-    assert halves == pytest.approx([12.706, 4.303, 3.182, 2.776]), "Student's t, as the standard error is 1"
+    assert halves == pytest.approx([12.706, 4.303, 3.182, 2.776]), (
+        "Student's t, as the standard error is 1"
+    )
 
 
 def test_differences_are_worse_minus_better_seed_by_seed():
@@ -173,7 +224,9 @@ def test_a_page_says_what_diverged_and_what_a_training_takes():
     assert "| a | 1 of 4 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
     assert "| 500 | 4.00 (3.00..5.00) | 6.00 |" in text, "of half as many tokens again"
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
-    assert "b is not clearly better than a, so no share" in page(TWO._replace(gap=["a", "b"]), record)
+    assert "b is not clearly better than a, so no share" in page(
+        TWO._replace(gap=["a", "b"]), record
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -184,15 +237,23 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     assert text == page(table, record) and (f"({name}.svg)" in text) == bool(table.picture)
     if table.picture:
         draw(table, record, tmp_path / "drawn.svg")
-    assert (record["options"], record["first"], record["grid"]) == (table.options, table.first, table.grid)
+    assert (record["options"], record["first"], record["grid"]) == (
+        table.options,
+        table.first,
+        table.grid,
+    )
     assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
     assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
         (label, row.options, row.paper) for label, row in table.rows.items()
     ]
     for m in table.measures:
-        assert m.report == LOG or ("--split test" in m.report and ("--clear-memory" in m.report) == (m.title == "cleared"))
+        assert m.report == LOG or (
+            "--split test" in m.report and ("--clear-memory" in m.report) == (m.title == "cleared")
+        )
     for row in record["rows"]:
-        assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
+        assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(
+            row["tuning"].values()
+        )
         seeds = 5 if row["name"] in table.headline else 3
         measured = {title: len(values) for title, values in row["measured"].items()}
         assert [*measured.items()] == [(m.title, seeds) for m in table.measures]
@@ -216,7 +277,9 @@ def accuracies(name):
 def test_what_choosing_and_recall_say_is_what_was_measured():
     page, measured = RESULTS.parent / "choosing.md", accuracies("recall-distance")
     _, *rows = table_below(page, "## Better predictions of long text\n")
-    for (_, *cells), row in zip(rows, json.loads((RESULTS / "methods.json").read_text())["rows"], strict=True):
+    for (_, *cells), row in zip(
+        rows, json.loads((RESULTS / "methods.json").read_text())["rows"], strict=True
+    ):
         bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
         assert cells == [*bits, f"{1000 / np.median(row['step_seconds']):,.0f}"], row["name"]
     assert measured.pop("recurrent GPT-2") == measured["GPT-2"], "they share a row"
@@ -227,5 +290,7 @@ def test_what_choosing_and_recall_say_is_what_was_measured():
             assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
     right = accuracies("recall-rewriting")
     for methods, percent in table_below(RESULTS / "recall.md", "**[Change]")[1:]:
-        assert {f"{100 * right.pop(method)['rewriting']:.1f}" for method in methods.split(", ")} == {percent}, methods
+        assert {
+            f"{100 * right.pop(method)['rewriting']:.1f}" for method in methods.split(", ")
+        } == {percent}, methods
     assert not right, "a method is not on the page"

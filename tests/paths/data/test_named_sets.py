@@ -32,7 +32,11 @@ ARTICLES = {
 }
 NAMES = {"train": "train", "valid": "validation", "test": "test"}
 COUNTS = {"train": 5, "validation": 3, "test": 2}
-BOOKS = {f"/{folder}/{i}.txt": f"{folder} {i}".encode() for folder, count in COUNTS.items() for i in range(count)}
+BOOKS = {
+    f"/{folder}/{i}.txt": f"{folder} {i}".encode()
+    for folder, count in COUNTS.items()
+    for i in range(count)
+}
 BOOKS |= {"/train/notes.md": b"no book"}
 
 
@@ -81,16 +85,30 @@ def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, capsys, 
 def test_enwik8_is_cut_by_bytes_and_pg19s_books_are_documents(server, tmp_path):
     """Servers refuse urllib's own name."""
     server.respond = lambda request, respond=server.respond: (
-        request.send_error(403) if request.headers["User-Agent"].startswith("Python-urllib") else respond(request)
+        request.send_error(403)
+        if request.headers["User-Agent"].startswith("Python-urllib")
+        else respond(request)
     )
-    assert read("enwik8", tmp_path) == {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
-    assert {path.name for path in (tmp_path / "data" / "enwik8").iterdir()} <= {"enwik8.zip", ".lock"}
+    assert read("enwik8", tmp_path) == {
+        "train": [ENWIK8[:900]],
+        "valid": [ENWIK8[900:950]],
+        "test": [ENWIK8[950:]],
+    }
+    assert {path.name for path in (tmp_path / "data" / "enwik8").iterdir()} <= {
+        "enwik8.zip",
+        ".lock",
+    }
     by_split = read("pg19", tmp_path)
-    assert by_split == {split: [f"{name} {i}".encode() for i in range(COUNTS[name])] for split, name in NAMES.items()}
+    assert by_split == {
+        split: [f"{name} {i}".encode() for i in range(COUNTS[name])]
+        for split, name in NAMES.items()
+    }
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == by_split
-    assert [path for path in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
+    assert [path for path in server.asked if path.endswith(".txt")] == ["/train/3.txt"], (
+        "existing books are not fetched again"
+    )
 
 
 def test_what_is_wrong_with_pg19_is_one_line(server, tmp_path, monkeypatch):
@@ -98,30 +116,49 @@ def test_what_is_wrong_with_pg19_is_one_line(server, tmp_path, monkeypatch):
     listing, folder = server.listing, tmp_path / "data" / "pg19"
     for answer, words in (
         (lambda query: b"<html>", f"cannot fetch .*/list.*; give --data hf:.*, or put .* {folder}"),
-        (lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'), "has another md5 than"),
+        (
+            lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'),
+            "has another md5 than",
+        ),
     ):
         monkeypatch.setattr(server, "listing", answer)
-        assert re.search(words, refusal(read, "pg19", tmp_path)) and not list(folder.glob("*/*.txt"))
+        assert re.search(words, refusal(read, "pg19", tmp_path)) and not list(
+            folder.glob("*/*.txt")
+        )
 
 
 def test_what_is_wrong_with_enwik8_is_one_line(server, tmp_path, monkeypatch):
     folder = tmp_path / "data" / "enwik8"
     server.break_after = 10
     with monkeypatch.context() as patch:
-        for address in (named_sets.ENWIK8, "http://127.0.0.1:9/enwik8.zip"):  # breaks off; is refused
+        for address in (
+            named_sets.ENWIK8,
+            "http://127.0.0.1:9/enwik8.zip",
+        ):  # breaks off; is refused
             patch.setattr(named_sets, "ENWIK8", address)
             words = f"cannot fetch {address} .*; put a copy .sha256 {named_sets.ENWIK8_SHA256}. at {folder}/enwik8.zip$"
             assert re.search(words, refusal(read, "enwik8", tmp_path))
-    assert [path.name for path in folder.iterdir()] == [".lock"] and len(server.asked) == 1, "it is asked for once"
+    assert [path.name for path in folder.iterdir()] == [".lock"] and len(server.asked) == 1, (
+        "it is asked for once"
+    )
     (folder / "enwik8.zip").write_bytes(b"another")
-    assert re.search("does not have sha256 .*; remove it to fetch it again", refusal(read, "enwik8", tmp_path))
+    assert re.search(
+        "does not have sha256 .*; remove it to fetch it again", refusal(read, "enwik8", tmp_path)
+    )
 
 
 def test_official_sizes():
     """The papers' numbers: a typing error would change them unnoticed."""
-    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
+    assert (
+        named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000)
+        and len(named_sets.ENWIK8_SHA256) == 64
+    )
     assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
-    assert score.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    assert score.OFFICIAL_WORDS["pg19"] == {
+        "train": 1_973_136_207,
+        "valid": 3_007_061,
+        "test": 6_966_499,
+    }
     wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
     assert [score.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
 
@@ -136,7 +173,9 @@ def hub(tmp_path, monkeypatch):
     def write(files, name="set"):
         (tmp_path / name).mkdir()
         for file, rows in files.items():
-            table = library.Dataset.from_list([row if isinstance(row, dict) else {"text": row} for row in rows])
+            table = library.Dataset.from_list(
+                [row if isinstance(row, dict) else {"text": row} for row in rows]
+            )
             path = tmp_path / name / file
             table.to_parquet(path) if path.suffix == ".parquet" else table.to_json(path)
         return f"hf:{tmp_path / name}"
@@ -147,10 +186,16 @@ def hub(tmp_path, monkeypatch):
 def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path):
     """The set's own splits are used, under each usual name; an empty or null text is a document too. A change is seen."""
     train = ["one é", "", {"text": None}, "two\n"]
-    data = hub({"train.jsonl": train, "validation.jsonl": ["three"], "test.jsonl": ["four", "five"]})
+    data = hub(
+        {"train.jsonl": train, "validation.jsonl": ["three"], "test.jsonl": ["four", "five"]}
+    )
     names = [text.name for split, text in table_source(data).texts() if split == "train"]
     assert names == [f"train:{number}" for number in range(1, 5)]
-    expected = {"train": ["one é".encode(), b"", b"", b"two\n"], "valid": [b"three"], "test": [b"four", b"five"]}
+    expected = {
+        "train": ["one é".encode(), b"", b"", b"two\n"],
+        "valid": [b"three"],
+        "test": [b"four", b"five"],
+    }
     assert texts_of(table_source(data)) == expected
     before = cache_folder(table_source(data), ByteTokenizer(), tmp_path)
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps({"text": "other"}))
@@ -175,21 +220,34 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
 
 def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
     """WikiText's line says where else it is."""
-    assert "has no split train, only test" in refusal(table_source, hub({"test.jsonl": ["x"]}, "no train"))
+    assert "has no split train, only test" in refusal(
+        table_source, hub({"test.jsonl": ["x"]}, "no train")
+    )
     data = hub({"train.jsonl": ["x"]})
     monkeypatch.setattr(named_sets, "WIKITEXT", "nobody/nothing-at-all")
-    for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}", "wikitext-103"):
+    for name in (
+        f"{data}:other",
+        "hf:nobody/nothing-at-all",
+        f"hf:{tmp_path / 'nowhere'}",
+        "wikitext-103",
+    ):
         message = refusal(table_source, name)
-        assert re.search(f"--data {name}: datasets cannot open it .*; check name, files and network", message)
+        assert re.search(
+            f"--data {name}: datasets cannot open it .*; check name, files and network", message
+        )
         assert ("; HF_ENDPOINT may name a mirror of the hub" in message) == (name == "wikitext-103")
-    assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
+    assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), (
+        "the library adds no lines of its own"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "A [1*].JSONL"])
 def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
     """Its documents are dealt to the splits by the table's name and their numbers."""
     texts = ["None", "NA", "", *(f"row {number} é" for number in range(67))]
-    table = importlib.import_module("datasets").Dataset.from_dict({"text": texts, "other": [3] * 70})
+    table = importlib.import_module("datasets").Dataset.from_dict(
+        {"text": texts, "other": [3] * 70}
+    )
     path = tmp_path / name
     if path.suffix in (".csv", ".parquet"):
         {".csv": table.to_csv, ".parquet": table.to_parquet}[path.suffix](path)
@@ -204,13 +262,20 @@ def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
 
 def test_a_packed_text_is_a_document(hub, tmp_path):
     """One text is cut by position; of a .zip each member is a document."""
-    text, members = "a line, é\n\n" * 40, {f"in/{number}.txt": f"text {number}" for number in range(80)}
+    text, members = (
+        "a line, é\n\n" * 40,
+        {f"in/{number}.txt": f"text {number}" for number in range(80)},
+    )
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
     parts = [*texts_of(table_source(str(tmp_path / "a.txt.gz"))).values()]
-    assert [len(texts) for texts in parts] == [1, 1, 1] and b"".join(part for [part] in parts) == text.encode()
+    assert [len(texts) for texts in parts] == [1, 1, 1] and b"".join(
+        part for [part] in parts
+    ) == text.encode()
     (tmp_path / "b.zip").write_bytes(as_zip(members))
     by_split = texts_of(open_source(DataConfig(str(tmp_path / "b.zip")), tmp_path))
-    assert {text for texts in by_split.values() for text in texts} == {text.encode() for text in members.values()}
+    assert {text for texts in by_split.values() for text in texts} == {
+        text.encode() for text in members.values()
+    }
     assert all(by_split.values())
 
 
@@ -224,12 +289,17 @@ UNREADABLE = [
 def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path):
     for name, written, words in UNREADABLE:
         (tmp_path / name).write_bytes(written)
-        assert re.match(f"--data {tmp_path / name} ?.*{words}", refusal(table_source, str(tmp_path / name)))
+        assert re.match(
+            f"--data {tmp_path / name} ?.*{words}", refusal(table_source, str(tmp_path / name))
+        )
 
 
 def test_what_the_package_opens_is_refused_without_it(monkeypatch, tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for data in ("hf:a/b", "wikitext-103", str(tmp_path / "a.jsonl")):
-        with pytest.raises(InputError, match=f"--data {data} needs the package datasets; install the extra: .*datasets"):
+        with pytest.raises(
+            InputError,
+            match=f"--data {data} needs the package datasets; install the extra: .*datasets",
+        ):
             check_data(DataConfig(data))

@@ -17,19 +17,32 @@ from accelerated.training.settings import preset_settings
 from reference import pretrained_recurrence as ref
 from tests.helpers.programs import as_json, refusal, refused, train
 
-safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
+safetensors = pytest.importorskip(
+    "safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors"
+)
 
 TEXT = Path(__file__).read_text()[:3000]
 SIZES = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_layer": 3, "n_head": 4}
 CONFIG = Config(
-    vocabulary=300, width=32, layers=3, heads=4, feed_forward=128, max_positions=24, segment=24, vectors=0, dropout=0.1
+    vocabulary=300,
+    width=32,
+    layers=3,
+    heads=4,
+    feed_forward=128,
+    max_positions=24,
+    segment=24,
+    vectors=0,
+    dropout=0.1,
 )
 
 
 def gpt2_tensors():
     """Random weights under GPT-2's names and shapes, (in, out); that these are GPT-2's, those of transformers show."""
     rng = np.random.default_rng(0)
-    return {name: torch.tensor(0.2 * rng.standard_normal(s), dtype=torch.float32) for name, s in gpt2_shapes(CONFIG).items()}
+    return {
+        name: torch.tensor(0.2 * rng.standard_normal(s), dtype=torch.float32)
+        for name, s in gpt2_shapes(CONFIG).items()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +70,19 @@ def model_of(path, config=CONFIG):
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A GPT2LMHeadModel with random weights, the folder that its own save_pretrained wrote, with a tokenizer, and tokens."""
-    transformers = pytest.importorskip("transformers", reason="the comparison needs the package transformers: .[all]")
-    tokenizers = pytest.importorskip("tokenizers", reason="the folder's tokenizer needs the package tokenizers: .[bpe]")
+    transformers = pytest.importorskip(
+        "transformers", reason="the comparison needs the package transformers: .[all]"
+    )
+    tokenizers = pytest.importorskip(
+        "tokenizers", reason="the folder's tokenizer needs the package tokenizers: .[bpe]"
+    )
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float32)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, attn_pdrop=0.0)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
+        for (
+            parameter
+        ) in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
             parameter.add_(0.2 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("gpt2")
     model.save_pretrained(folder, safe_serialization=True)
@@ -96,32 +115,76 @@ def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published):
     expected = renamed({name: p.grad for name, p in model.transformer.named_parameters()}, CONFIG)
     for name, parameter in ours.named_parameters():
         if name.endswith("key_bias"):
-            assert parameter.grad is None and expected[name].abs().max() < 1e-6, "only rounding in transformers"
+            assert parameter.grad is None and expected[name].abs().max() < 1e-6, (
+                "only rounding in transformers"
+            )
         else:
-            assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * expected[name].abs().max(), name
+            assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * expected[
+                name
+            ].abs().max(), name
 
 
 def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, monkeypatch):
     """With the recurrence module the first window still equals GPT-2; both losses are said before training, in --dtype."""
     model, folder, tokens = published
     (book := tmp_path / "book.txt").write_text(TEXT)
-    sizes = ["--segment", 12, "--module-width", 16, "--insertion-layers", 2, "--batch", 2, "--horizon", 1, "--sample", 0]
+    sizes = [
+        "--segment",
+        12,
+        "--module-width",
+        16,
+        "--insertion-layers",
+        2,
+        "--batch",
+        2,
+        "--horizon",
+        1,
+        "--sample",
+        0,
+    ]
     train("--init", folder, "--data", book, "--steps", 0, *sizes, "--out", tmp_path / "run")
-    said = re.search(r"before training, bits per byte: (\S+) with the added recurrence, (\S+) without", capsys.readouterr().out)
+    said = re.search(
+        r"before training, bits per byte: (\S+) with the added recurrence, (\S+) without",
+        capsys.readouterr().out,
+    )
     ours, _, settings = accelerated.load(tmp_path / "run")
     usual = preset_settings("pretrained_recurrence", "gpt2")  # the preset, with the folder's sizes
-    assert settings.model_config.vectors == usual.model_config.vectors == 1 and settings.model_config.segment == 12
-    assert settings.training.learning_rate == usual.training.learning_rate and settings.data.tokenizer.endswith("vocab.json")
+    assert (
+        settings.model_config.vectors == usual.model_config.vectors == 1
+        and settings.model_config.segment == 12
+    )
+    assert (
+        settings.training.learning_rate == usual.training.learning_rate
+        and settings.data.tokenizer.endswith("vocab.json")
+    )
     with_it = as_json(capsys, "score", tmp_path / "run", "--segment", 12)["bits_per_byte"]
     without = as_json(capsys, "score", folder, "--data", book, "--segment", 12)["bits_per_byte"]
     assert [float(bits) for bits in said.groups()] == pytest.approx([with_it, without], abs=6e-4)
     with torch.no_grad():
         first, state, _ = ours(tokens[:, :12], ours.initial_state(2))
         assert (model(tokens[:, :12]).logits - first).abs().max() <= 1e-4
-        assert (model(tokens[:, 12:]).logits - ours(tokens[:, 12:], state).logits).abs().max() > 1e-2
+        assert (
+            model(tokens[:, 12:]).logits - ours(tokens[:, 12:], state).logits
+        ).abs().max() > 1e-2
     types, evaluate = [], score.evaluate
-    monkeypatch.setattr(score, "evaluate", lambda model, *given: types.append(model.embedding.dtype) or evaluate(model, *given))
-    train("--init", folder, "--data", book, "--steps", 0, *sizes, "--out", tmp_path / "half", "--dtype", "bfloat16")
+    monkeypatch.setattr(
+        score,
+        "evaluate",
+        lambda model, *given: types.append(model.embedding.dtype) or evaluate(model, *given),
+    )
+    train(
+        "--init",
+        folder,
+        "--data",
+        book,
+        "--steps",
+        0,
+        *sizes,
+        "--out",
+        tmp_path / "half",
+        "--dtype",
+        "bfloat16",
+    )
     assert set(types) == {torch.bfloat16}
 
 
@@ -133,19 +196,34 @@ def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys, monkeypatch)
     model, tokenizer, _ = accelerated.load(folder)
     theirs = transformers.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
     for text in (TEXT, " a\n\n  b\tcé中 <|endoftext|>", ""):
-        assert tokenizer.encode(text).tolist() == theirs(text, split_special_tokens=True)["input_ids"]
+        assert (
+            tokenizer.encode(text).tolist() == theirs(text, split_special_tokens=True)["input_ids"]
+        )
     continuation = accelerated.generate(model, tokenizer, "a", tokens=6)
     printed = as_json(capsys, "sample", folder, "--prompt", "a", "--tokens", 6)
-    assert printed["continuation"] == continuation == "".join(accelerated.generate(model, tokenizer, "a", tokens=6, stream=True))
+    assert (
+        printed["continuation"]
+        == continuation
+        == "".join(accelerated.generate(model, tokenizer, "a", tokens=6, stream=True))
+    )
     assert "has no text of its own; give --data" in refused(capsys, "score", folder)
     monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 99)
-    assert as_json(capsys, "topics", folder, "--data", __file__, "--contexts", 2, "--tokens", 1)["mean"] > 0
+    assert (
+        as_json(capsys, "topics", folder, "--data", __file__, "--contexts", 2, "--tokens", 1)[
+            "mean"
+        ]
+        > 0
+    )
 
 
 def test_the_forms_that_are_published(file):
     """With masks of attention, with a copy of the embedding as its head, and in half precision, at once."""
     expected, tensors = model_of(file).state_dict(), gpt2_tensors()
-    tensors |= {f"h.{i}.attn.{name}": torch.ones(1, 1, 24, 24) for i in range(3) for name in ("bias", "masked_bias")}
+    tensors |= {
+        f"h.{i}.attn.{name}": torch.ones(1, 1, 24, 24)
+        for i in range(3)
+        for name in ("bias", "masked_bias")
+    }
     tensors |= {"lm_head.weight": tensors["wte.weight"].clone()}
     safetensors.save_file({name: tensor.half() for name, tensor in tensors.items()}, file)
     for name, value in model_of(file).state_dict().items():
@@ -154,17 +232,31 @@ def test_the_forms_that_are_published(file):
 
 TENSORS = {  # what: (tensors that are changed, added or, if None, removed; the message)
     "one missing": ({"h.2.mlp.c_fc.bias": None}, "h.2.mlp.c_fc.bias should be (128,), is absent"),
-    "one more": ({"h.1.attn.rotary.weight": torch.zeros(4)}, "h.1.attn.rotary.weight should be absent, is (4,)"),
-    "untied head": ({"lm_head.weight": torch.zeros(300, 32)}, "lm_head.weight differs from wte.weight"),
-    "embedding of one axis": ({"wte.weight": torch.zeros(300)}, "is not a GPT-2: it holds h.0.attn.c_attn.bias"),
-    "quantised": ({"h.1.mlp.c_fc.weight": torch.zeros(32, 128, dtype=torch.int8)}, "h.1.mlp.c_fc.weight is stored as I8; give"),
+    "one more": (
+        {"h.1.attn.rotary.weight": torch.zeros(4)},
+        "h.1.attn.rotary.weight should be absent, is (4,)",
+    ),
+    "untied head": (
+        {"lm_head.weight": torch.zeros(300, 32)},
+        "lm_head.weight differs from wte.weight",
+    ),
+    "embedding of one axis": (
+        {"wte.weight": torch.zeros(300)},
+        "is not a GPT-2: it holds h.0.attn.c_attn.bias",
+    ),
+    "quantised": (
+        {"h.1.mlp.c_fc.weight": torch.zeros(32, 128, dtype=torch.int8)},
+        "h.1.mlp.c_fc.weight is stored as I8; give",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", TENSORS)
 def test_other_tensors_are_refused(file, what):
     changes, message = TENSORS[what]
-    tensors = {name: tensor for name, tensor in (gpt2_tensors() | changes).items() if tensor is not None}
+    tensors = {
+        name: tensor for name, tensor in (gpt2_tensors() | changes).items() if tensor is not None
+    }
     safetensors.save_file(tensors, file)
     assert message in refusal(load_gpt2, file)
 
@@ -172,13 +264,23 @@ def test_other_tensors_are_refused(file, what):
 def test_other_files_and_a_missing_package_are_named(file, monkeypatch):
     file.write_bytes(file.read_bytes()[:-1])
     message = refusal(load_gpt2, file)
-    assert f"{file} is not a whole safetensors file (Error while" in message and "expected GPT-2 in safetensors" in message
+    assert (
+        f"{file} is not a whole safetensors file (Error while" in message
+        and "expected GPT-2 in safetensors" in message
+    )
     assert "No such file" in refusal(load_gpt2, file.with_name("absent.safetensors"))
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert "needs the package safetensors; install the extra: pip install -e '.[gpt2]'" in refusal(load_gpt2, file)
+    assert "needs the package safetensors; install the extra: pip install -e '.[gpt2]'" in refusal(
+        load_gpt2, file
+    )
 
 
-USUAL = {"n_head": 4, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "scale_attn_weights": True}
+USUAL = {
+    "n_head": 4,
+    "activation_function": "gelu_pytorch_tanh",
+    "layer_norm_epsilon": 1e-05,
+    "scale_attn_weights": True,
+}
 OTHER = {  # {field of config.json: a value with which GPT-2 computes something else}
     "activation_function": "relu",
     "layer_norm_epsilon": 1e-6,

@@ -22,7 +22,9 @@ def test_a_file_appears_whole(tmp_path):
 
 
 ERRORS = {  # {what is raised half-way: what is said; None: the error itself}
-    OSError(errno.ENOSPC, "No space left on device"): "No space left on device; free some space, or give another",
+    OSError(
+        errno.ENOSPC, "No space left on device"
+    ): "No space left on device; free some space, or give another",
     OSError(errno.EACCES, "Permission denied"): "Permission denied; give another",
     RuntimeError("unexpected pos"): "unexpected pos; free some space, or give another",
     KeyboardInterrupt(): None,
@@ -33,7 +35,10 @@ ERRORS = {  # {what is raised half-way: what is said; None: the error itself}
 def test_what_fails_half_way_leaves_the_old_file(tmp_path, error):
     path, said = tmp_path / "file", ERRORS[error]
     path.write_text("old")
-    with pytest.raises(InputError if said else type(error)) as caught, written_whole(path, "give another") as beside:
+    with (
+        pytest.raises(InputError if said else type(error)) as caught,
+        written_whole(path, "give another") as beside,
+    ):
         beside.write_text("half")
         raise error
     assert str(caught.value) == f"cannot write {path}: {said}" if said else caught.value is error

@@ -25,7 +25,11 @@ def screen(monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("wait, show, lines", [(2, True, 4), (0.4, True, 0), (2, False, 0)], ids=["slow", "quick", "hidden"])
+@pytest.mark.parametrize(
+    "wait, show, lines",
+    [(2, True, 4), (0.4, True, 0), (2, False, 0)],
+    ids=["slow", "quick", "hidden"],
+)
 def test_other_outputs_get_lines_at_intervals(screen, wait, show, lines):
     """Nothing of work that is done in 5 seconds, and nothing of a process that does not show; a pause does not count."""
     shown = screen(terminal=False)
@@ -36,13 +40,17 @@ def test_other_outputs_get_lines_at_intervals(screen, wait, show, lines):
             with bar.paused():
                 screen.now += 100.0
     done = {3: "7.00M", 6: "10.0M", 9: "13.0M", 12: "16.0M"}  # after so many updates
-    said = [f"{done[n]} of 16.3M, 00:{2 * n:02} so far, 00:{24 - 2 * n:02} left, 500kB/s" for n in done]
+    said = [
+        f"{done[n]} of 16.3M, 00:{2 * n:02} so far, 00:{24 - 2 * n:02} left, 500kB/s" for n in done
+    ]
     assert shown.getvalue().splitlines() == [f"tokenising: {line}" for line in said[:lines]]
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["whole", "full"])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_said_is_a_line_of_stdout_and_an_output_that_is_gone_stops_no_work(screen, monkeypatch, broken, terminal):
+def test_what_is_said_is_a_line_of_stdout_and_an_output_that_is_gone_stops_no_work(
+    screen, monkeypatch, broken, terminal
+):
     shown, done = screen(terminal), []
 
     def refuse(text):
@@ -57,4 +65,6 @@ def test_what_is_said_is_a_line_of_stdout_and_an_output_that_is_gone_stops_no_wo
         done.append(item)
     assert done == [0, 1, 2, 3] and said.getvalue() == "the best so far\n" * 4 * (not broken)
     cleared = shown.getvalue().count("\r" + 20 * " ")
-    assert broken or cleared == 5 * terminal, "a bar makes room for each line, and disappears at the end"
+    assert broken or cleared == 5 * terminal, (
+        "a bar makes room for each line, and disappears at the end"
+    )

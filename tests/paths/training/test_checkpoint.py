@@ -11,12 +11,21 @@ import torch
 
 from accelerated.program.files import file_checksum
 from accelerated.training import checkpoint
-from accelerated.training.checkpoint import load_checkpoint, load_exported, load_parameters, save_checkpoint
+from accelerated.training.checkpoint import (
+    load_checkpoint,
+    load_exported,
+    load_parameters,
+    save_checkpoint,
+)
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
 from tests.helpers.programs import EMPTY_CHECKPOINT, refusal
 
-CONTENTS = EMPTY_CHECKPOINT | {"step": 3, "parameters": {"w": torch.arange(6.0).view(2, 3)}, "lanes": {"reading": [(1, 2)]}}
+CONTENTS = EMPTY_CHECKPOINT | {
+    "step": 3,
+    "parameters": {"w": torch.arange(6.0).view(2, 3)},
+    "lanes": {"reading": [(1, 2)]},
+}
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(tmp_path, monkeypatch):
@@ -31,7 +40,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(tmp_path, monke
 
     monkeypatch.setattr(checkpoint, "checksum_of", and_replace)
     loaded = load_checkpoint(tmp_path / "c.pt")
-    assert loaded["step"] == 3 and torch.equal(loaded["parameters"]["w"], CONTENTS["parameters"]["w"])
+    assert loaded["step"] == 3 and torch.equal(
+        loaded["parameters"]["w"], CONTENTS["parameters"]["w"]
+    )
 
 
 class Malicious:
@@ -48,7 +59,10 @@ def bare(contents):
 def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     """Nothing in them is executed."""
     monkeypatch.chdir(tmp_path)
-    path, unsealed = tmp_path / "c.pt", bare({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS)
+    path, unsealed = (
+        tmp_path / "c.pt",
+        bare({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS),
+    )
     assert "no checkpoint at" in refusal(load_checkpoint, path)
     for words, content in (
         ("truncated", unsealed[: len(unsealed) // 2]),
@@ -60,7 +74,10 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     ):
         path.write_bytes(content)
         assert words in refusal(load_checkpoint, path)
-    for change, words in ((CONTENTS | {"version": 99}, "version 99"), ({"step": 3}, "lacks model, ")):
+    for change, words in (
+        (CONTENTS | {"version": 99}, "version 99"),
+        ({"step": 3}, "lacks model, "),
+    ):
         save_checkpoint(path, change)
         assert words in refusal(load_checkpoint, path)
     assert not (tmp_path / "executed").exists()
@@ -71,15 +88,22 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path):
     path, rng = tmp_path / "c.pt", np.random.default_rng(0)
     save_checkpoint(path, CONTENTS)
     content = path.read_bytes()
-    for at in (*rng.integers(len(content) - 90, size=20), *range(len(content) - 90, len(content), 5)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << rng.integers(8)]) + content[at + 1 :])
+    for at in (
+        *rng.integers(len(content) - 90, size=20),
+        *range(len(content) - 90, len(content), 5),
+    ):
+        path.write_bytes(
+            content[:at] + bytes([content[at] ^ 1 << rng.integers(8)]) + content[at + 1 :]
+        )
         words = r"is damaged: its (checksum is wrong|end is not a checksum); remove it and copy"
         assert re.search(words, refusal(load_checkpoint, path)), f"byte {at}"
 
 
 WRONG = {  # {field: values of a wrong type}
     **dict.fromkeys(("model", "step"), (3.0, True)),
-    **dict.fromkeys(("model_config", "training_config", "data_config", "optimizer", "lanes"), ([],)),
+    **dict.fromkeys(
+        ("model_config", "training_config", "data_config", "optimizer", "lanes"), ([],)
+    ),
     **{"parameters": ([], {"w": 1.0}), "state": ([],), "random": (1,), "corpus": (None,)},
     **{"tokenizer": (1,), "best": ("x", True), "pending": ([0.0, 0, 0],)},
 }
@@ -90,14 +114,23 @@ def test_fields_of_a_wrong_type_are_refused(tmp_path):
     for field, values in WRONG.items():
         for value in values:
             save_checkpoint(tmp_path / "c.pt", CONTENTS | {field: value})
-            assert "in a wrong type; it is damaged" in refusal(load_checkpoint, tmp_path / "c.pt"), (field, value)
+            assert "in a wrong type; it is damaged" in refusal(
+                load_checkpoint, tmp_path / "c.pt"
+            ), (field, value)
 
 
 def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     """JSON's numbers are taken as they are: a whole number for a float, nothing else."""
-    save_file = pytest.importorskip("safetensors.torch", reason="an exported run needs the extra gpt2: safetensors").save_file
+    save_file = pytest.importorskip(
+        "safetensors.torch", reason="an exported run needs the extra gpt2: safetensors"
+    ).save_file
     save_file({"w": torch.zeros(2)}, tmp_path / WEIGHTS)
-    about = {"format": EXPORT, "step": 1, "tokenizer": "", "sha256": file_checksum(tmp_path / WEIGHTS)}
+    about = {
+        "format": EXPORT,
+        "step": 1,
+        "tokenizer": "",
+        "sha256": file_checksum(tmp_path / WEIGHTS),
+    }
     about |= settings_contents(preset_settings("memformer", "tiny"))
 
     def opened(**change):
@@ -115,7 +148,9 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     ):
         assert words in refusal(settings_from, opened(**{part: values}), tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"")
-    assert "model.safetensors is damaged or missing: config.json has another checksum" in refusal(load_exported, tmp_path)
+    assert "model.safetensors is damaged or missing: config.json has another checksum" in refusal(
+        load_exported, tmp_path
+    )
 
 
 def test_parameters_of_another_shape_are_refused():

@@ -15,7 +15,14 @@ from accelerated.program.errors import InputError
 from accelerated.training import options
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.settings import NOT_NEGATIVE, POSITIVE, DataConfig, TrainingConfig, preset_settings, settings_contents
+from accelerated.training.settings import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    DataConfig,
+    TrainingConfig,
+    preset_settings,
+    settings_contents,
+)
 from tests.helpers.programs import EMPTY_CHECKPOINT
 
 REFUSED = {  # {options: words of the one line, where ... stands for any}
@@ -44,14 +51,19 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     # An option of another model, or of other data, and what argparse refuses
     "--memory 64": "--memory is an option of --model compressive or memorizing",
     "--recall-pairs 3": "--recall-pairs is an option of --data recall; leave it out or choose that",
-    **{f"--data recall {name} 9": f"{name} is an option of --data with texts" for name in ("--tokenizer", "--train-bpe")},
+    **{
+        f"--data recall {name} 9": f"{name} is an option of --data with texts"
+        for name in ("--tokenizer", "--train-bpe")
+    },
     "--recurrent-layers x": "numbers joined by commas",
 }
 
 
 def parse(argv):
     """(Settings, Start) of a line of options, or of a list."""
-    return options.parse(shlex.split(argv) if isinstance(argv, str) else [str(word) for word in argv])
+    return options.parse(
+        shlex.split(argv) if isinstance(argv, str) else [str(word) for word in argv]
+    )
 
 
 def chosen(argv):
@@ -75,17 +87,27 @@ def refused(argv):
 def keep(settings, run, step=1):
     """Write a checkpoint with these settings, without tensors, to a run folder."""
     run.mkdir()
-    save_checkpoint(checkpoint_path(run), EMPTY_CHECKPOINT | settings_contents(settings) | {"step": step})
+    save_checkpoint(
+        checkpoint_path(run), EMPTY_CHECKPOINT | settings_contents(settings) | {"step": step}
+    )
     return run
 
 
 @pytest.mark.parametrize("model", NAMES)
 def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(model, capsys):
-    own = {"": (TrainingConfig, presets_of(model).Config)} | ({"task_": (TaskConfig,)} if model == "memformer" else {})
+    own = {"": (TrainingConfig, presets_of(model).Config)} | (
+        {"task_": (TaskConfig,)} if model == "memformer" else {}
+    )
     for data, more in (("stdlib", ("", DataConfig)), ("recall", ("recall_", RecallConfig))):
         configs = [*((prefix, config) for prefix, some in own.items() for config in some), more]
-        names = {prefix + field.name for prefix, config in configs for field in dataclasses.fields(config)} - {"vocabulary"}
-        names -= {"cutoffs", "div_value"} if data == "recall" else set()  # of words; recall is made of bytes
+        names = {
+            prefix + field.name
+            for prefix, config in configs
+            for field in dataclasses.fields(config)
+        } - {"vocabulary"}
+        names -= (
+            {"cutoffs", "div_value"} if data == "recall" else set()
+        )  # of words; recall is made of bytes
         expected = {f"--{name.replace('_', '-')}" for name in names}
         expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init"}
         with pytest.raises(SystemExit) as caught:
@@ -97,18 +119,32 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
 
 def test_impossible_values_are_refused_in_one_line():
     for argv, words in REFUSED.items():
-        assert re.search(re.escape(words).replace(r"\.\.\.", ".*"), message := refused(argv)), f"{argv}: {message}"
+        assert re.search(re.escape(words).replace(r"\.\.\.", ".*"), message := refused(argv)), (
+            f"{argv}: {message}"
+        )
 
 
 def test_options_override_presets():
-    given = chosen("--steps 7 --recurrent-layers 2,4 --layers 4 --gate=lstm --no-feedback --learning-rate 0.5")
+    given = chosen(
+        "--steps 7 --recurrent-layers 2,4 --layers 4 --gate=lstm --no-feedback --learning-rate 0.5"
+    )
     assert (given.training.steps, given.training.learning_rate) == (7, 0.5)
     config = given.model_config
-    assert (config.recurrent_layers, config.gate, config.feedback, config.vocabulary) == ((2, 4), "lstm", False, 256)
+    assert (config.recurrent_layers, config.gate, config.feedback, config.vocabulary) == (
+        (2, 4),
+        "lstm",
+        False,
+        256,
+    )
     assert chosen("--recurrent-layers none").model_config.recurrent_layers == ()
-    assert chosen("--preset recall-16 --data stdlib --tokenizer gpt2").data == DataConfig("stdlib", "gpt2")
+    assert chosen("--preset recall-16 --data stdlib --tokenizer gpt2").data == DataConfig(
+        "stdlib", "gpt2"
+    )
     recall = chosen("--data recall --recall-pairs 3")
-    assert recall.recall.pairs == 3 and recall.model_config == preset_settings("block_recurrent", "recall").model_config
+    assert (
+        recall.recall.pairs == 3
+        and recall.model_config == preset_settings("block_recurrent", "recall").model_config
+    )
 
 
 def test_an_option_replaces_defaults_that_do_not_fit_it():
@@ -119,14 +155,20 @@ def test_an_option_replaces_defaults_that_do_not_fit_it():
     for more, data, cutoffs in (
         ("", DataConfig(train_words=267_735, carry_over_documents=True), (20_000, 60_000)),
         ("--tokenizer bytes", DataConfig(carry_over_documents=True), ()),
-        ("--train-bpe 300 --cutoffs 40", DataConfig(train_bpe=300, carry_over_documents=True), (40,)),
+        (
+            "--train-bpe 300 --cutoffs 40",
+            DataConfig(train_bpe=300, carry_over_documents=True),
+            (40,),
+        ),
         ("--no-carry-over-documents", DataConfig(train_words=267_735), (20_000, 60_000)),
         ("--data recall", DataConfig(data="recall"), ()),
     ):
         given = chosen(f"{words} {more}")
         assert (given.data, given.model_config.cutoffs) == (data, cutoffs), more
     tuned = "--model pretrained_recurrence --preset wikitext-103"
-    assert [chosen(f"{tuned} {more}").training.epochs for more in ("", "--steps 9", "--epochs 3")] == [2, 0, 3]
+    assert [
+        chosen(f"{tuned} {more}").training.epochs for more in ("", "--steps 9", "--epochs 3")
+    ] == [2, 0, 3]
 
 
 def test_a_recording_implies_its_tokenizer(tmp_path):
@@ -134,8 +176,14 @@ def test_a_recording_implies_its_tokenizer(tmp_path):
     recording = tmp_path / "a.ULAW"
     recording.touch()
     settings = chosen(["--data", recording])
-    assert settings.data == DataConfig(str(recording), tokenizer="mu-law") and settings.model_config.vocabulary == 256
-    assert chosen(f"--model compressive --preset wikitext-103 --data {recording}").data.train_words == 0
+    assert (
+        settings.data == DataConfig(str(recording), tokenizer="mu-law")
+        and settings.model_config.vocabulary == 256
+    )
+    assert (
+        chosen(f"--model compressive --preset wikitext-103 --data {recording}").data.train_words
+        == 0
+    )
     assert chosen(["--data", tmp_path]).data.tokenizer == "bytes"
     spoken = keep(settings, tmp_path / "spoken")
     assert chosen(f"--init {spoken} --data {recording}").data.tokenizer == "mu-law"
@@ -148,11 +196,27 @@ def test_resuming_keeps_model_and_data(tmp_path):
     assert resumed == held._replace(training=dataclasses.replace(held.training, steps=20))
     assert start.folder == run and start.resumed["step"] == 3
     for argv in (
-        *("--gate fixed", "--data recall", "--preset tiny", "--carry-over-documents", "--model compressive"),
-        *("--batch 2", "--weight-decay 0.5", "--optimizer adafactor", "--seed 1", "--dtype float64"),
+        *(
+            "--gate fixed",
+            "--data recall",
+            "--preset tiny",
+            "--carry-over-documents",
+            "--model compressive",
+        ),
+        *(
+            "--batch 2",
+            "--weight-decay 0.5",
+            "--optimizer adafactor",
+            "--seed 1",
+            "--dtype float64",
+        ),
     ):
-        assert f"was begun with; leave {argv.split()[0].replace('no-', '')} out" in refused(f"--resume {run} {argv}"), argv
-    assert "continues in its own folder; leave --out out" in refused(f"--resume {run} --out elsewhere")
+        assert f"was begun with; leave {argv.split()[0].replace('no-', '')} out" in refused(
+            f"--resume {run} {argv}"
+        ), argv
+    assert "continues in its own folder; leave --out out" in refused(
+        f"--resume {run} --out elsewhere"
+    )
     assert chosen(f"--resume {run} --steps 3").training.steps == 3, "its last report is missing"
     assert chosen(f"--resume {run} --epochs 2").training.epochs == 2
     (run / "metrics.jsonl").write_text('{"step": 3, "final": true}\n')
@@ -162,24 +226,38 @@ def test_resuming_keeps_model_and_data(tmp_path):
 def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     held = chosen("--model pretrained_recurrence --width 16 --data recall --recall-distance 8")
     partly = held._replace(data=DataConfig(training_documents=5, carry_over_documents=True))
-    learned = held._replace(model_config=dataclasses.replace(held.model_config, vocabulary=300), data=DataConfig(train_bpe=300))
+    learned = held._replace(
+        model_config=dataclasses.replace(held.model_config, vocabulary=300),
+        data=DataConfig(train_bpe=300),
+    )
     run, partly, learned = (
-        keep(settings, tmp_path / name) for name, settings in (("run", held), ("partly", partly), ("learned", learned))
+        keep(settings, tmp_path / name)
+        for name, settings in (("run", held), ("partly", partly), ("learned", learned))
     )
     begun, start = parse(f"--init {run} --recall-distance 9")
     assert begun.recall == dataclasses.replace(held.recall, distance=9)
     assert begun._replace(recall=held.recall) == held._replace(training=begun.training)
     assert begun.training == preset_settings("pretrained_recurrence", "fine-tune").training
     assert start.initial["step"] == 1 and start.folder.name == "pretrained_recurrence-recall-1"
-    assert chosen(f"--init {partly}").data == DataConfig(training_documents=5, carry_over_documents=True)
-    assert chosen(f"--init {partly} --data {tmp_path}").data == DataConfig(str(tmp_path), carry_over_documents=True)
+    assert chosen(f"--init {partly}").data == DataConfig(
+        training_documents=5, carry_over_documents=True
+    )
+    assert chosen(f"--init {partly} --data {tmp_path}").data == DataConfig(
+        str(tmp_path), carry_over_documents=True
+    )
     assert not chosen(f"--init {partly} --data recall").data.carry_over_documents
     for argv, words in (
         (f"{run} --heads 2", "--heads is 2, the weights of --init "),
-        (f"{partly} --tokenizer bytes", "keeps the tokenizer of its weights; leave --tokenizer and --train-"),
+        (
+            f"{partly} --tokenizer bytes",
+            "keeps the tokenizer of its weights; leave --tokenizer and --train-",
+        ),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
         (f"{partly} --data a.ulaw", "--data a.ulaw is a recording, and the weights of"),
-        (f"{run} --model compressive", "holds a pretrained_recurrence; leave --model compressive out"),
+        (
+            f"{run} --model compressive",
+            "holds a pretrained_recurrence; leave --model compressive out",
+        ),
         (f"{run}/checkpoint.pt", "/checkpoint.pt/checkpoint.pt; give a folder that train.py wrote"),
     ):
         assert words in refused(f"--init {argv}"), argv

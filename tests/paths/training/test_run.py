@@ -36,23 +36,49 @@ def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, mod
 
 IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refusal)
     (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
-    (["--compile", "inductor", "--device", "cpu"], {"PATH": "", "CXX": "no"}, "needs a C++ compiler on a CPU, and there is none"),
-    (["--compile", "cudagraphs", "--device", "cpu"], {}, "--compile cudagraphs needs --device cuda, and this is cpu"),
-    (["--horizon", 10**12], {}, "or a step of 48,000,000,000,000 tokens, does not fit into memory; give smaller ones"),
-    (["--batch", 4, "--accumulate", 4], {"WORLD_SIZE": "2"}, "--accumulate 4 does not divide each process's 2 lanes"),
+    (
+        ["--compile", "inductor", "--device", "cpu"],
+        {"PATH": "", "CXX": "no"},
+        "needs a C++ compiler on a CPU, and there is none",
+    ),
+    (
+        ["--compile", "cudagraphs", "--device", "cpu"],
+        {},
+        "--compile cudagraphs needs --device cuda, and this is cpu",
+    ),
+    (
+        ["--horizon", 10**12],
+        {},
+        "or a step of 48,000,000,000,000 tokens, does not fit into memory; give smaller ones",
+    ),
+    (
+        ["--batch", 4, "--accumulate", 4],
+        {"WORLD_SIZE": "2"},
+        "--accumulate 4 does not divide each process's 2 lanes",
+    ),
     (["--batch", 3], {"WORLD_SIZE": "2"}, "--batch 3 cannot be divided by 2 processes"),
-    (["--width", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit into memory; give smaller ones"),
+    (
+        ["--width", 10**9],
+        {},
+        "a model of these sizes, or a step of 48 tokens, does not fit into memory; give smaller ones",
+    ),
     (["--train-words", 300], {"tokenizers": None}, "--train-words needs the package tokenizers; "),
 ]
 
 
-@pytest.mark.parametrize("options,environment,words", IMPOSSIBLE, ids=[words[:40] for *_, words in IMPOSSIBLE])
-def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, monkeypatch, options, environment, words):
+@pytest.mark.parametrize(
+    "options,environment,words", IMPOSSIBLE, ids=[words[:40] for *_, words in IMPOSSIBLE]
+)
+def test_what_this_machine_cannot_do_is_refused_before_data_is_read(
+    tmp_path, monkeypatch, options, environment, words
+):
     monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("in the way")
     for name, value in environment.items():
-        monkeypatch.setitem(sys.modules, name, None) if value is None else monkeypatch.setenv(name, value)
+        monkeypatch.setitem(sys.modules, name, None) if value is None else monkeypatch.setenv(
+            name, value
+        )
     assert words in refusal(train, *TINY, "--data", "stdlib", "--out", "run", *options)
 
 
@@ -60,8 +86,24 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
     """Overlapping windows are more; a resumed run whose step is not below that is refused."""
     documents = [SimpleNamespace(inputs=range(predictions)) for predictions in (25, 8, 0)]
     resumed = SimpleNamespace(resumed={"step": 4}, folder="run")
-    for overlap, epochs, steps in ((0, 2.0, 3), (0, 1.3, 2), (0, 0.1, 1), (3, 2.0, 3), (3, 2.4, 4)):  # 5 or 6 windows of 8
-        options = [*WINDOWED, "--horizon", 2, "--batch", 2, "--overlap", overlap, "--epochs", epochs]
+    for overlap, epochs, steps in (
+        (0, 2.0, 3),
+        (0, 1.3, 2),
+        (0, 0.1, 1),
+        (3, 2.0, 3),
+        (3, 2.4, 4),
+    ):  # 5 or 6 windows of 8
+        options = [
+            *WINDOWED,
+            "--horizon",
+            2,
+            "--batch",
+            2,
+            "--overlap",
+            overlap,
+            "--epochs",
+            epochs,
+        ]
         settings, _ = parse([str(option) for option in options])
         found = opening.with_steps(settings, documents, SimpleNamespace(resumed=None)).training
         assert (found.steps, found.epochs) == (steps, 0.0), (overlap, epochs)
@@ -77,15 +119,26 @@ def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
     assert Run.last_lines(run, Score(6.0, 4, 3, 4), Score(6.0, 4, 1, 4)).endswith(
         "cleared each segment\nright answers: 75.0% with the memory, 25.0% with it cleared (chance 10%)"
     )
-    assert "validation on 4 tokens (25% of the split): " in Run.last_lines(run, Score(6.0, 4, 3, 4), None)
+    assert "validation on 4 tokens (25% of the split): " in Run.last_lines(
+        run, Score(6.0, 4, 3, 4), None
+    )
 
 
 def test_a_run_validates_ten_times_unless_it_is_said_otherwise():
     """At most, and after its last step; what a preset, an option or an early run has is kept."""
     book = preset_settings("memformer", "tiny")
-    for steps, asked, every in ((700, -1, 70), (701, -1, 71), (4, -1, 1), (0, -1, 0), (700, 0, 0), (700, 9, 9)):
+    for steps, asked, every in (
+        (700, -1, 70),
+        (701, -1, 71),
+        (4, -1, 1),
+        (0, -1, 0),
+        (700, 0, 0),
+        (700, 9, 9),
+    ):
         training = dataclasses.replace(book.training, steps=steps, validate_every=asked)
-        found = opening.with_steps(book._replace(training=training), [], SimpleNamespace(resumed=None))
+        found = opening.with_steps(
+            book._replace(training=training), [], SimpleNamespace(resumed=None)
+        )
         assert found.training.validate_every == every, (steps, asked)
     contents = settings_contents(book)
     assert book.training.validate_every == -1 and settings_from(contents, "run") == book
