@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+    from accelerated.data.tokenizers import Tokenizer
     from accelerated.training.settings import Settings
 
 
@@ -16,7 +17,7 @@ class Loaded(NamedTuple):
     """A trained model, and what is needed to use it."""
 
     model: torch.nn.Module  # in evaluation mode
-    tokenizer: object
+    tokenizer: Tokenizer
     settings: Settings
 
 
@@ -38,7 +39,7 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
 
 def generate(
     model: torch.nn.Module,
-    tokenizer: object,
+    tokenizer: Tokenizer,
     prompt: str,
     tokens: int = 200,
     temperature: float = 0.8,

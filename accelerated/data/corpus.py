@@ -17,6 +17,7 @@ import numpy as np
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
 from accelerated.data.recall import RecallConfig, RecallDocuments
 from accelerated.data.sources import Source, only_worker, source_of_path, standard_library
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import SPLITS, Document, Documents
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, remove_unfinished, written_whole
@@ -29,7 +30,7 @@ TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a ca
 class Corpus(NamedTuple):
     """Documents in their splits, and a digest that identifies them."""
 
-    splits: dict  # {split: documents}
+    splits: dict[str, Documents]
     digest: str  # of all tokens; empty if the documents are generated
 
 
@@ -61,7 +62,7 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
+def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:
     """The cache folder for a source, the present state of its files, and a tokenizer."""
     state = [
         (str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns)
@@ -75,7 +76,7 @@ def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
     )
 
 
-def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
+def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     """Tokenise a source into folder: tokens, a table of documents (split number, and what TextDocuments has), manifest."""
     table, start = array("q"), 0
     bar = Progress(f"tokenising {folder.name.rpartition('-')[0]}", unit="B")
@@ -109,7 +110,7 @@ def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
     ), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
 
 
-def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
+def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
     """The Corpus of a source, from the cache in data_dir, which is made first if needed; raises InputError if it is damaged."""
     folder = cache_folder(source, tokenizer, data_dir)
     if not (folder / MANIFEST).exists():
@@ -156,7 +157,7 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
 
 
 def load_corpus(
-    data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path
+    data: DataConfig, tokenizer: Tokenizer, recall: RecallConfig, data_dir: Path
 ) -> Corpus:
     """The Corpus that --data names: generated for recall, otherwise tokenised once and cached in data_dir."""
     if data.data == "recall":

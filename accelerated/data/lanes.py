@@ -24,7 +24,7 @@ from accelerated.program.errors import InputError
 class Parts(Documents):
     """Parts of documents, each read as a document: predictions start .. stop - 1 of document `number` for each of the spans."""
 
-    def __init__(self, documents: Sequence, spans: list[tuple[int, int, int]]):
+    def __init__(self, documents: Sequence[Document], spans: list[tuple[int, int, int]]):
         self.documents, self.spans = documents, spans
         self.lengths = np.array([stop - start for _, start, stop in spans], np.int64)
 
@@ -46,7 +46,7 @@ def equal_spans(lengths: list[int], parts_of: list[int]) -> list[tuple[int, int,
     ]
 
 
-def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
+def cut_for_lanes(lanes: int, documents: Sequence[Document]) -> Sequence[Document]:
     """The documents; if there are fewer than lanes, the longest are cut into equal parts until every lane has one of its own.
 
     Otherwise several lanes would read the same text, such as a single book. A part has at least one prediction.
@@ -65,7 +65,7 @@ def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
     )
 
 
-def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
+def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
     """The documents, or if they have more predictions than `tokens`, about so many of them from all over the documents.
 
     Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter ones stay whole. The pieces
@@ -85,8 +85,8 @@ def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
 
 
 def joined_for_lanes(
-    lanes: int, documents: Sequence, seed: int | None = None, least: int = 1
-) -> Sequence:
+    lanes: int, documents: Sequence[Document], seed: int | None = None, least: int = 1
+) -> Sequence[Document]:
     """The documents as one text, with nothing between them, shuffled if there is a seed, and cut into one equal part per lane.
 
     At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
@@ -182,7 +182,7 @@ class Lanes(Iterator):
 
     def __init__(
         self,
-        documents: Sequence,
+        documents: Sequence[Document],
         lanes: int,
         length: int,
         seed: int | None = None,
@@ -262,7 +262,7 @@ class Lanes(Iterator):
 
 
 def one_pass(
-    documents: Sequence, lanes: int, length: int, overlap: int = 0
+    documents: Sequence[Document], lanes: int, length: int, overlap: int = 0
 ) -> Iterator[tuple[Segment, list[int]]]:
     """Read every document once; yields (segment, kept). A segment drops lanes whose documents have ended.
 

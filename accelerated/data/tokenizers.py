@@ -1,15 +1,10 @@
 """Text to token ids and back: bytes, byte-level BPE (tiktoken's, ranks, learned), the package tokenizers' own, words; recordings.
 
-A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer. It has
-    vocabulary      ids are 0 .. vocabulary - 1
-    dtype           NumPy's smallest type that holds them
-    token_bytes     (V,) number of text bytes that each id stands for
-    fingerprint     a hash that changes if an id means something else
-    spells_text     whether its tokens stand for text
-    encode(text)    str or bytes to an array of ids
-    decode(ids)     to the same text that was encoded, or to it as the tokenizer normalises it
-    save(path)      write what the run folder must hold of it, if it has no name
+A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer. Whoever
+only names the type Tokenizer imports neither torch nor tiktoken with it.
 """
+
+from __future__ import annotations
 
 import base64
 import codecs
@@ -17,20 +12,24 @@ import contextlib
 import hashlib
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, SupportsInt
 
 import numpy as np
-import tiktoken
 
 from accelerated.data.config import ENCODINGS, MU_LAW, DataConfig
 from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
+
+if TYPE_CHECKING:
+    import tiktoken
 
 GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # no token crosses them
 LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
@@ -41,27 +40,39 @@ OFFLINE = "fetch its files on a machine with a network, and set TIKTOKEN_CACHE_D
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
 
 
-class Tokenizer:
-    """Ids that each stand for a spelling; a run folder keeps the tokenizer's content, unless it has a name."""
+class Tokenizer(ABC):
+    """Token ids that each stand for a spelling."""
 
-    spells_text = True
+    name: str  # what --tokenizer calls it, or the file it was read from
+    vocabulary: int  # V; ids are 0 .. V - 1
+    dtype: type[np.unsignedinteger]  # the smallest that holds them
+    spellings: list[bytes]  # V of them
+    token_bytes: np.ndarray  # (V,) bytes of text that each id stands for
+    fingerprint: str  # a hash that changes if an id means something else
+    content: bytes  # what a run folder keeps of a tokenizer without a name
+    spells_text: bool = True  # whether its tokens stand for text
 
     def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes = b""):
-        self.name, self.spellings, self.fingerprint, self.content = (
-            name,
-            spellings,
-            fingerprint,
-            content,
-        )
+        self.name = name
         self.vocabulary = len(spellings)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        self.token_bytes = np.array([len(text) for text in spellings])
+        self.spellings = spellings
+        self.token_bytes = np.array([len(spelling) for spelling in spellings])
+        self.fingerprint = fingerprint
+        self.content = content
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.vocabulary:,} tokens)"
 
-    def decode(self, ids: Iterable) -> bytes:
-        """Convert ids, numbers or one-element tensors, to bytes."""
+    @abstractmethod
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Convert text to an array of ids (n,)."""
+
+    def decode(self, ids: Iterable[SupportsInt]) -> bytes:
+        """Convert ids, numbers or one-element tensors, to the text that was encoded.
+
+        A tokenizer that normalises text returns it as normalised.
+        """
         return b"".join(self.spellings[int(token)] for token in ids)
 
     def save(self, path: Path) -> None:
@@ -183,6 +194,8 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
 
 def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     """The tokenizer of {token: rank}; it cuts text into words as GPT-2 does."""
+    import tiktoken
+
     return BpeTokenizer(
         name,
         tiktoken.Encoding("ranks", pat_str=GPT2_PIECES, mergeable_ranks=ranks, special_tokens={}),
@@ -218,6 +231,8 @@ def open_tokenizer(name: str) -> Tokenizer:
         return ByteTokenizer(name)
     if name not in ENCODINGS:
         return tokenizer_of_file(name)
+    import tiktoken
+
     try:
         return BpeTokenizer(name, tiktoken.get_encoding(name))
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ class Document(NamedTuple):
     scored: np.ndarray  # (n - 1,) bool
 
 
-class Documents(Sequence):
+class Documents(Sequence[Document]):
     """Documents with lengths that are known before they are read. A list of Document works as well."""
 
     lengths: np.ndarray  # (documents,) predictions in each
@@ -32,7 +32,7 @@ class Documents(Sequence):
         return len(self.lengths)
 
 
-def lengths_of(documents: Sequence) -> np.ndarray:
+def lengths_of(documents: Sequence[Document]) -> np.ndarray:
     """Number of predictions in each document, (documents,)."""
     if isinstance(documents, Documents):
         return documents.lengths

@@ -13,6 +13,7 @@ from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.attention.heads import at_least_float32
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.evaluation.score import TrainedRun, evaluating
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
@@ -160,19 +161,19 @@ def continue_text(
         )
 
 
-def show_text(tokenizer: object, ids: Iterable) -> str:
+def show_text(tokenizer: Tokenizer, ids: Iterable) -> str:
     """Decode ids (numbers or one-element tensors) for a terminal; bytes that are not UTF-8 become replacement characters."""
     return tokenizer.decode(ids).decode("utf-8", errors="replace")
 
 
-def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
+def stream_text(tokenizer: Tokenizer, tokens: Iterable) -> Iterator[str]:
     """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
     return codecs.iterdecode(
         (tokenizer.decode([token]) for token in tokens), "utf-8", errors="replace"
     )
 
 
-def write_continuation(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
+def write_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: Iterator) -> None:
     """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
     text = tokenizer.spells_text
     pieces = (

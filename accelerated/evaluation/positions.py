@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from accelerated.data.windows import lengths_of
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, carries_nothing, token_nats
 
@@ -19,7 +20,7 @@ def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def by_position(
-    nats: list[np.ndarray], documents: Sequence, tokenizer: object, first: int
+    nats: list[np.ndarray], documents: Sequence[Document], tokenizer: Tokenizer, first: int
 ) -> list[dict]:
     """The loss by the predicted token's position in its document, from token_nats: a row for each of doubling_ranges.
 

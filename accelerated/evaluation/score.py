@@ -13,7 +13,8 @@ from torch.nn import Module, functional
 
 from accelerated.data.config import WIKITEXTS
 from accelerated.data.lanes import Segment, joined_for_lanes, one_pass
-from accelerated.data.windows import count_windows, lengths_of
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.data.windows import Document, Documents, count_windows, lengths_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes, overlap_of, replace_lanes
@@ -35,13 +36,13 @@ class TrainedRun(NamedTuple):
     model: Module  # in evaluation mode
     settings: Settings
     checkpoint: dict
-    tokenizer: object
+    tokenizer: Tokenizer
     lane_count: int  # lanes (rows of a batch) that read documents
     data: str = ""  # --data, or what the run was trained on
-    splits: dict | None = None  # {split: documents}: one split for most reports, None for sample
+    splits: dict[str, Documents] | None = None  # one for most reports, None for sample
     carry_over: bool = False  # whether memory is carried over documents
 
-    def to_read(self, split: str) -> Sequence:
+    def to_read(self, split: str) -> Sequence[Document]:
         """What is read of a split: its documents, or parts of their joined text if memory is carried over documents."""
         documents, size = self.splits[split], self.model.config.segment
         return (
@@ -67,7 +68,7 @@ class TrainedRun(NamedTuple):
         return name
 
     @property
-    def documents(self) -> Sequence:
+    def documents(self) -> Sequence[Document]:
         """What is read of the only split."""
         return self.to_read(self.split)
 
@@ -130,7 +131,7 @@ class Predictions(NamedTuple):
     right: np.ndarray  # (B, N) bool, whether the target is scored and was the most probable token
 
 
-def count_bytes(segments: Iterable[Segment], tokenizer: object) -> int:
+def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are still on the host."""
     return sum(
         int(tokenizer.token_bytes[s.targets.numpy()[s.scored.numpy()]].sum()) for s in segments
@@ -175,7 +176,11 @@ def predictions(model: Module, hidden: Tensor, segment: Segment) -> Predictions:
 
 @torch.no_grad()
 def carried_through(
-    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, predict: bool = True
+    model: Module,
+    documents: Sequence[Document],
+    lanes: int,
+    clear_every: int = 0,
+    predict: bool = True,
 ) -> Iterator[tuple]:
     """Read documents with the state carried through each; yield (segment, its number (B,), the state before it, Predictions).
 
@@ -219,7 +224,7 @@ def add_segment(
     score: Score,
     made: Predictions,
     segment: Segment,
-    tokenizer: object,
+    tokenizer: Tokenizer,
     lanes: slice | np.ndarray = slice(None),
 ) -> Score:
     """Add the Score of a segment with its Predictions, or of some of its lanes, to score."""
@@ -230,7 +235,11 @@ def add_segment(
 
 
 def evaluate(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False
+    model: Module,
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
+    lanes: int,
+    clear_memory: bool = False,
 ) -> Score:
     """The Score of documents; the state is carried through each, or with clear_memory starts anew at every segment."""
     score = Score()
@@ -247,7 +256,7 @@ def check_score(score: Score) -> Score:
 
 
 def token_nats(
-    model: Module, documents: Sequence, lanes: int, clear_memory: bool = False
+    model: Module, documents: Sequence[Document], lanes: int, clear_memory: bool = False
 ) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]

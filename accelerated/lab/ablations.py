@@ -24,6 +24,7 @@ from accelerated.attention.heads import project
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
+from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
@@ -158,7 +159,7 @@ def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterat
         yield norm
 
 
-def target_square(model: nn.Module, documents: Sequence) -> float:
+def target_square(model: nn.Module, documents: Sequence[Document]) -> float:
     """The mean square of what compression is to reconstruct, the attention to what is evicted, a mean of the layers."""
     watched = copy.deepcopy(model).eval()
     for layer in watched.layers:

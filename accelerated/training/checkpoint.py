@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accelerated.data.tokenizers import run_tokenizer
+from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
@@ -194,7 +194,7 @@ def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
         raise ValueError("its moments have other shapes")  # a fused step would write beyond them
 
 
-def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:
+def check_tokenizer(tokenizer: Tokenizer, checkpoint: dict, path: str | Path) -> None:
     """Raise InputError unless tokenizer, of the run at path, is the one that the checkpoint was trained with."""
     if checkpoint["tokenizer"] not in ("", tokenizer.fingerprint):
         raise InputError(
@@ -211,7 +211,7 @@ def open_model(
     settings: Settings,
     config: Any = None,
     device: str | torch.device = "cpu",
-) -> tuple[torch.nn.Module, object]:
+) -> tuple[torch.nn.Module, Tokenizer]:
     """Return (the model of these contents of `path`, in evaluation mode; its tokenizer). config, if given, may have other sizes.
 
     Parameters are float64 if they were trained so, otherwise float32.

@@ -14,13 +14,14 @@ from accelerated.data.corpus import Corpus, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import (
+    Tokenizer,
     open_tokenizer,
     run_tokenizer,
     tokenizers_package,
     train_bpe,
     train_words,
 )
-from accelerated.data.windows import count_windows, lengths_of
+from accelerated.data.windows import Document, count_windows, lengths_of
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
@@ -112,7 +113,7 @@ def own_folder(start: Start) -> Iterator[None]:
         yield
 
 
-def choose_tokenizer(settings: Settings, start: Start) -> object:
+def choose_tokenizer(settings: Settings, start: Start) -> Tokenizer:
     """The tokenizer: of the resumed run, of the run of --init, learned now, or named by --tokenizer.
 
     A tokenizer that was learned or read from a file is written to the run folder.
@@ -139,7 +140,7 @@ def choose_tokenizer(settings: Settings, start: Start) -> object:
     return tokenizer
 
 
-def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
+def load_data(settings: Settings, start: Start) -> tuple[Tokenizer, Corpus]:
     """Return (tokenizer, Corpus); raises InputError if the data of a resumed run has changed."""
     data = settings.data
     with process.first_process_first():
@@ -158,7 +159,7 @@ def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
 
 
 def build(
-    settings: Settings, start: Start, device: torch.device, tokenizer: object, corpus: Corpus
+    settings: Settings, start: Start, device: torch.device, tokenizer: Tokenizer, corpus: Corpus
 ) -> Run:
     """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     documents, validation = documents_of(settings, corpus)
@@ -212,7 +213,9 @@ def build(
     return run
 
 
-def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence]:
+def documents_of(
+    settings: Settings, corpus: Corpus
+) -> tuple[Sequence[Document], Sequence[Document]]:
     """The documents to train on, and to validate on, as they are dealt to lanes."""
     training, segment = settings.training, settings.model_config.segment
     documents, validation = corpus.splits["train"], corpus.splits["valid"]
@@ -229,7 +232,7 @@ def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence
     return documents, validation
 
 
-def with_steps(settings: Settings, documents: Sequence, start: Start) -> Settings:
+def with_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
     """The Settings with --epochs turned into --steps, each of which reads batch x horizon segments of the documents.
 
     --validate-every -1 becomes a tenth of the steps.

@@ -13,7 +13,8 @@ import torch
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
 from accelerated.data.tasks import MultiTask
-from accelerated.data.windows import lengths_of
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.data.windows import Document, lengths_of
 from accelerated.program.errors import counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in
@@ -32,9 +33,9 @@ class Run:
     folder: Path  # for checkpoints and the log
     data_dir: Path
     device: torch.device
-    tokenizer: object
+    tokenizer: Tokenizer
     corpus: Corpus
-    validation: Sequence  # the documents to validate on, joined if memory is carried over documents
+    validation: Sequence[Document]  # joined if memory is carried over documents
     reader: MultiTask  # gives the segments of all lanes, with their tasks
     model: torch.nn.Module
     trained: TrainedModel  # the model as training steps compute it

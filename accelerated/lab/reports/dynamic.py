@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.data.windows import Document
 from accelerated.evaluation import score as scoring
 from accelerated.evaluation.score import Score, TrainedRun, score_lines, score_record
 from accelerated.program.errors import InputError
@@ -16,8 +18,8 @@ from accelerated.training.optimization import average_and_clip, make_optimizer, 
 
 def evaluate_dynamically(
     model: Module,
-    documents: Sequence,
-    tokenizer: object,
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
     lanes: int,
     optimizer: Optimizer,
     clip: float = 0.0,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from accelerated.data.corpus import load_corpus
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
@@ -31,7 +32,7 @@ def ids_of(document: Document) -> np.ndarray:
     return np.concatenate([document.inputs[:1], document.targets])
 
 
-def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.ndarray]:
+def words_of(document: Document, tokenizer: Tokenizer) -> tuple[list[bytes], np.ndarray]:
     """Return (the document's words, the index of the word that each of its n tokens belongs to, (n,) int64).
 
     A word is a run of bytes that are not white space. A token belongs to the word of its first such byte; if it has none, to the
@@ -48,7 +49,9 @@ def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.nda
     return words, np.minimum(owners, len(words) - 1)
 
 
-def word_counts(documents: Sequence, asked: Sequence, tokenizer: object) -> Counter:
+def word_counts(
+    documents: Sequence[Document], asked: Sequence[Document], tokenizer: Tokenizer
+) -> Counter:
     """How often the words of the documents `asked` occur in documents."""
     counts, words = (
         Counter(),
@@ -65,7 +68,10 @@ def word_counts(documents: Sequence, asked: Sequence, tokenizer: object) -> Coun
 
 
 def by_frequency(
-    nats: list[np.ndarray], documents: Sequence, counts: dict[bytes, int], tokenizer: object
+    nats: list[np.ndarray],
+    documents: Sequence[Document],
+    counts: dict[bytes, int],
+    tokenizer: Tokenizer,
 ) -> list[FrequencyRow]:
     """A row for each of FREQUENCIES and one for all words (Table 7), from token_nats and the training split's word_counts."""
     sums, sizes = (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from accelerated.data.windows import Document
 from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
 from accelerated.protocol import keep_lanes
@@ -26,7 +27,7 @@ def segments_to_fill(config: Config) -> int:
 
 
 def full_memories(
-    model: Module, documents: Sequence, lanes: int, sequences: int
+    model: Module, documents: Sequence[Document], lanes: int, sequences: int
 ) -> Iterator[tuple[Tensor, tuple]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, taken = segments_to_fill(model.config), 0
@@ -54,7 +55,9 @@ def bucket_shares(size: int) -> Tensor:
 
 
 @torch.no_grad()
-def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> Tensor:
+def attention_by_bucket(
+    model: Module, documents: Sequence[Document], lanes: int, sequences: int
+) -> Tensor:
     """Each bucket's attention weight for n segments (n, 18): summed over keys, averaged over layers, heads and queries."""
     sizes = (
         model.config.compressed_memory,
@@ -100,7 +103,9 @@ def bucket_table(weights: Tensor) -> tuple[dict, list[str]]:
 
 
 @torch.no_grad()
-def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> Tensor:
+def compression_by_layer(
+    model: Module, documents: Sequence[Document], lanes: int, sequences: int
+) -> Tensor:
     """Of each layer the attention-reconstruction loss and its target's mean square (2, L), averaged over segments.
 
     The model's config must ask for that loss.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch.nn import Module
 
-from accelerated.data.windows import count_windows, lengths_of
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.data.windows import Document, count_windows, lengths_of
 from accelerated.evaluation.score import (
     Score,
     TrainedRun,
@@ -20,7 +21,7 @@ from accelerated.protocol import overlap_of
 
 
 def temporal_range(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_every: int
+    model: Module, documents: Sequence[Document], tokenizer: Tokenizer, lanes: int, clear_every: int
 ) -> list[Score]:
     """A Score for each number of segments, 0 .. clear_every - 1, that the state has carried since it was cleared.
 

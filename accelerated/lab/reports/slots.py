@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from accelerated.attention.slots import Writer
 from accelerated.data.lanes import Parts, one_pass
-from accelerated.data.windows import lengths_of
+from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.generation import show_text
 from accelerated.evaluation.score import TrainedRun, carried_through, evaluating
 from accelerated.program.errors import InputError
@@ -23,7 +23,9 @@ SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often
 
 
 @torch.no_grad()
-def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+def writing(
+    model: Module, documents: Sequence[Document], lanes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """What each layer's heads keep of a slot, a mean (L, H); the slots' weight on each token (V,), relative to the mean token's.
 
     Of all segments after a document's first whose tokens are all scored. A token that was read seldom has weight 0.
@@ -60,7 +62,9 @@ def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray,
     return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
 
-def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: int) -> list[float]:
+def gradient_by_age(
+    model: Module, documents: Sequence[Document], lanes: int, segments: int
+) -> list[float]:
     """The norm of the gradient of a segment's loss at the memory 0 .. `segments` - 1 segments earlier, divided by the first.
 
     Of the longest documents, after as many segments that are read without gradient.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from accelerated.data.lanes import Parts
-from accelerated.data.windows import lengths_of
+from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.evaluation.score import TrainedRun
 from accelerated.lab.reports.frequency import ids_of, training_split
@@ -31,7 +31,7 @@ def sklearn(module: str) -> ModuleType:
 
 
 def drawn_pieces(
-    documents: Sequence, count: int, length: int, rng: np.random.Generator
+    documents: Sequence[Document], count: int, length: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Token ids (count, length) of pieces from anywhere in documents that are long enough, each place as likely."""
     places = np.maximum(

@@ -327,7 +327,16 @@ def test_the_page_loads_nothing_and_is_installed_with_the_package():
 
 
 HTML = ("</script><script>hacked=1</script>", "<b id=b>")
-HOSTILE = Tokenizer(
+
+
+class Spelled(Tokenizer):
+    """A tokenizer that only spells ids."""
+
+    def encode(self, text):
+        raise NotImplementedError
+
+
+HOSTILE = Spelled(
     "bytes and HTML", [*(bytes([byte]) for byte in range(256)), *map(str.encode, HTML)], ""
 )
 IDS = np.array(
