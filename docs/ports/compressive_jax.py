@@ -267,10 +267,8 @@ def adamw_step(params, first, second, step, state, segments, config, rates):
 def run_case(path):
     """-> everything that the vectors at path ask for, by name, in float64"""
     with safe_open(path, "numpy") as file:
-        tensors, metadata = (
-            {name: file.get_tensor(name) for name in file.keys()},
-            file.metadata() or {},
-        )  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
     if metadata.get("paper") != "compressive":
         raise ValueError("not a file of compressive vectors")
     config, rates = SimpleNamespace(**json.loads(metadata["config"])), json.loads(metadata["steps"])
