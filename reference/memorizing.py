@@ -307,19 +307,27 @@ def stopped(config):
 
 
 def check_gradients(loss, params, grads, rng):
-    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    """Compare grads with finite differences of loss(params), each along a random direction.
+
+    Prints the largest relative error; exits with an error if they differ.
+    """
+    step = 1e-6
     errors = []
     for name, grad in grads.items():
         direction = rng.standard_normal(grad.shape)
-        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
-        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
-        errors.append(
-            abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-4)
-        )  # a difference is rounded to 1e-9 or so
+        above = loss(params | {name: params[name] + step * direction})
+        below = loss(params | {name: params[name] - step * direction})
+        numeric = (above - below) / (2 * step)
+        analytic = (grad * direction).sum()
+        size = max(abs(numeric), abs(analytic), 1e-4)  # a difference is rounded to 1e-9 or so
+        errors.append(abs(numeric - analytic) / size)
+
+    worst = np.max(errors)  # NaN if one of them is
     print(
-        f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n"
+        f"Largest relative error {worst:.1e}: the hand-written backward pass is the "
+        "forward pass's derivative.\n"
     )
-    if not np.max(errors) < 1e-4:
+    if not worst < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
 
 
@@ -529,7 +537,8 @@ def token_mlp_backward(dy, cache):
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
+    return by_head.transpose(0, 2, 1, 3)
 
 
 def merge_heads(x):
@@ -539,56 +548,66 @@ def merge_heads(x):
 
 
 def linear_forward(x, weight):
-    """y = x W^T for x (..., in) and weight (out, in)."""
-    return x @ weight.T, (x, weight)
+    """y = x W^T (..., out) for x (..., in) and weight (out, in)."""
+    y = x @ weight.T
+    return y, (x, weight)
 
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
+    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
-    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(
-        -1, x.shape[-1]
-    )  # (..., in) and (out, in)
+    dx = dy @ weight
+    dy_rows = dy.reshape(-1, dy.shape[-1])
+    x_rows = x.reshape(-1, x.shape[-1])
+    dweight = dy_rows.T @ x_rows
+    return dx, dweight
 
 
 def layer_norm_forward(p, name, x):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal, scale = centred * inverse, p[f"{name}.scale"]
-    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
+    normal = centred * inverse
+    scale = p[f"{name}.scale"]
+    y = normal * scale + p[f"{name}.bias"]
+    return y, (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
+    """Gradients of x, and of the scale and the bias by name."""
     name, normal, inverse, scale = cache
     dnormal = dy * scale
-    dx = inverse * (
-        dnormal
-        - dnormal.mean(-1, keepdims=True)
-        - normal * (dnormal * normal).mean(-1, keepdims=True)
-    )
-    sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
+    mean = dnormal.mean(-1, keepdims=True)
+    correlation = (dnormal * normal).mean(-1, keepdims=True)
+    dx = inverse * (dnormal - mean - normal * correlation)
+
+    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
+    dscale = (dy * normal).sum(sum_axes)
+    dbias = dy.sum(sum_axes)
+    return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
 def softmax_forward(scores):
     """Softmax over the last axis; -inf scores get exactly zero."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights, weights
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = exponentials / exponentials.sum(-1, keepdims=True)
+    return weights, weights  # which are the cache too
 
 
 # w = softmax(s): ds = w (dw - w·dw)
 def softmax_backward(dweights, weights):
-    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+    mean = (dweights * weights).sum(-1, keepdims=True)
+    return weights * (dweights - mean)
 
 
 def dropout_forward(x, rate, rng):
     """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
     if rng is None or rate == 0:
         return x, None
-    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
+    kept = rng.random(x.shape) >= rate
+    dropout_mask = kept / (1 - rate)
     return x * dropout_mask, dropout_mask
 
 
@@ -605,14 +624,16 @@ def cross_entropy_forward(logits, targets, scored):
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
     of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
+    loss = -of_targets[scored].sum()
+    return loss, (log_probabilities, targets, scored)
 
 
 # loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
     log_probabilities, targets, scored = cache
     one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+    dlogits = dloss * (np.exp(log_probabilities) - one_hot)
+    return dlogits * scored[..., None]
 
 
 def prefixed(prefix, tree):
@@ -622,7 +643,11 @@ def prefixed(prefix, tree):
 
 def subtree(params, prefix):
     """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in params.items()
+        if name.startswith(prefix)
+    }
 
 
 def add_into(total, part):
@@ -667,11 +692,15 @@ def init_layer(config, rng, layer):
 
 
 def init_linear(rng, fan_out, fan_in, deviation=None):
-    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    """A matrix (out, in) of a normal cut at two sigma; deviation after the cut, or 1 / sqrt(in)."""
+    if deviation is None:
+        deviation = fan_in**-0.5
     draw = rng.standard_normal((fan_out, fan_in))
-    while (outside := np.abs(draw) > 2).any():
+    outside = np.abs(draw) > 2
+    while outside.any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
+        outside = np.abs(draw) > 2
+    return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
 # ----------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from reference.pretrained_recurrence import (
     add_into,
     affine_backward,
     affine_forward,
+    affine_key_backward,
     check_gradients,
     cross_entropy_backward,
     cross_entropy_forward,
@@ -203,18 +204,19 @@ def post_norm_attention_backward(config, dy, cache):
     projection_caches, attention_cache, output_cache, dropout_mask, norm_cache = cache
     dsum, grads = layer_norm_backward(dy, norm_cache)
     dout, doutput = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
-    dparts = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
-    made = [
-        affine_backward(merge_heads(d), cache)
-        for d, cache in zip(dparts, projection_caches, strict=True)
-    ]
-    (dx, dquery), (dsource_by_key, dkey), (dsource_by_value, dvalue) = made
+    dquery, dkey, dvalue = masked_attention_backward(
+        split_heads(dout, config.heads), attention_cache
+    )
+    query_cache, key_cache, value_cache = projection_caches
+    dx, dquery_params = affine_backward(merge_heads(dquery), query_cache)
+    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
+    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
     dsource = dsource_by_key + dsource_by_value
     vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
     return (
         dsum + dx + dsource[:, vectors:],
         dsource[:, :vectors],
-        grads | doutput | dquery | dkey | dvalue,
+        grads | doutput | dquery_params | dkey_params | dvalue_params,
     )
 
 
