@@ -13,7 +13,8 @@ from accelerated.compressive import Compressive
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree, brute_force_softmax
 from tests.helpers.rollouts import gradients
-from tests.helpers.variants import PAPERS, SIMPLIFIED
+from tests.helpers.variants import PAPERS
+from tests.models.compressive import SIMPLIFIED
 
 PAPER = PAPERS["compressive"]
 SMALL, variant = PAPER.small, PAPER.variant

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accelerated.models import NAMES, model_class
 from accelerated.protocol import Stream, computing_in, detach, keep_lanes
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
@@ -25,25 +25,12 @@ from tests.helpers.variants import (
     MORE_KINDS,
     ONE_OF_EACH,
     PAPERS,
+    listed,
     over,
-    pairs,
     variant,
 )
 
-# They have a softmax over a single entry, which has no gradient
-NO_CHOICE = pairs(
-    memformer="one-token one-slot", pretrained_recurrence="one-token one-layer-one-head"
-)
-OTHER_TYPES = pairs(  # variants with a gate, a compression or a pooling that none of MORE_KINDS has
-    block_recurrent="fixed-single lstm-single",
-    compressive="adaptive-attention_reconstruction rate-of-a-segment wide-dilations",
-    memformer="encoder-decoder-retentive one-slot",
-    pretrained_recurrence="max advance-fixed-key pooled-after-the-norm",
-)
-LONG_LIVED = {
-    "block_recurrent": {"states"},
-    "memformer": {"memory"},
-}  # fields that have float32 at least
+MODEL_FILES = Path(__file__).parent / "models"
 
 
 def random_tokens(config, rng, lanes=2):
@@ -53,11 +40,16 @@ def random_tokens(config, rng, lanes=2):
 # The two sides
 
 
-def test_every_model_is_in_both_folders_and_among_the_variants():
-    assert set(NAMES) == PAPERS.keys()
+def test_every_model_has_the_references_config():
     for name, paper in PAPERS.items():
-        assert model_class(name) is paper.model and paper.model.Config is paper.reference.Config
-        assert type(paper.model(paper.small).config) is paper.reference.Config
+        config = paper.reference.Config
+        assert paper.model.Config is config, f"accelerated/{name}.py has another Config"
+        assert type(paper.model(paper.small).config) is config, f"{name} keeps another config"
+
+
+def test_a_file_of_tests_models_belongs_to_a_model():
+    for path in MODEL_FILES.glob("*.py"):
+        assert path.stem in PAPERS, f"no model has the name of tests/models/{path.name}"
 
 
 @over(EVERY_VARIANT)
@@ -79,7 +71,7 @@ def test_accelerated_equals_reference(paper, name, monkeypatch):
     silent = {n for n in params if not rows[f"grad/{n}"].any()}
     untrained = getattr(config, "compression_loss", None) == "none"
     expected = {n for n in params if "key_bias" in n or (untrained and ".compression." in n)}
-    assert silent == expected or (paper, name) in NO_CHOICE
+    assert silent == expected or name in PAPERS[paper].no_choice
 
 
 @over(EVERY_VARIANT)
@@ -223,7 +215,7 @@ class OneType(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@over([*MORE_KINDS, *OTHER_TYPES])
+@over([*MORE_KINDS, *listed("other_types")])
 def test_types_are_kept(paper, name):
     """All products are in one type; recurrent states, memory slots, losses and gradients have float32; all values are finite.
 
@@ -240,10 +232,11 @@ def test_types_are_kept(paper, name):
             output = model(tokens, first.state)
             (output.logits.sum() + sum(output.auxiliary.values())).backward()
             logits, streams = read_on(model, tokens, detach(first.state))
-        kinds = {
-            field: torch.float32 if field in LONG_LIVED.get(paper, ()) else dtype
-            for field in initial._fields
-        }
+        kinds = {name: dtype for name in initial._fields}
+        if PAPERS[paper].long_lived is None:
+            kinds = {name: field.dtype for name, field in initial._asdict().items()}
+        else:
+            kinds |= {name: torch.float32 for name in PAPERS[paper].long_lived}
         for carried in (
             initial,
             advanced,
@@ -354,49 +347,11 @@ def test_states_that_do_not_fit_are_refused(paper, name):
             refuses(model, tokens, other.model(other.small).initial_state(2), "state")
 
 
-DESCRIBED = [  # (paper, variant, how many tokens back attention reaches, a part of what the model says of itself)
-    (
-        "block_recurrent",
-        "fixed-skip",
-        12,
-        "3 layers x 4 = 12 tokens back; 3 recurrent states on layer 2 carry the rest",
-    ),
-    (
-        "compressive",
-        "conv-attention_reconstruction",
-        96,
-        "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8",
-    ),
-    ("memformer", "encoder-decoder", 12, "4 memory slots (encoder-decoder)"),
-    ("memformer", "decoder-only", 6, "4 memory slots (decoder-only, in each of its layers)"),
-    (
-        "memorizing",
-        "ten-of-thirteen",
-        12,
-        "12 tokens back; layer 2 looks up 10 of the last 13 tokens",
-    ),
-    (
-        "pretrained_recurrence",
-        "overlapping",
-        6,
-        "one pooled vector is carried from window to window, into layer 2",
-    ),
-    (
-        "pretrained_recurrence",
-        "at-the-last-layer",
-        6,
-        "2 of them shared with the previous one; 2 vectors are carried",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    "paper,name,reach,words", DESCRIBED, ids=[f"{paper}-{name}" for paper, name, *_ in DESCRIBED]
-)
-def test_a_model_says_how_far_it_looks_back(paper, name, reach, words):
+@over(listed("described"))
+def test_a_model_says_how_far_it_looks_back(paper, name):
     model = PAPERS[paper].model(variant(paper, name))
-    assert (
-        words in model.describe()
-        and "\n" not in model.describe()
-        and model.attention_reach == reach
-    )
+    reach, words = PAPERS[paper].described[name]
+    described = model.describe()
+    assert words in described, f"{name} should say {words!r}, and says {described!r}"
+    assert "\n" not in described
+    assert model.attention_reach == reach

@@ -14,7 +14,8 @@ from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
 from tests.helpers.comparison import assert_agree, check_directions, named
 from tests.helpers.rollouts import both_sides, filled, random_segments, reference_segments
-from tests.helpers.variants import PAPERS, random_task, shaken
+from tests.helpers.variants import PAPERS, shaken
+from tests.models.memformer import random_task
 
 PAPER = PAPERS["memformer"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelerated.protocol import require_gradient
 from tests.helpers.rollouts import both_sides
-from tests.helpers.variants import PAPERS, over, pairs, random_task
+from tests.helpers.variants import PAPERS, over, pairs
 from tests.tools.reach import ALL, COLUMNS, PART, ZERO, expected_cells, group_of
 
 TASKS = ("own", "infilling", "recall")
@@ -116,7 +116,7 @@ def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
     own, (config, rng, params, middle, model, _) = PAPERS[paper], both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))
     for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
-        task = [random_task(config, rng, [kind, kind])] if kind else []
+        task = [own.random_task(config, rng, [kind, kind])] if kind else []
         for when in (
             "first",
             "later",

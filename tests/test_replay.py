@@ -35,7 +35,6 @@ from tests.helpers.variants import (
     ONE_OF_EACH,
     PAPERS,
     over,
-    random_task,
     variant,
 )
 
@@ -70,7 +69,9 @@ def test_the_three_methods_agree(
         length = config.segment - (PAPERS[paper].shorter if number and number == horizon - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, max(1, length)))
         reads = name in PAPERS[paper].tasks and (number + seed) % 2 == 0
-        task = (random_task(config, rng, rng.integers(3, size=lanes)),) if reads else ()
+        task = (
+            (PAPERS[paper].random_task(config, rng, rng.integers(3, size=lanes)),) if reads else ()
+        )
         segments.append((tokens, targets, rng.random(tokens.shape) < scored, *task))
     starts = [rng.random(lanes) < begins for _ in segments]
     check_back_propagation(model, torch_segments(paper, segments, starts), state, method)

@@ -19,7 +19,7 @@ from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
 from tests.helpers.texts import BYTES, documents_of
-from tests.helpers.variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
+from tests.helpers.variants import PAPERS, variant
 
 SMALL = PAPERS["pretrained_recurrence"].small
 
@@ -50,7 +50,7 @@ def test_the_papers_flops_per_token():
         }
 
 
-@pytest.mark.parametrize("name", PRETRAINED_RECURRENCE_VARIANTS)
+@pytest.mark.parametrize("name", PAPERS["pretrained_recurrence"].variants)
 def test_the_count_is_that_of_torchs_counter(name, monkeypatch):
     """On the plain path, because the counter does not count torch's SDPA on the CPU."""
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
 from reference import rollout
 from tests.helpers.comparison import LADDER, as_array, assert_agree, named
-from tests.helpers.variants import PAPERS, random_task
+from tests.helpers.variants import PAPERS
 
 RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
 
@@ -48,7 +48,13 @@ def random_segments(paper, name, rng):
     tasks = [(), (), ()]
     if name in PAPERS[paper].tasks:
         lengths.append(config.segment)
-        tasks = [(), *((random_task(config, rng, kinds),) for kinds in ([0, 1], [1, 2], [2, 0]))]
+        tasks = [
+            (),
+            *(
+                (PAPERS[paper].random_task(config, rng, kinds),)
+                for kinds in ([0, 1], [1, 2], [2, 0])
+            ),
+        ]
     for length, task in zip(lengths, tasks, strict=True):
         tokens, targets = rng.integers(config.vocabulary, size=(2, 2, length))
         segments.append((tokens, targets, rng.random(tokens.shape) < 0.7, *task))

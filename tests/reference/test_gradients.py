@@ -14,17 +14,9 @@ from tests.helpers.variants import (
     PAPERS,
     over,
     pairs,
-    random_task,
     variant,
 )
 
-CARRIED = {  # the fields of the next state that gradient may arrive through, without what a paper stops
-    "block_recurrent": ("states", "keys", "values"),
-    "compressive": (),
-    "memformer": ("memory",),
-    "memorizing": ("keys", "values"),
-    "pretrained_recurrence": ("pooled",),
-}
 WITH_DROPOUT = ONE_OF_EACH + pairs(
     block_recurrent="lstm-dual-feedback",
     compressive="simplified-conv-bptt",
@@ -65,25 +57,25 @@ def test_model_gradient_with_dropout(paper, name):
     )
     params, state = own.random_params(config, rng), own.random_state(config, rng, 3)
     tokens = rng.integers(config.vocabulary, size=(3, config.segment))
-    task = [random_task(config, rng, [0, 1, 2])] if name in own.tasks else []
+    task = [own.random_task(config, rng, [0, 1, 2])] if name in own.tasks else []
 
     def run(inputs):
-        moved = state._replace(**{field: inputs[f"state.{field}"] for field in CARRIED[paper]})
+        moved = state._replace(**{field: inputs[f"state.{field}"] for field in own.carried})
         return own.reference.forward(inputs, config, tokens, moved, np.random.default_rng(8), *task)
 
-    inputs = params | {f"state.{field}": getattr(state, field) for field in CARRIED[paper]}
+    inputs = params | {f"state.{field}": getattr(state, field) for field in own.carried}
     logits, after, cache = run(inputs)
     dlogits = rng.standard_normal(logits.shape)
     dnext = after._replace(
-        **{field: rng.standard_normal(getattr(after, field).shape) for field in CARRIED[paper]}
+        **{field: rng.standard_normal(getattr(after, field).shape) for field in own.carried}
     )
-    arriving = dnext if CARRIED[paper] else None
+    arriving = dnext if own.carried else None
     grads, dstate = own.reference.backward(params, config, cache, dlogits, arriving)
 
     def objective(moved):
         logits, after, _ = run(moved)
         return (logits * dlogits).sum() + sum(
-            (getattr(after, f) * getattr(dnext, f)).sum() for f in CARRIED[paper]
+            (getattr(after, f) * getattr(dnext, f)).sum() for f in own.carried
         )
 
     found = grads | named("state", dstate)

@@ -7,7 +7,7 @@ import pytest
 
 from reference import roberta as ref
 from tests.helpers.comparison import check_directions
-from tests.helpers.variants import ROBERTA, roberta_example, roberta_params
+from tests.helpers.roberta import ROBERTA, roberta_example, roberta_params
 
 ONE_LAYER = {"layers": 1, "insertion_layer": 1}
 CHANGES = [

@@ -32,7 +32,8 @@ from reference.rollout import (
     sgd,
 )
 from tests.helpers.rollouts import reference_rollout
-from tests.helpers.variants import PAPERS, random_task, shaken
+from tests.helpers.variants import PAPERS, shaken
+from tests.models.memformer import random_task
 from tests.tools.cases import EVERY_CASE, MEMFORMER, TASKS, config_of, inner_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"

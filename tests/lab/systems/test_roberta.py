@@ -12,7 +12,7 @@ from accelerated.lab.systems.roberta import Roberta
 from reference import roberta as ref
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.variants import ROBERTA, roberta_example, roberta_params
+from tests.helpers.roberta import ROBERTA, roberta_example, roberta_params
 
 
 def drawn(config, seed):

@@ -1,0 +1,59 @@
+"""Compressive: its variants and what else the tests of every model must know; tests/helpers/variants.py reads it."""
+
+from reference.compressive import COMPRESSION_LOSSES, COMPRESSIONS, State
+
+SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
+
+VARIANTS = {
+    f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
+    for compression in COMPRESSIONS
+    for loss in COMPRESSION_LOSSES
+}
+VARIANTS |= {
+    "transformer-xl": {"compressed_memory": 0},
+    "transformer-xl-short": {"compressed_memory": 0, "memory": 3},
+    "no-memory": {"memory": 0},
+    "nothing-remembered": {"memory": 0, "compressed_memory": 0},
+    "short-memory": {"memory": 3},
+    "short-memory-most-used": {"memory": 3, "compression": "most_used"},
+    "short-memory-bptt": {"memory": 3, "compression_loss": "bptt"},
+    "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
+    "compressed-holds-three": {
+        "compressed_memory": 6,
+        "compression_rate": 4,
+        "compression_loss": "bptt",
+    },
+    "rate-one": {"compression_rate": 1},
+    "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
+    "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
+    "one-layer": {"layers": 1},
+    "adaptive-attention_reconstruction": {"cutoffs": (3, 7), "div_value": 2},
+    "adaptive-conv-bptt": {"cutoffs": (4,), "compression_loss": "bptt"},
+    "simplified-attention_reconstruction": SIMPLIFIED,
+    "simplified-conv-bptt": SIMPLIFIED | {"compression_loss": "bptt"},
+    "simplified-short-memory-most-used": SIMPLIFIED | {"memory": 3, "compression": "most_used"},
+    "simplified-transformer-xl": SIMPLIFIED | {"compressed_memory": 0, "max_distance": 40},
+}
+KINDS = ("conv-bptt",)
+MORE_KINDS = (
+    "most_used-none",
+    "transformer-xl",
+    "simplified-attention_reconstruction",
+    "simplified-short-memory-most-used",
+)
+OTHER_TYPES = ("adaptive-attention_reconstruction", "rate-of-a-segment", "wide-dilations")
+
+WRONG_LENGTHS = {length: f"{length} tokens is not one of 8" for length in (0, 4, 9)}
+DESCRIBED = {
+    "conv-attention_reconstruction": (
+        96,
+        "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8",
+    ),
+}
+
+
+def random_state(config, rng, batch):
+    """A random state of both memories."""
+    memory = rng.standard_normal((batch, config.layers, config.memory, config.width))
+    compressed = rng.standard_normal((batch, config.layers, config.compressed_memory, config.width))
+    return State(memory, compressed)
