@@ -232,11 +232,11 @@ def test_types_are_kept(paper, name):
             output = model(tokens, first.state)
             (output.logits.sum() + sum(output.auxiliary.values())).backward()
             logits, streams = read_on(model, tokens, detach(first.state))
-        kinds = {name: dtype for name in initial._fields}
+        kinds = dict.fromkeys(initial._fields, dtype)
         if PAPERS[paper].long_lived is None:
             kinds = {name: field.dtype for name, field in initial._asdict().items()}
         else:
-            kinds |= {name: torch.float32 for name in PAPERS[paper].long_lived}
+            kinds |= dict.fromkeys(PAPERS[paper].long_lived, torch.float32)
         for carried in (
             initial,
             advanced,
