@@ -18,7 +18,9 @@ import math
 import torch
 
 from accelerated import protocol, replay
-from accelerated.evaluation import generation, score
+from accelerated.evaluation import sample as samples
+from accelerated.evaluation import score
+from accelerated.generation import continuation
 from accelerated.program.interruption import Interruption
 from accelerated.program.progress import Progress
 from accelerated.training import opening, optimization, process
@@ -181,19 +183,19 @@ def sample(run: opening.Run) -> None:
     prompt = torch.as_tensor(document.inputs[:32].astype("int64"))[None]  # (1, n)
     generator = torch.Generator(run.device).manual_seed(training.seed)
     with run.computing():
-        tokens = generation.continue_text(
+        tokens = continuation.continue_text(
             run.model,
             prompt.to(run.device),
             training.sample,
-            generation.Sampling(temperature=0.8),
+            continuation.Sampling(temperature=0.8),
             generator,
         )
-        continuation = generation.show_text(run.tokenizer, tokens)
-    given = generation.show_text(run.tokenizer, prompt[0].tolist())
+        continued = samples.show_text(run.tokenizer, tokens)
+    given = samples.show_text(run.tokenizer, prompt[0].tolist())
     print(
         f"a sample: the opening of a validation document, and after {END} how the model continues it:"
     )
-    print(f"{given}{END}{continuation}")
+    print(f"{given}{END}{continued}")
 
 
 def main(settings: opening.Settings, start: opening.Start) -> None:

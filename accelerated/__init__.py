@@ -54,7 +54,8 @@ def generate(
     """
     import torch
 
-    from accelerated.evaluation.generation import Sampling, continue_text, stream_text
+    from accelerated.evaluation.sample import stream_text
+    from accelerated.generation.continuation import Sampling, continue_text
     from accelerated.program.errors import InputError
 
     device, ids = next(model.parameters()).device, tokenizer.encode(prompt).tolist()

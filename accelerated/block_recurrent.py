@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.content import scaled_attention, sdpa
+from accelerated.attention.content import scaled_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -21,10 +21,8 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
-    unit_norm,
 )
 from accelerated.attention.sliding_window import (
-    of_query,
     offsets_by_pair,
     offsets_of,
     sliding_attention,
@@ -34,11 +32,9 @@ from accelerated.protocol import (
     Model,
     Reading,
     Recomputable,
-    Stream,
     check_lanes,
     check_state,
     initialise,
-    logits_of,
 )
 from reference.block_recurrent import Config, init_params
 
@@ -329,13 +325,13 @@ class BlockRecurrent(Model):
         Raises ValueError if N is not a positive multiple of the window, or if the state does not fit this model and B lanes.
         """
         hidden, state = self._read(tokens, state)
-        return Reading(self._output_rows(hidden), state, {})
+        return Reading(self.output_rows(hidden), state, {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and, except under feedback, the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
-    def _output_rows(self, hidden):
+    def output_rows(self, hidden):
         return self.final_norm(hidden) * self.config.width**-0.5
 
     def _read(self, tokens, state, memory_only=False):
@@ -385,92 +381,3 @@ class BlockRecurrent(Model):
                 states.append(layer_states)
         states = torch.stack(states, 1) if states else state.states
         return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
-
-    # The methods below are only for generation.
-
-    def stream(self, state: State) -> Stream:
-        """The Stream at a block's start, with all that does not depend on the block's tokens."""
-        cells = [layer.state for layer in self.layers if layer.state is not None]
-        pairs = [cell.keys_and_values(state.states[:, r]) for r, cell in enumerate(cells)]
-        empty = torch.zeros_like(state.keys)
-        keys, values = (
-            torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values)
-        )
-        weights, scales = [], []
-        for layer in self.layers:
-            reads = layer.cross_query is not None
-            cross = [layer.cross_query] if reads else []
-            weights.append(torch.cat([layer.key, layer.query, *cross, layer.value]))
-            of_vectors = [
-                torch.ones_like(layer.scale),
-                layer.scale,
-                *([layer.cross_scale] if reads else []),
-            ]
-            scales.append(torch.stack(of_vectors)[:, :, None])
-        offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
-        shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
-        return Stream(state, Rows(tuple(weights), tuple(scales), offsets, keys, values, *shared), 0)
-
-    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
-        """Logits (B, V) after token (B,) at position (1,) of its block; writes its keys and values into rows."""
-        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2W)
-        x, place = functional.embedding(token, self.embedding), position + self.config.window
-        for index, offset in enumerate(offsets.unbind(0)):
-            x = self._read_layer(index, x, place, offset, rows)
-        return logits_of(self, self._output_rows(x))
-
-    def _read_layer(self, index, x, place, offset, rows):
-        """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2W) is added to its scores."""
-        c, layer = self.config, self.layers[index]
-        parts = functional.linear(layer.norm(x), rows.weights[index]).view(
-            len(x), -1, c.heads, 1, c.head_width
-        )
-        key, query, *cross_query = (
-            unit_norm(parts[:, :-1]) * rows.scales[index][..., None]
-        ).unbind(1)  # (B, H, 1, E)
-        keys, values = (
-            rows.keys[index].index_copy_(2, place, key),
-            rows.values[index].index_copy_(2, place, parts[:, -1]),
-        )
-        attended = sdpa(query, keys, values, offset, scale=1.0)
-        if cross_query:
-            cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
-            cross = sdpa(*cross_query, rows.state_keys[cell], rows.state_values[cell], scale=1.0)
-            attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
-        return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
-
-    @property
-    def tokens_of_stream(self) -> int:
-        """A Stream is a block."""
-        return self.config.window
-
-    def close(self, stream: Stream) -> State:
-        """The State after a full block: the states read it, and its keys and values become the previous block's."""
-        rows, states = stream.rows, []
-        for r, number in enumerate(self.config.recurrent_layers):
-            cell, old = self.layers[number - 1].state, stream.state.states[:, r]
-            states.append(
-                cell.update(
-                    old,
-                    cell.project(old, cell.matrices()),
-                    rows.keys[number - 1],
-                    rows.values[number - 1],
-                )
-            )
-        last = (
-            torch.stack(field, 1)[:, :, :, self.config.window :]
-            for field in (rows.keys, rows.values)
-        )
-        return State(torch.stack(states, 1) if states else stream.state.states, *last)
-
-
-class Rows(NamedTuple):
-    """The rows of a Stream: what a block's tokens read, and their keys and values, which follow the previous block's."""
-
-    weights: tuple  # per layer (3HE or 4HE, D), of key, query, cross query if any, and value
-    scales: tuple  # per layer (2 or 3, H, 1), of key (1), query and cross query
-    offsets: Tensor  # of scores, by distance, (L, H, 3W - 1)
-    keys: tuple  # per layer (B, H, 2W, E)
-    values: tuple
-    state_keys: tuple  # per recurrent layer K_s (B, H, S, E)
-    state_values: tuple  # per recurrent layer V_s

@@ -5,7 +5,6 @@ segment's attention has already projected the rows to be compressed to keys and 
 projects only the compressed rows.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.adaptive import AdaptiveSoftmax, Tail
-from accelerated.attention.content import content_attention, sdpa
+from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -29,11 +28,9 @@ from accelerated.protocol import (
     Model,
     Reading,
     Recomputable,
-    Stream,
     check_lanes,
     check_state,
     initialise,
-    logits_of,
 )
 from reference.compressive import Config, init_params
 
@@ -409,108 +406,3 @@ class Compressive(Model):
             if loss is not None:
                 auxiliary[f"layers.{index}.compression"] = loss
         return h, State(torch.stack(memories, 1), torch.stack(compresseds, 1)), auxiliary, usages
-
-    # The methods below are only for generation.
-
-    def stream(self, state: State) -> Stream:
-        """The Stream at a segment's start: what is remembered and the distances are projected once."""
-        c, batch, fields = self.config, len(state.memory), []
-        empty = state.memory.new_zeros(batch, c.heads, c.segment, c.head_width)
-        for index, layer in enumerate(self.layers):
-            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
-            key, value = layer.project_remembered(remembered)
-            keys, values = (
-                torch.cat([field, empty], 2) for field in (key, layer.biased_value(value))
-            )
-            distance_keys = (
-                layer.project_distances(self.sinusoids) * c.head_width**-0.5
-            ).transpose(1, 2)
-            hidden = state.memory.new_zeros(batch, c.segment, c.width)
-            fields.append(
-                (
-                    torch.cat([layer.query, layer.key, layer.value]),
-                    keys,
-                    values,
-                    distance_keys,
-                    hidden,
-                )
-            )
-        measured = [layer for layer in self.layers if isinstance(layer.compression, MostUsed)]
-        usage = tuple(
-            at_least_float32(state.memory.new_zeros(batch, c.segment, c.segment)) for _ in measured
-        )
-        return Stream(state, Rows(*zip(*fields, strict=True), usage), 0)
-
-    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
-        """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
-        c = self.config
-        token, place = token[:, None], position + c.compressed_memory + c.memory
-        h = (
-            self.output_matrix().look_up(token)
-            if c.cutoffs
-            else functional.embedding(token, self.embedding)
-        )
-        number = torch.arange(rows.keys[0].shape[2], device=token.device)
-        last = rows.distance_keys[0].shape[2] - 1
-        distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances
-        for index, layer in enumerate(self.layers):
-            rows.hidden[index].index_copy_(1, position, h)
-            h = layer.mix(h, self._read_layer(index, h, place, distance, number > place, rows))
-        return logits_of(self, h * self.config.width**-0.5)[:, 0]
-
-    def _read_layer(self, index, h, place, distance, unread, rows):
-        """Attention (B, H, 1, E) of a token h (B, 1, D) whose row is place (1,); distance and unread (K,) are of the keys."""
-        c, layer = self.config, self.layers[index]
-        query, key, value = split_heads(
-            functional.linear(h, rows.weights[index]), c.heads, 3
-        )  # (B, H, 1, E)
-        keys = rows.keys[index].index_copy_(2, place, key)
-        values = rows.values[index].index_copy_(2, place, layer.biased_value(value))
-        content_query, distance_query = (query + bias[:, None] for bias in layer.biases())
-        by_distance = torch.bmm(
-            distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]
-        ).transpose(0, 1)  # (B, H, R)
-        offset = by_distance.index_select(2, distance).masked_fill(unread, -math.inf)[
-            :, :, None
-        ]  # (B, H, 1, K)
-        if not rows.usage and layer.positions is None:
-            return sdpa(content_query, keys, values, offset)
-        scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
-        weights = at_least_float32(scores).softmax(-1)
-        if rows.usage:
-            evicted = weights.mean(1)[
-                :, :, c.compressed_memory : c.compressed_memory + c.segment
-            ]  # (B, 1, N)
-            rows.usage[index].index_copy_(1, place - (c.compressed_memory + c.memory), evicted)
-        out = weights.to(values.dtype) @ values
-        if layer.positions is None:
-            return out
-        last = rows.distance_keys[index].shape[2] - 1
-        return out + weights.to(values.dtype) @ layer.positions.index_select(0, last - distance)
-
-    def close(self, stream: Stream) -> State:
-        """The State after a complete segment."""
-        memories, compresseds, usage = [], [], None
-        for index, layer in enumerate(self.layers):
-            if stream.rows.usage:  # a sum over queries, not a mean: only the order matters
-                usage = functional.pad(
-                    stream.rows.usage[index].sum(1), (self.config.compressed_memory, 0)
-                )
-            memory, compressed = (field[:, index] for field in stream.state)
-            memory, compressed, _, _ = layer.remember(
-                stream.rows.hidden[index], memory, compressed, usage
-            )
-            memories.append(memory)
-            compresseds.append(compressed)
-        return State(torch.stack(memories, 1), torch.stack(compresseds, 1))
-
-
-class Rows(NamedTuple):
-    """The rows of a Stream, per layer: what a segment's tokens read, and what they write for later tokens and the memories."""
-
-    weights: tuple  # (3HE, D), of query, key and value
-    keys: tuple  # (B, H, K, E), of compressed memory, memory and the segment
-    values: tuple
-    distance_keys: tuple  # (H, E, K), with simplified positions (H, E, R), already scaled
-    hidden: tuple  # (B, N, D), inputs of the layer
-    usage: tuple  # (B, N, N), each token's attention to the rows to be compressed; empty if the compression does not need it

@@ -21,7 +21,7 @@ from accelerated.attention.heads import (
     parameter,
     project,
 )
-from accelerated.attention.relative_shift import columns_of_query, distance_sinusoids
+from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
     far_to_near,
     simplified_attention,
@@ -32,11 +32,9 @@ from accelerated.protocol import (
     Model,
     Reading,
     Recomputable,
-    Stream,
     check_lanes,
     check_state,
     initialise,
-    logits_of,
 )
 from reference.memformer import SPECIALS, Config, init_params
 
@@ -373,7 +371,7 @@ class Memformer(Model):
         if self.encoder is None:
             hidden, memory = self.decoder(look_up(tokens, self.embedding), state.memory)
             return Reading(hidden * self.config.width**-0.5, State(memory, state.previous), {})
-        encoded, memory, readable = self._encode(state, task)
+        encoded, memory, readable = self.encode(state, task)
         kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
         first = (
             tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind
@@ -396,7 +394,7 @@ class Memformer(Model):
             return State(
                 self.decoder(look_up(tokens, self.embedding), state.memory)[1], state.previous
             )
-        return State(self._encode(state, task)[1], tokens)
+        return State(self.encode(state, task)[1], tokens)
 
     def _check(self, tokens, state, task):
         c = self.config
@@ -416,7 +414,7 @@ class Memformer(Model):
             return hidden[:, 1:]
         return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
 
-    def _encode(self, state, task):
+    def encode(self, state, task):
         """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false for padding, or None."""
         reading, readable = (
             (state.previous, None) if task is None else (task.reading, task.readable)
@@ -424,106 +422,3 @@ class Memformer(Model):
         memory, x = state.memory[:, 0], look_up(reading, self.embedding)
         encoded = self.encoder(x, memory, readable)
         return encoded, self.writer(memory, encoded, readable)[:, None], readable
-
-    # The methods below are only for generation.
-
-    def stream(self, state: State) -> Stream:
-        """The Stream at a segment's start, with what all tokens of the segment attend to."""
-        c, layers, new = self.config, self.decoder.layers, self.embedding.new_zeros
-        attentions = [layer.attention for layer in layers]
-        distances = self.decoder.distances
-        distance_rows = tuple(attention.far_to_near(distances) for attention in attentions)
-        empty = new(len(state.memory), c.heads, distances.length, c.head_width)
-        if self.encoder is None:
-            pairs = zip(attentions, state.memory.unbind(1), strict=True)
-            slots = [
-                attention.project(attention.memory_norm(memory), "key", "value")
-                for attention, memory in pairs
-            ]
-            keys, values = (
-                tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1)
-            )
-            hidden = tuple(new(len(state.memory), c.segment, c.width) for _ in layers)
-            return Stream(state, Rows(distance_rows, keys, values, (), (), hidden, (), ()), 0)
-        encoded, memory, _ = self._encode(state, None)
-        cross_keys, cross_values = zip(
-            *(layer.cross.source_key_value(encoded) for layer in layers), strict=True
-        )
-        keys, values = (tuple(empty.clone() for _ in layers) for _ in range(2))
-        rows = Rows(
-            distance_rows,
-            keys,
-            values,
-            cross_keys,
-            cross_values,
-            (),
-            memory,
-            torch.zeros_like(state.previous),
-        )
-        first = state.previous.new_full((len(state.previous),), c.special("continuation"))
-        self._decode(first, first.new_zeros(1), rows)
-        return Stream(state, rows, 0)
-
-    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
-        """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
-        if self.encoder is not None:
-            rows.tokens.index_copy_(1, position, token[:, None])
-            position = position + 1  # the task's token is the first
-        return logits_of(self, self._decode(token, position, rows) * self.config.width**-0.5)[:, 0]
-
-    def _decode(self, token, place, rows):
-        """The final hidden state (B, 1, D) of a token (B,) with the number `place` (1,) among those that the decoder reads."""
-        distances = self.decoder.distances
-        unread = distances.mask.index_select(0, place)  # (1, N')
-        columns = columns_of_query(place, distances.length, distances.length)  # (N',)
-        x = functional.embedding(token[:, None], self.embedding)
-        for index, layer in enumerate(self.decoder.layers):
-            x = x + self._attend(index, x, place, columns, unread, rows)
-            if self.encoder is not None:
-                x = x + layer.cross.attend(x, rows.cross_keys[index], rows.cross_values[index])
-            x = x + layer.feed_forward(x)
-            if self.encoder is None:
-                rows.hidden[index].index_copy_(1, place, x)
-        return self.decoder.norm(x)
-
-    def _attend(self, index, x, place, columns, unread, rows):
-        """A layer's self-attention (B, 1, D) of a token x (B, 1, D); columns and unread (1, N') are for keys with positions."""
-        attention, by_distance = self.decoder.layers[index].attention, rows.distance_rows[index]
-        by_key = by_distance.index_select(
-            -2, columns.clamp(max=by_distance.shape[-2] - 1)
-        )  # (..., N', E); later keys are unread
-        slots = rows.keys[index].shape[2] - len(columns)
-        query, *new = attention.project(attention.norm(x), "query", "key", "value")
-        pairs = zip((rows.keys[index], rows.values[index]), new, strict=True)
-        keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
-        return attention.output_rows(
-            attention.attend(query, keys, values, by_key, len(columns), unread)
-        )
-
-    def close(self, stream: Stream) -> State:
-        """The State after a complete segment."""
-        rows = stream.rows
-        if self.encoder is not None:
-            return State(rows.memory.clone(), rows.tokens.clone())  # the rows are overwritten
-        pairs = zip(self.decoder.layers, stream.state.memory.unbind(1), rows.hidden, strict=True)
-        return State(
-            torch.stack([layer.writer(memory, hidden) for layer, memory, hidden in pairs], 1),
-            stream.state.previous,
-        )
-
-
-class Rows(NamedTuple):
-    """The rows of a Stream: what a segment's tokens read, and what they write for later tokens and the memory."""
-
-    distance_rows: (
-        tuple  # per decoder layer (2N - 1, E) or (H, R, E), see SelfAttention.far_to_near
-    )
-    keys: tuple  # per decoder layer (B, H, S + N, E) or (B, H, 1 + N, E): of memory or the task's token, and the tokens
-    values: tuple
-    cross_keys: (
-        tuple  # per decoder layer (B, H, N, E), of the encoded previous segment; decoder-only empty
-    )
-    cross_values: tuple
-    hidden: tuple  # decoder-only, per layer (B, N, D): its outputs, which are written to its memory
-    memory: Tensor | tuple  # (B, 1, S, D), the next State's; decoder-only empty
-    tokens: Tensor | tuple  # (B, N), the next State's; decoder-only empty

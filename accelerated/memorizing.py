@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.content import sdpa
 from accelerated.attention.heads import (
     LayerNorm,
     at_least_float32,
@@ -18,11 +17,9 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
-    unit_norm,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
-    of_query,
     offsets_by_pair,
     offsets_of,
     sliding_attention,
@@ -32,11 +29,9 @@ from accelerated.protocol import (
     Model,
     Reading,
     Recomputable,
-    Stream,
     check_lanes,
     check_state,
     initialise,
-    logits_of,
 )
 from reference.memorizing import Config, init_params
 
@@ -177,13 +172,13 @@ class Memorizing(Model):
         Raises ValueError if there are not N tokens, or if the state does not fit this model and B lanes.
         """
         hidden, state = self._read(tokens, state)
-        return Reading(self._output_rows(hidden), state, {})
+        return Reading(self.output_rows(hidden), state, {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
-    def _output_rows(self, hidden):
+    def output_rows(self, hidden):
         return self.final_norm(hidden) * self.config.width**-0.5
 
     def _read(self, tokens, state, memory_only=False):
@@ -205,9 +200,9 @@ class Memorizing(Model):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)
             pairs.append(pair)
-        return x, self._next_state(state, pairs)
+        return x, self.next_state(state, pairs)
 
-    def _next_state(self, state, pairs):
+    def next_state(self, state, pairs):
         """The State after a segment with these (keys, values) of each layer, which the memory layer's own join."""
         key, value = pairs[self.config.memory_layer - 1]
         keys, values = (
@@ -216,61 +211,3 @@ class Memorizing(Model):
         return State(
             keys, values, remember(state.memory_keys, key), remember(state.memory_values, value)
         )
-
-    # The methods below are only for generation.
-
-    def stream(self, state: State) -> Stream:
-        """The Stream at a segment's start, with all that does not depend on the segment's tokens."""
-        empty = torch.zeros_like(state.keys)
-        keys, values = (
-            torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values)
-        )
-        weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
-        offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
-        memory = searchable(
-            state.memory_keys.clone(), state.memory_values.clone()
-        )  # in memory of their own, as all rows
-        return Stream(state, Rows(weights, offsets, keys, values, memory), 0)
-
-    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
-        """Logits (B, V) after token (B,) at position (1,) of its segment; writes its keys and values into rows."""
-        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2N)
-        x, place = functional.embedding(token, self.embedding), position + self.config.segment
-        for index, offset in enumerate(offsets.unbind(0)):
-            x = self._read_layer(index, x, place, offset, rows)
-        return logits_of(self, self._output_rows(x))
-
-    def _read_layer(self, index, x, place, offset, rows):
-        """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2N) is added to its scores."""
-        layer = self.layers[index]
-        parts = functional.linear(layer.norm(x), rows.weights[index]).view(
-            len(x), 3, self.config.heads, 1, -1
-        )
-        key, query = unit_norm(parts[:, :2]).unbind(1)  # (B, H, 1, E)
-        keys, values = (
-            rows.keys[index].index_copy_(2, place, key),
-            rows.values[index].index_copy_(2, place, parts[:, 2]),
-        )
-        attended = sdpa(query * layer.scale[:, None, None], keys, values, offset, scale=1.0)
-        if layer.memory_gate is not None:
-            attended = layer.retrieve(query, attended, rows.memory)
-        return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
-
-    def close(self, stream: Stream) -> State:
-        """The State after a complete segment: its keys and values become the previous segment's."""
-        n = self.config.segment
-        pairs = [
-            (key[:, :, n:], value[:, :, n:])
-            for key, value in zip(stream.rows.keys, stream.rows.values, strict=True)
-        ]
-        return self._next_state(stream.state, pairs)
-
-
-class Rows(NamedTuple):
-    """The rows of a Stream: what a segment's tokens read, and their keys and values, which follow the previous segment's."""
-
-    weights: tuple  # per layer (3HE, D), of key, query and value
-    offsets: Tensor  # of scores, by distance, (L, H, 3N - 1)
-    keys: tuple  # per layer (B, H, 2N, E)
-    values: tuple
-    memory: Memory

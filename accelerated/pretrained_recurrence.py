@@ -4,7 +4,6 @@ Config, parameter names, shapes and initial values are the reference's. `vectors
 B lanes, N of a window's T tokens, D width, H heads of width E, F feed-forward width, S inserted vectors, L layers, V vocabulary.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask, content_attention, sdpa
+from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -20,17 +19,14 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project,
-    split_heads,
 )
 from accelerated.protocol import (
     Model,
     Reading,
     Recomputable,
-    Stream,
     check_lanes,
     check_state,
     initialise,
-    logits_of,
 )
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
@@ -226,14 +222,14 @@ class PretrainedRecurrence(Model):
         """
         self._check(tokens, state)
         outputs, hidden = self._read(tokens, state)
-        return Reading(hidden, self._next_state(state, outputs, hidden), {})
+        return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after a window of tokens (B, N), without logits; raises ValueError as read does."""
         self._check(tokens, state)
         if self.module is None:
             return state
-        return self._next_state(state, *self._read(tokens, state))
+        return self.next_state(state, *self._read(tokens, state))
 
     def _check(self, tokens, state):
         if not 1 <= tokens.shape[1] <= self.config.segment:
@@ -249,7 +245,7 @@ class PretrainedRecurrence(Model):
         x, outputs, inserted = (
             functional.dropout(x, c.dropout, self.training),
             [],
-            self._inserted(state),
+            self.vectors_to_insert(state),
         )
         future = self.future_keys[:length, :length]
         beside_slots = None if inserted is None else with_slots(future, c.vectors, state.present)
@@ -259,11 +255,11 @@ class PretrainedRecurrence(Model):
             outputs.append(x)
         return outputs, self.final_norm(x)
 
-    def _inserted(self, state):
+    def vectors_to_insert(self, state):
         """The vectors to insert, h_prev (B, S, D); None for plain GPT-2."""
         return None if self.module is None else self.module(state.pooled)
 
-    def _next_state(self, state, outputs, hidden):
+    def next_state(self, state, outputs, hidden):
         """The State after a window: its pooled layers' outputs (B, N, D); `hidden` is the last one after the final norm."""
         if self.module is None:
             return state
@@ -274,83 +270,3 @@ class PretrainedRecurrence(Model):
         return State(
             self.module.pool(rows), torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         )
-
-    # The methods below are only for generation.
-
-    def stream(self, state: State) -> Stream:
-        """The Stream at a window's start, with keys and values of the inserted vectors."""
-        c, batch, inserted = self.config, len(state.pooled), self._inserted(state)
-        weights = tuple(torch.cat([layer.query, layer.key, layer.value]) for layer in self.layers)
-        biases = tuple(
-            torch.cat([layer.query_bias, layer.key_bias, layer.value_bias]) for layer in self.layers
-        )
-        empty, pairs = self.embedding.new_zeros(batch, c.heads, c.segment, c.width // c.heads), []
-        for number, layer in enumerate(self.layers, start=1):
-            inserts = inserted is not None and number in c.insertion_layers
-            slots = layer.key_value(inserted) if inserts else [empty[:, :, :0]] * 2
-            pairs.append([torch.cat([field, empty], 2) for field in slots])
-        outputs = (
-            ()
-            if inserted is None
-            else tuple(self.embedding.new_zeros(batch, c.segment, c.width) for _ in self.layers)
-        )
-        tokens = torch.zeros(batch, c.segment, dtype=torch.long, device=state.pooled.device)
-        rows = Rows(
-            tokens, weights, biases, *zip(*pairs, strict=True), state.present.clone(), outputs
-        )
-        return Stream(state, rows, 0)
-
-    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
-        """Logits (B, V) after token (B,) at position (1,) of its window; writes what later tokens read of it into rows."""
-        return logits_of(self, self._extend(token[:, None], position, rows)[:, 0])
-
-    def _extend(self, tokens, positions, rows):
-        """Read m tokens (B, m) at positions (m,) of a window; their final hidden states (B, m, D)."""
-        c = self.config
-        rows.tokens.index_copy_(1, positions, tokens)
-        x = functional.embedding(tokens, self.embedding) + self.positions.index_select(0, positions)
-        unread = self.future_keys.index_select(0, positions)  # (m, T)
-        offset = x.new_zeros(unread.shape).masked_fill(unread, -math.inf)  # what is added to scores
-        if self.module is not None:
-            mask = with_slots(unread, c.vectors, rows.present)
-            beside_slots = x.new_zeros(mask.shape).masked_fill(mask, -math.inf)  # (B, 1, m, S + T)
-        for index, layer in enumerate(self.layers):
-            projected = functional.linear(layer.norm(x), rows.weights[index], rows.biases[index])
-            query, *key_and_value = split_heads(projected, c.heads, 3)
-            slots = rows.keys[index].shape[2] - c.segment
-            pairs = zip((rows.keys[index], rows.values[index]), key_and_value, strict=True)
-            seen = (field.index_copy_(2, positions + slots, row) for field, row in pairs)
-            attended = merge_heads(sdpa(query, *seen, beside_slots if slots else offset))
-            x = x + functional.linear(attended, layer.output, layer.output_bias)
-            x = x + layer.mlp(x)
-            if rows.outputs:
-                rows.outputs[index].index_copy_(1, positions, x)
-        return self.final_norm(x)
-
-    def close(self, stream: Stream) -> State:
-        """The State after a full window."""
-        outputs = stream.rows.outputs
-        return self._next_state(
-            stream.state, outputs, self.final_norm(outputs[-1]) if outputs else None
-        )
-
-    def next_stream(self, stream: Stream) -> Stream:
-        """As Model's; a new window begins with the tokens that it shares with the previous one."""
-        following, c = super().next_stream(stream), self.config
-        if following.position or not c.overlap:
-            return following
-        shared = stream.rows.tokens[:, c.stride :]
-        self._extend(shared, torch.arange(c.overlap, device=shared.device), following.rows)
-        return following._replace(position=c.overlap)
-
-
-class Rows(NamedTuple):
-    """The rows of a Stream: what a window's tokens read, and what they write for later tokens and the pooled vector."""
-
-    tokens: Tensor  # (B, T)
-    weights: tuple  # per layer (3D, D), of query, key and value
-    biases: tuple  # per layer (3D,)
-    keys: tuple  # per layer (B, H, S + T or T, E), those of the inserted vectors first
-    values: tuple
-    present: Tensor  # the State's
-    outputs: tuple  # per layer (B, T, D); empty for plain GPT-2

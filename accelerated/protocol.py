@@ -10,12 +10,6 @@ A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch
     attention_reach            how many tokens back a prediction can look by attention only
     describe()                 one line on how far back the model can look
 
-and for generation with
-
-    stream(state)              the Stream at the start of a segment
-    read_token(token, position, rows)   what `step` computes for a token: it can be compiled and captured in a CUDA graph
-    close(stream)              the state after a Stream whose segment is complete
-
 A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. Gates,
 losses, recurrent states and memory slots have float32 at least: a segment changes a state only a little, and bfloat16 would
 round the change away. LayerNorm brings them back to the parameters' type.
@@ -53,19 +47,6 @@ class Output(NamedTuple):
     logits: Tensor  # (B, N, V)
     state: tuple  # the model's State
     auxiliary: dict  # {name: scalar loss}, added to the task loss
-
-
-class Stream(NamedTuple):
-    """A state in the middle of a segment. Only `step` returns and takes it.
-
-    `step` writes the token's keys, values and other rows in place, so that the streams of one segment share their rows.
-    Continue only the latest stream. You may go back to an earlier one of the same segment, but not from it to a later one:
-    its rows are overwritten by then, and its logits would be wrong.
-    """
-
-    state: tuple  # the model's State at the segment's start; never changed
-    rows: tuple  # what the segment's tokens read and write: tensors of fixed shapes, and tuples of tensors, one for each layer
-    position: int  # the next token's in the segment, from 0
 
 
 def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
@@ -128,29 +109,16 @@ class Model(Declared):
         """The parameters that only auxiliary losses train; their gradients are clipped separately. Most models have none."""
         return []
 
-    @torch.no_grad()
-    def step(self, token: Tensor, state: tuple) -> tuple[Tensor, Stream]:
-        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the previous step's Stream, or a State at the start of a segment; a segment of Block-Recurrent is a block here,
-        one of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts a segment's tokens,
-        so no step waits for the device, unless the model does.
-        """
-        stream = open_stream(self, token, state)
-        return self.read_token(
-            token, token.new_full((1,), stream.position), stream.rows
-        ), self.next_stream(stream)
-
-    def next_stream(self, stream: Stream) -> Stream:
-        """The Stream after one more token. After a segment's last token the next segment begins."""
-        if stream.position + 1 < self.tokens_of_stream:
-            return stream._replace(position=stream.position + 1)
-        return self.stream(self.close(stream))
-
-    @property
-    def tokens_of_stream(self) -> int:
-        """After how many tokens a Stream ends."""
-        return self.config.segment
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside; restore the previous mode on exit."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 @contextlib.contextmanager
@@ -238,17 +206,6 @@ def check_tokens(tokens: Tensor, axes: int) -> None:
 def overlap_of(config: object) -> int:
     """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
     return getattr(config, "overlap", 0)
-
-
-def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
-    """state itself if it is a Stream, or the Stream at the start of its segment.
-
-    Raises ValueError if it does not fit the model and the lanes of token (B,), or these are no token ids.
-    """
-    check_tokens(token, 1)
-    started = isinstance(state, Stream)
-    check_state(state.state if started else state, model.state_shapes(len(token)))
-    return state if started else model.stream(state)
 
 
 def kind_of(state: tuple) -> str:

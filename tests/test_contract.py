@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accelerated.protocol import Stream, computing_in, detach, keep_lanes
+from accelerated.generation.any_model import Stream
+from accelerated.generation.token_by_token import stepper_of
+from accelerated.protocol import computing_in, detach, keep_lanes
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
     both_sides,
@@ -78,7 +80,7 @@ def test_accelerated_equals_reference(paper, name, monkeypatch):
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
     """With the reference's random numbers instead of torch's: logits, state and auxiliary losses in training mode.
 
-    In evaluation mode it acts nowhere: not in `step` either.
+    In evaluation mode it acts nowhere: not in a Stepper either.
     """
     config, rng, params, state, model, torch_state = both_sides(paper, name, dropout=0.3)
     ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
@@ -98,7 +100,7 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
     assert_agree(filled(expected), filled(actual), LADDER)
     with torch.no_grad():
         plain, found = without.eval()(tokens, torch_state), model.eval()(tokens, torch_state)
-        steps = [each.step(tokens[:, 0], torch_state)[0] for each in (without, model)]
+        steps = [read_on(each, tokens[:, :1], torch_state)[0] for each in (without, model)]
     assert (
         torch.equal(plain.logits, found.logits)
         and torch.equal(*steps)
@@ -150,10 +152,12 @@ def read_whole(model, tokens, state):
 
 
 def read_on(model, tokens, stream):
-    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read by `step`."""
-    logits, streams = [], []
+    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read one by one after a State or a Stream."""
+    stepper, logits, streams = stepper_of(model), [], []
+    if not isinstance(stream, Stream):
+        stream = stepper.start(stream)
     for token in tokens.unbind(1):
-        found, stream = model.step(token, stream)
+        found, stream = stepper.step(token, stream)
         logits.append(found)
         streams.append(stream)
     return torch.stack(logits, 1), streams
@@ -219,7 +223,7 @@ class OneType(TorchDispatchMode):
 def test_types_are_kept(paper, name):
     """All products are in one type; recurrent states, memory slots, losses and gradients have float32; all values are finite.
 
-    `step` reads as `forward` does within the type's rounding, and its rows of keys and values have the type.
+    A Stepper reads as `forward` does within the type's rounding, and its rows of keys and values have the type.
     """
     torch.set_default_dtype(torch.float32)
     config, rng = dataclasses.replace(variant(paper, name), dropout=0.0), np.random.default_rng(5)
@@ -253,8 +257,10 @@ def test_types_are_kept(paper, name):
         assert {output.logits.dtype, logits.dtype} == {dtype}
         assert {loss.dtype for loss in output.auxiliary.values()} <= {torch.float32}
         assert {
-            field.dtype for kind in ("keys", "values") for field in getattr(streams[-1].rows, kind)
-        } == {dtype}
+            field.dtype
+            for kind in ("keys", "values")
+            for field in getattr(streams[-1].rows, kind, ())
+        } <= {dtype}
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         assert {grad.dtype for grad in grads} == {torch.float32}
         assert all(tensor.isfinite().all() for tensor in (output.logits, *output.state, *grads))
@@ -305,12 +311,12 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
 
 
 def refuses(model, tokens, state, words="."):
-    """Forward, advance and step refuse the state in one line that holds these words; step also in the middle of a segment."""
-    reads, stream = [(read, tokens, state) for read in (model, model.advance)], Stream(state, (), 1)
+    """Forward, advance and generation refuse the state in one line that holds these words, also in the middle of a segment."""
+    stepper = stepper_of(model)
     for read, *given in (
-        *reads,
-        (model.step, tokens[:, 0], state),
-        (model.step, tokens[:, 0], stream),
+        (model, tokens, state),
+        (model.advance, tokens, state),
+        (stepper.step, tokens[:, 0], Stream(state, 1, tokens, ())),
     ):
         with pytest.raises(ValueError, match=words) as refusal:
             read(*given)
@@ -338,8 +344,8 @@ def test_states_that_do_not_fit_are_refused(paper, name):
     refuses(model, tokens[:0], keep_lanes(state, slice(0)), "0")
     refuses(model, tokens, tuple(state), "the state is a")
     for read in (model, model.advance):
-        with pytest.raises(ValueError, match=r"the state is a protocol\.Stream"):
-            read(tokens, Stream(state, (), 1))
+        with pytest.raises(ValueError, match=r"the state is a any_model\.Stream"):
+            read(tokens, Stream(state, 1, tokens, ()))
     with pytest.raises(ValueError, match="0"):
         model.initial_state(0)
     for other in PAPERS.values():

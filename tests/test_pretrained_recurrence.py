@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accelerated import replay
 from accelerated.data.lanes import Lanes
-from accelerated.evaluation.generation import Sampling, continue_text
+from accelerated.generation.continuation import Sampling, continue_text
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import LADDER, SIZES, assert_agree, brute_force_softmax, draw
 from tests.helpers.texts import documents_of

@@ -229,7 +229,7 @@ SEVERAL = {
 }
 REPORTS = {
     "score": Report("evaluation.score.report", (CLEAR,)),
-    "sample": Report("evaluation.generation.report", SAMPLING, splits=()),
+    "sample": Report("evaluation.sample.report", SAMPLING, splits=()),
     "positions": Report("evaluation.positions.report", (PLOT,)),
     "frequency": Report("lab.reports.frequency.report"),
     "overlap": Report("evaluation.overlap.report", (OVERLAPS, CLEAR), **GPT2, **SEVERAL),

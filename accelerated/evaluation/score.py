@@ -1,7 +1,6 @@
 """eval.py score: sums of log-probabilities, and counts. train.py and the other reports score documents by this file."""
 
 import argparse
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Documents, count_windows, lengths_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
-from accelerated.protocol import keep_lanes, overlap_of, replace_lanes
+from accelerated.protocol import evaluating, keep_lanes, overlap_of, replace_lanes
 from accelerated.replay import logits_in_chunks, targets_of
 from accelerated.training.settings import Settings
 
@@ -141,17 +140,6 @@ def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
 def carries_nothing(model: Module) -> bool:
     """Whether the model's state is empty, so that segments are independent, as in plain GPT-2."""
     return not any(field.numel() for field in model.initial_state(1))
-
-
-@contextlib.contextmanager
-def evaluating(model: Module) -> Iterator[None]:
-    """Set evaluation mode inside; restore the previous mode on exit."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ from accelerated import replay
 from accelerated.attention import sliding_window
 from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.data.lanes import Segment
-from accelerated.evaluation.score import evaluating
-from accelerated.protocol import Model, Reading, computing_in, detach
+from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, process
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.options import parse as parse_training

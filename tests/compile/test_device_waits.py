@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import train as training_script
 from accelerated import replay
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.training import optimization
 from tests.helpers.programs import COMPRESSIVE, train
 from tests.helpers.rollouts import both_sides, setting
@@ -94,11 +95,13 @@ def test_a_token_asks_nothing(paper, name):
     """Over two segments, on a CPU and on the meta device."""
     *_, model, state = both_sides(paper, name)
     for device in ("cpu", "meta"):
-        model, stream = model.to(device), type(state)(*(field.to(device) for field in state))
+        model, state = model.to(device), type(state)(*(field.to(device) for field in state))
         token = torch.zeros(2, dtype=torch.long, device=device)
+        stepper = stepper_of(model)
         with NoQuestions():
-            for _ in range(2 * model.tokens_of_stream):
-                logits, stream = model.step(token, stream)
+            stream = stepper.start(state)
+            for _ in range(2 * stepper.length):
+                logits, stream = stepper.step(token, stream)
         assert {each.device.type for each in (logits, *tree_leaves(stream.rows))} == {device}
 
 

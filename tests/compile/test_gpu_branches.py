@@ -17,6 +17,7 @@ import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.protocol import computing_in
 from tests.helpers.comparison import TOLERANCE, assert_agree, named
 from tests.helpers.programs import (
@@ -178,7 +179,7 @@ def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
 @over(EVERY_VARIANT)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
-    """Logits, states, losses and gradients, and `step`; bfloat16 is compared with float32 on the CPU."""
+    """Logits, states, losses and gradients, and a Stepper's; bfloat16 is compared with float32 on the CPU."""
     torch.set_default_dtype(torch.float32)
     config, rows = dataclasses.replace(variant(paper, name), dropout=0.0), {}
     tokens = torch.tensor(
@@ -190,10 +191,12 @@ def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
             state = model.advance(tokens.to(device), model.initial_state(2))
             output = model(tokens.to(device), state)
             objective = output.logits.float().square().sum() + sum(output.auxiliary.values())
-            _, stream = model.step(tokens[:, 0].to(device), output.state)
+            stepper = stepper_of(model, capture=False)
+            stream = stepper.start(output.state)
+            _, stream = stepper.step(tokens[:, 0].to(device), stream)
             found = {
                 "logits": output.logits,
-                "step": model.step(tokens[:, -1].to(device), stream)[0],
+                "step": stepper.step(tokens[:, -1].to(device), stream)[0],
             }
         objective.backward()
         found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

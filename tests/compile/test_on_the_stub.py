@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from accelerated import protocol, replay
-from accelerated.evaluation.generation import step_of
-from accelerated.evaluation.score import evaluating
+from accelerated.generation.token_by_token import stepper_of
+from accelerated.protocol import evaluating
 from tests.helpers.rollouts import random_segments, torch_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
@@ -60,8 +60,10 @@ def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
 def test_a_token_is_captured_and_replayed(paper, name):
     model, segments = on_the_stub(paper, name)
     with evaluating(model), torch.no_grad():
-        step, token, state = step_of(model), segments[0].tokens[:, 0], model.initial_state(2)
-        for _ in range(model.tokens_of_stream + 2):
+        stepper = stepper_of(model)
+        token = segments[0].tokens[:, 0]
+        stream = stepper.start(model.initial_state(2))
+        for _ in range(stepper.length + 2):
             counters.reset()
-            logits, state = step(token, state)
+            logits, stream = stepper.step(token, stream)
     assert logits.shape == (2, model.config.vocabulary) and counters.counts()["graph"] == 1

@@ -1,4 +1,4 @@
-"""The house: imports run one way, rooms and files stay small, every file says what it is for."""
+"""The house: imports run one way, rooms and functions stay small, every file says what it is for."""
 
 import ast
 import subprocess
@@ -32,10 +32,19 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "attention": {"reference"},
     "data": set(),
     "training": {"accelerated", "presets", "attention", "data", "reference"},
-    "evaluation": {"accelerated", "presets", "attention", "data", "training", "reference"},
-    "lab": {"accelerated", "presets", "attention", "data", "training", "evaluation", "reference"},
-    "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
+    "generation": {"accelerated", "attention", "data"},
+    "evaluation": {
+        "generation",
+        "accelerated",
+        "presets",
+        "attention",
+        "data",
+        "training",
+        "reference",
+    },
 }
+ROOMS["lab"] = ROOMS["evaluation"] | {"evaluation"}
+ROOMS["scripts"] = ROOMS["lab"] - {"presets"}
 FROM_REFERENCE = {
     "Config",
     "init_params",
@@ -96,14 +105,13 @@ def test_rooms_hold_at_most_nine_files():
 
 
 @every_module
-def test_a_file_is_short_and_begins_with_what_it_is_for(module):
-    tree, most = TREES[module], {"train": 200, "eval": 150}.get(module, 400)
+def test_a_file_begins_with_what_it_is_for_and_its_functions_are_short(module):
+    tree = TREES[module]
     first = (ast.get_docstring(tree) or "").partition("\n")[0]
     assert len(first) > 20 and first.rstrip().endswith((".", ":", ";"))
     assert FILES[module].stem not in ("utils", "common", "helpers", "base")
-    assert len(FILES[module].read_text().splitlines()) <= most
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    assert not [node.name for node in functions if node.end_lineno - node.lineno >= 50]
+    assert not [node.name for node in functions if node.end_lineno - node.lineno >= 65]
 
 
 def test_presets_and_command_lines_load_no_torch():

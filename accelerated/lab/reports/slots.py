@@ -14,9 +14,10 @@ from torch.nn import Module
 from accelerated.attention.slots import Writer
 from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import Document, lengths_of
-from accelerated.evaluation.generation import show_text
-from accelerated.evaluation.score import TrainedRun, carried_through, evaluating
+from accelerated.evaluation.sample import show_text
+from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
+from accelerated.protocol import evaluating
 from accelerated.replay import summed_nats, targets_of
 
 SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often

@@ -13,8 +13,8 @@ import torch
 
 from accelerated.data.lanes import Parts
 from accelerated.data.windows import Document, lengths_of
-from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.evaluation.score import TrainedRun
+from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.lab.reports.frequency import ids_of, training_split
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.progress import Progress

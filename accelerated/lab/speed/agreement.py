@@ -11,11 +11,10 @@ import torch
 from torch.nn import functional
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.evaluation.generation import step_of
-from accelerated.evaluation.score import evaluating
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.speed.timing import first_line, print_table
 from accelerated.models import NAMES, model_class, presets_of
-from accelerated.protocol import computing_in
+from accelerated.protocol import computing_in, evaluating
 
 # relative error of outputs and gradients, by device and dtype; the comment is the worst error measured
 TOLERANCE = {
@@ -51,13 +50,12 @@ def model_results(model: str, device: torch.device, dtype: torch.dtype) -> dict[
         )
         (loss + sum(first.auxiliary.values())).backward()
         with evaluating(network), torch.no_grad():
-            stream, step, stepped = (
-                network.advance(tokens[0], network.initial_state(2)),
-                step_of(network),
-                [],
-            )
+            stepper = stepper_of(network)
+            state = network.advance(tokens[0], network.initial_state(2))
+            stream = stepper.start(state)
+            stepped = []
             for token in tokens[1, :, :32].unbind(1):
-                logits, stream = step(token, stream)
+                logits, stream = stepper.step(token, stream)
                 stepped.append(logits)
     states = {
         f"state: {name}": field for name, field in second.state._asdict().items() if field.numel()

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from accelerated.evaluation.generation import Sampling, drawn_tokens, read_prompt, step_of
+from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.speed.counts import counted, meta_step
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
@@ -92,10 +93,14 @@ def continuation(position: int, options: Namespace) -> Variant:
     config, _ = paper_settings(options.model, "" if device.type == "cuda" else "tiny")
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
-    start, step = read_prompt(network, text), step_of(network)
-    return Variant(
-        torch.no_grad()(lambda: list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, step)))
-    )
+    start = read_prompt(stepper_of(network, capture=False), text)
+    stepper = stepper_of(network)
+
+    @torch.no_grad()
+    def draw() -> list[torch.Tensor]:
+        return list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, stepper.step))
+
+    return Variant(draw)
 
 
 def report_generation(options: Namespace) -> None:

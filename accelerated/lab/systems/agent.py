@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
@@ -77,14 +78,17 @@ class Rollout(NamedTuple):
 def play(
     core: nn.Module, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator
 ) -> Rollout:
-    """Play an episode in each lane by the model's `step`, with a hall of so many steps; rng draws episodes, generator actions."""
-    world, state, steps = matching.begin(lanes, hall, rng), core.initial_state(lanes), []
+    """Play an episode in each lane by the model's Stepper, with a hall of so many steps; rng draws episodes, generator actions."""
+    world = matching.begin(lanes, hall, rng)
+    stepper = stepper_of(core)
+    stream = stepper.start(core.initial_state(lanes))
+    steps = []
     for _ in range(matching.LENGTH):
         tokens, acted = (
             torch.from_numpy(OUTPUTS + matching.observe(world)),
             torch.from_numpy(~world.ended),
         )
-        logits, state = core.step(tokens, state)
+        logits, stream = stepper.step(tokens, stream)
         log_policy = logits[:, :ACTIONS].log_softmax(-1)
         actions = torch.multinomial(log_policy.exp(), 1, generator=generator)  # (B, 1)
         world, rewards = matching.act(world, actions[:, 0].numpy())

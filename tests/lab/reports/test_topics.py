@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.evaluation.generation import read_prompt
+from accelerated.generation.continuation import read_prompt
+from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from tests.helpers.programs import BRIEF, WINDOWED, as_json, refusal, refused, train
@@ -46,11 +47,14 @@ def test_continuations_are_greedy_and_in_a_new_window():
     model = PretrainedRecurrence(PAPERS["pretrained_recurrence"].small).eval()
     contexts = np.random.default_rng(0).integers(11, size=(topics.LANES + 3, model.config.segment))
     found = topics.continuations(SimpleNamespace(model=model), contexts, 4)
+    stepper = stepper_of(model)
     for place in (0, -3, -2, -1):
-        logits, state = read_prompt(model, torch.as_tensor(contexts[place])[None], new_window=True)
+        logits, state = read_prompt(
+            stepper, torch.as_tensor(contexts[place])[None], new_window=True
+        )
         for token in found[place]:
             assert logits.argmax(-1) == token
-            logits, state = model.step(torch.tensor([token]), state)
+            logits, state = stepper.step(torch.tensor([token]), state)
 
 
 @pytest.fixture(scope="module")

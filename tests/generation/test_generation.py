@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 from accelerated.data.windows import cut
-from accelerated.evaluation import generation
-from accelerated.evaluation.generation import (
-    GraphedStep,
+from accelerated.evaluation.sample import show_text, stream_text, write_continuation
+from accelerated.generation import continuation
+from accelerated.generation.any_model import AnyModel
+from accelerated.generation.continuation import (
     Sampling,
     continue_text,
     read_prompt,
-    show_text,
-    stream_text,
 )
+from accelerated.generation.token_by_token import Graph, stepper_of
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.helpers.texts import BYTES
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -52,10 +52,11 @@ def logits_after(model, text):
 def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
     """Prompts of any length, whose last two windows both have an effect; then each time the most probable token of the text."""
     model = random_model(paper, name)
+    stepper = stepper_of(model)
     n, rng = model.config.segment, np.random.default_rng(0)
     for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
         prompt = torch.tensor(rng.integers(11, size=(2, length)))
-        logits, _ = read_prompt(model, prompt)
+        logits, _ = read_prompt(stepper, prompt)
         assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
     for place in (
         length - 1,
@@ -64,12 +65,44 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
     ):  # of the longest prompt's last window, and of the one before
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
-        assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
+        assert not torch.allclose(read_prompt(stepper, other)[0], logits, rtol=0, atol=1e-9), place
     text = prompt[:1, : n + 1]
     for token in continue_text(model, text, n + 1, GREEDY, None):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
     assert text.shape[1] == 2 * n + 2
+
+
+@over(EVERY_VARIANT)
+@torch.no_grad()
+def test_a_models_own_steps_equal_those_of_any_model(paper, name):
+    """The same logits for the same tokens over several segments, from a state in mid-document."""
+    model, rng = random_model(paper, name), np.random.default_rng(7)
+    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(model.config, rng, 2))
+    steppers = {"fast": stepper_of(model), "any": AnyModel(model)}
+    streams = {kind: stepper.start(state) for kind, stepper in steppers.items()}
+    for token in torch.tensor(rng.integers(11, size=(3 * model.config.segment + 2, 2))):
+        logits = {}
+        for kind, stepper in steppers.items():
+            logits[kind], streams[kind] = stepper.step(token, streams[kind])
+        assert torch.allclose(logits["fast"], logits["any"], rtol=0, atol=1e-11)
+    expected, found = (streams[kind].state for kind in steppers)
+    for field, other in zip(expected, found, strict=True):
+        assert torch.allclose(field.double(), other.double(), rtol=0, atol=1e-11)
+
+
+@over(ONE_OF_EACH)
+@torch.no_grad()
+def test_two_hundred_greedy_tokens_are_those_of_any_model(paper, name):
+    """After a prompt that ends in the middle of its second segment."""
+    model = random_model(paper, name)
+    n = model.config.segment
+    prompt = torch.tensor(np.random.default_rng(1).integers(11, size=(1, n + n // 2)))
+    continued = []
+    for stepper in (stepper_of(model), AnyModel(model)):
+        start = read_prompt(stepper, prompt)
+        continued.append([*continuation.drawn_tokens(*start, 200, GREEDY, None, step=stepper.step)])
+    assert continued[0] == continued[1] and len(continued[0]) == 200
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -97,15 +130,11 @@ def tensors_in(*fields):
 
 
 class FakeGraph:
-    """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded `read_token` read, and writes where it wrote."""
+    """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded function read, and writes where it wrote."""
 
-    def __init__(self, model, monkeypatch):
-        self.read_token, self.calls, queue = (
-            model.read_token,
-            [],
-            SimpleNamespace(wait_stream=lambda other: None),
-        )
-        monkeypatch.setattr(model, "read_token", self.record)
+    def __init__(self, function, monkeypatch):
+        self.function, self.calls = function, []
+        queue = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         for name in ("Stream", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, lambda: queue)
@@ -113,35 +142,37 @@ class FakeGraph:
             monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
 
     def record(self, *given):
-        self.calls.append((given, self.read_token(*given)))
+        self.calls.append((given, self.function(*given)))
         return self.calls[-1][1]
 
     def replay(self):
         given, logits = self.calls[-1]
-        logits.copy_(self.read_token(*given))
+        logits.copy_(self.function(*given))
 
 
 @over([*ONE_OF_EACH, ("memformer", "decoder-only-xl"), ("compressive", "transformer-xl")])
 @torch.no_grad()
-def test_a_graphed_step_gives_the_same_logits(paper, name, monkeypatch):
+def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     """From a stream in the middle of a segment, then from other documents' states; nothing that was given is overwritten."""
     config, rng = variant(paper, name), np.random.default_rng(3)
-    model, recorded = random_model(paper, name), random_model(paper, name)
-    given = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    plain, captured = (stepper_of(random_model(paper, name)) for _ in range(2))
+    graph = FakeGraph(captured.logits_after, monkeypatch)
+    captured.compute = Graph(graph.record)
     tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))
-    stream, again = (model.step(tokens[0], given)[1] for _ in range(2))
-    before = [tensor.clone() for tensor in tensors_in(given, stream)]
-    graph, graphed, pairs = FakeGraph(recorded, monkeypatch), GraphedStep(recorded), []
-    for state, plain in ((stream, again), (given, given), (model.initial_state(2),) * 2):
+    states = [PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)) for _ in range(2)]
+    states.append(captured.model.initial_state(2))
+    in_the_middle, again = (plain.step(tokens[0], plain.start(states[0]))[1] for _ in range(2))
+    before = [tensor.clone() for tensor in tensors_in(states, in_the_middle.rows)]
+    pairs = [(in_the_middle, again)]
+    pairs += [(captured.start(state), plain.start(state)) for state in states[1:]]
+    for stream, expected_stream in pairs:
         for token in tokens:
-            (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
-            pairs.append((expected, logits))
-            assert state.position == plain.position
-            assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
-    assert all(torch.equal(*pair) for pair in pairs) and len(graph.calls) == 2, (
-        "once to prepare, once to record"
-    )
-    assert all(map(torch.equal, before, tensors_in(given, stream)))
+            logits, stream = captured.step(token, stream)
+            expected, expected_stream = plain.step(token, expected_stream)
+            assert torch.equal(logits, expected) and stream.position == expected_stream.position
+            assert all(map(torch.equal, tensors_in(stream), tensors_in(expected_stream)))
+    assert len(graph.calls) == 2, "once to prepare, once to record"
+    assert all(map(torch.equal, before, tensors_in(states, in_the_middle.rows)))
 
 
 DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 0.2 and 0.3}
@@ -162,7 +193,7 @@ def test_what_is_drawn():
     """Temperature first, then the nucleus."""
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().repeat(4000, 1)
     for sampling, expected in DRAWN.items():
-        tokens = generation.draw(logits, sampling, torch.Generator().manual_seed(0))
+        tokens = continuation.draw(logits, sampling, torch.Generator().manual_seed(0))
         for token, probability in enumerate(expected):
             share = (tokens == token).double().mean().item()
             assert share == pytest.approx(
@@ -179,7 +210,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
     """Compared with all sets of tokens, in exact numbers; rows do not depend on each other."""
     size = max(len(row), len(other))
     rows = [some + [0] * (size - len(some)) for some in (row, other)]
-    kept = generation.nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
+    kept = continuation.nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
     for weights, row in zip(rows, kept, strict=True):
         chosen = [value for value in row if value]
         assert all(value in (0, before) for value, before in zip(row, weights, strict=True))
@@ -201,7 +232,7 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
         steps.append(token)
         return torch.tensor([[0.0, value]]), state
 
-    drawn = generation.drawn_tokens(torch.zeros(1, 2), (), 9, GREEDY, None, step)
+    drawn = continuation.drawn_tokens(torch.zeros(1, 2), (), 9, GREEDY, None, step)
     assert next(drawn).tolist() == [0]
     with pytest.raises(
         InputError, match="prediction of token 2 of the continuation is NaN or infinite"
@@ -222,5 +253,5 @@ def test_text_in_and_out(capsys):
     }
     for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
-    generation.write_continuation(BYTES, [104], iter(()))  # as if no token spelled anything
+    write_continuation(BYTES, [104], iter(()))  # as if no token spelled anything
     assert capsys.readouterr().out == "h\n"

@@ -1,0 +1,90 @@
+"""eval.py sample: a prompt and its continuation, written token by token."""
+
+import argparse
+import codecs
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from accelerated.data.tokenizers import Tokenizer
+from accelerated.evaluation.score import TrainedRun
+from accelerated.generation.continuation import Sampling, continue_text
+from accelerated.program.errors import InputError
+
+
+def show_text(tokenizer: Tokenizer, ids: Iterable) -> str:
+    """Decode ids (numbers or one-element tensors) for a terminal; bytes that are not UTF-8 become replacement characters."""
+    return tokenizer.decode(ids).decode("utf-8", errors="replace")
+
+
+def stream_text(tokenizer: Tokenizer, tokens: Iterable) -> Iterator[str]:
+    """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
+    spelled = (tokenizer.decode([token]) for token in tokens)
+    return codecs.iterdecode(spelled, "utf-8", errors="replace")
+
+
+def write_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: Iterator) -> None:
+    """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
+    text = tokenizer.spells_text
+    if text:
+        out = sys.stdout
+        given = show_text(tokenizer, prompt)
+        pieces = stream_text(tokenizer, tokens)
+    else:
+        out = sys.stdout.buffer
+        given = tokenizer.decode(prompt)
+        pieces = (tokenizer.decode([token]) for token in tokens)
+
+    # Reads the prompt: its errors come before any output. Tokens may spell nothing
+    first = next(pieces, "" if text else b"")
+    out.write(given)
+    try:
+        for piece in itertools.chain([first], pieces):
+            out.write(piece)
+            out.flush()
+    finally:
+        if text:
+            print()  # an error has a line of its own
+
+
+def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
+    """The tokens to continue; raises InputError if there are none, or if the options do not fit together or the run."""
+    if options.temperature == 0 and options.top_p:
+        raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
+    if options.prompt is not None and options.prompt_file is not None:
+        raise InputError("--prompt and --prompt-file are two prompts; give one of them")
+    if options.new_window and not hasattr(run.model.config, "overlap"):
+        raise InputError(
+            f"--new-window is for models that read windows, this is {run.settings.model}; leave it out"
+        )
+    given = b"\n"
+    if options.prompt is not None:
+        given = options.prompt
+    if options.prompt_file is not None:
+        given = options.prompt_file
+    prompt = run.tokenizer.encode(given).tolist()
+    if not prompt:
+        raise InputError(
+            "the prompt is empty, or has no token for the run's tokenizer; "
+            "give another --prompt or --prompt-file"
+        )
+    return prompt
+
+
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """Write the prompt and its continuation token by token; with --json return both instead."""
+    device = next(run.model.parameters()).device
+    prompt = prompt_of(run, options)
+    sampling = Sampling(options.temperature, options.top_p or 1.0)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    given = torch.tensor([prompt], device=device)
+    tokens = continue_text(
+        run.model, given, options.tokens, sampling, generator, options.new_window
+    )
+    if options.json:
+        continuation = show_text(run.tokenizer, tokens)
+        return {"prompt": show_text(run.tokenizer, prompt), "continuation": continuation}, []
+    write_continuation(run.tokenizer, prompt, tokens)
+    return {}, []  # everything is already written

@@ -1,0 +1,109 @@
+"""Reads a text token by token: `AnyModel` by a model's `read` and `advance` alone; token_by_token.py does it faster."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from accelerated.protocol import check_state, check_tokens, logits_of, overlap_of
+
+
+class Stream(NamedTuple):
+    """A state in the middle of a segment. Only a Stepper returns and takes it.
+
+    Continue only the latest stream. You may go back to an earlier one of the same segment, but not from it to a later one: what
+    was kept of the later one's tokens is overwritten by then, and its logits would be wrong.
+    """
+
+    state: tuple  # the model's State at the segment's start; never changed
+    position: int  # the next token's in the segment, from 0
+    tokens: Tensor  # (B, N), those of the segment so far
+    rows: tuple  # what else is kept of them; a Stepper says what
+
+
+class Stepper(ABC):
+    """Reads a text token by token, in evaluation mode. A token takes the same time, however long the text is."""
+
+    def __init__(self, model: Module):
+        self.model = model
+
+    @torch.no_grad()
+    def start(self, state: tuple) -> Stream:
+        """The Stream at the start of a segment; raises ValueError if the State does not fit the model."""
+        lanes = len(state[0])
+        check_state(state, self.model.state_shapes(lanes))
+        tokens = torch.zeros(lanes, self.length, dtype=torch.long, device=state[0].device)
+        return Stream(state, 0, tokens, self.rows_at(state))
+
+    @torch.no_grad()
+    def step(self, token: Tensor, stream: Stream) -> tuple[Tensor, Stream]:
+        """Read one token (B,); return logits (B, V) of the next one, and the Stream to read it with.
+
+        Raises ValueError if it is no token, or not one for each lane. The host counts a segment's tokens, so no step waits for
+        the device, unless the model does.
+        """
+        check_tokens(token, 1)
+        check_state(stream.state, self.model.state_shapes(len(token)))
+        stream.tokens[:, stream.position] = token
+        logits, rows = self.read_token(token, stream)
+        position = stream.position + 1
+        if position < self.length:
+            return logits, stream._replace(position=position, rows=rows)
+
+        state = self.close(stream._replace(rows=rows))
+        overlap = overlap_of(self.model.config)
+        if overlap == 0:
+            return logits, self.start(state)
+        _, following = self.read(stream.tokens[:, self.length - overlap :], state)
+        return logits, following
+
+    def read(self, tokens: Tensor, state: tuple) -> tuple[Tensor, Stream]:
+        """The same for tokens (B, n), n >= 1, of one segment from its start."""
+        first, *others = tokens.unbind(1)
+        logits, stream = self.step(first, self.start(state))
+        for token in others:
+            logits, stream = self.step(token, stream)
+        return logits, stream
+
+    @property
+    def length(self) -> int:
+        """N, after how many tokens the state is another one."""
+        return self.model.config.segment
+
+    @abstractmethod
+    def rows_at(self, state: tuple) -> tuple:
+        """The rows at a segment's start."""
+
+    @abstractmethod
+    def read_token(self, token: Tensor, stream: Stream) -> tuple[Tensor, tuple]:
+        """Logits (B, V) after token (B,), which is in stream.tokens already, and the rows that hold it."""
+
+    @abstractmethod
+    def close(self, stream: Stream) -> tuple:
+        """The State after a Stream whose segment is complete."""
+
+
+class AnyModel(Stepper):
+    """Reads the segment again with each new token.
+
+    Later tokens are padding, until they are known. They change nothing, because no prediction sees them.
+    """
+
+    def rows_at(self, state: tuple) -> tuple:
+        return ()
+
+    def read_token(self, token: Tensor, stream: Stream) -> tuple[Tensor, tuple]:
+        reading = self.model.read(stream.tokens, stream.state)
+        return logits_of(self.model, reading.hidden[:, stream.position]), ()
+
+    def close(self, stream: Stream) -> tuple:
+        return self.model.advance(stream.tokens, stream.state)
+
+    def read(self, tokens: Tensor, state: tuple) -> tuple[Tensor, Stream]:
+        """Only the last token's logits are needed, so the segment is read once."""
+        last = tokens.shape[1] - 1
+        stream = self.start(state)
+        stream.tokens[:, :last] = tokens[:, :last]
+        return self.step(tokens[:, last], stream._replace(position=last))

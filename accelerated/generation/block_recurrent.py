@@ -1,0 +1,88 @@
+"""The Block-Recurrent Transformer token by token: states are read and updated once a block."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelerated.attention.content import scaled_attention, sdpa
+from accelerated.attention.heads import merge_heads
+from accelerated.attention.sliding_window import of_query, offsets_of
+from accelerated.block_recurrent import BlockRecurrent, State
+from accelerated.generation.any_model import Stream
+from accelerated.generation.token_by_token import TokenByToken
+
+
+class Rows(NamedTuple):
+    """What a block's tokens read, and their keys and values, which follow the previous block's."""
+
+    offsets: Tensor  # of scores, by distance, (L, H, 3W - 1)
+    keys: tuple  # per layer (B, H, 2W, E)
+    values: tuple
+    state_keys: list  # per recurrent layer K_s (B, H, S, E)
+    state_values: list  # per recurrent layer V_s
+
+
+class Steps(TokenByToken):
+    """A segment is a block here."""
+
+    model: BlockRecurrent
+
+    @property
+    def length(self) -> int:
+        """The tokens of a block."""
+        return self.model.config.window
+
+    def rows_at(self, state: State) -> Rows:
+        """The rows at a block's start."""
+        model = self.model
+        offsets = offsets_of(model.layers, model.in_bucket, model.mask).to(state.keys.dtype)
+        rows = Rows(offsets, with_room(state.keys), with_room(state.values), [], [])
+        for r, number in enumerate(model.config.recurrent_layers):
+            cell = model.layers[number - 1].state
+            key, value = cell.keys_and_values(state.states[:, r])
+            rows.state_keys.append(key)
+            rows.state_values.append(value)
+        return rows
+
+    def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
+        """The hidden row (B, D) after token (B,) at position (1,) of its block."""
+        c = self.model.config
+        place = position + c.window
+        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2W)
+        x = functional.embedding(token[:, None], self.model.embedding)  # (B, 1, D)
+        for index, layer in enumerate(self.model.layers):
+            key, query, cross_query, value = layer.project(x)  # (B, H, 1, E)
+            keys = rows.keys[index].index_copy_(2, place, key)
+            values = rows.values[index].index_copy_(2, place, value)
+            query = query * layer.scale[:, None, None]
+            attended = sdpa(query, keys, values, offsets[index], scale=1.0)
+            if cross_query is not None:
+                cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
+                read = (rows.state_keys[cell], rows.state_values[cell])
+                cross = scaled_attention(cross_query, *read, layer.cross_scale)
+                attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
+            x = layer.mlp(x + functional.linear(merge_heads(attended), layer.output))
+        return self.model.output_rows(x)[:, 0]
+
+    def close(self, stream: Stream) -> State:
+        """The State after a full block: the states read it, its keys and values are the previous block's."""
+        rows = stream.rows
+        states = []
+        for r, number in enumerate(self.model.config.recurrent_layers):
+            cell = self.model.layers[number - 1].state
+            state = stream.state.states[:, r]  # (B, S, D)
+            projected = cell.project(state, cell.matrices())
+            read = (rows.keys[number - 1], rows.values[number - 1])
+            states.append(cell.update(state, projected, *read))
+        return State(
+            torch.stack(states, 1) if states else stream.state.states,
+            torch.stack(rows.keys, 1)[:, :, :, self.length :],
+            torch.stack(rows.values, 1)[:, :, :, self.length :],
+        )
+
+
+def with_room(previous: Tensor) -> tuple[Tensor, ...]:
+    """Per layer the previous block's keys or values (B, L, H, W, E) and room for a block's: (B, H, 2W, E)."""
+    return torch.cat([previous, torch.zeros_like(previous)], 3).unbind(1)

@@ -1,0 +1,116 @@
+"""The Compressive Transformer token by token: memories and distances are projected once, at a segment's start."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelerated.attention.content import sdpa
+from accelerated.attention.heads import at_least_float32
+from accelerated.compressive import Compressive, MostUsed, State
+from accelerated.generation.any_model import Stream
+from accelerated.generation.token_by_token import TokenByToken
+
+
+class Rows(NamedTuple):
+    """Per layer what a segment's tokens read, and what they write for later tokens and the memories."""
+
+    keys: list  # (B, H, K, E), of compressed memory, memory and the segment
+    values: list
+    distance_keys: list  # (H, E, K), with simplified positions (H, E, R), already scaled
+    hidden: list  # (B, N, D), inputs of the layer
+    usage: list  # (B, N, N), each token's attention to the rows to be compressed, if it is needed
+
+
+class Steps(TokenByToken):
+    """A segment's keys are [compressed memory | memory | segment], as in the model."""
+
+    model: Compressive
+
+    def rows_at(self, state: State) -> Rows:
+        """The rows at a segment's start."""
+        c = self.model.config
+        lanes = len(state.memory)
+        zeros = state.memory.new_zeros
+        empty = zeros(lanes, c.heads, c.segment, c.head_width)
+        rows = Rows([], [], [], [], [])
+        for index, layer in enumerate(self.model.layers):
+            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
+            key, value = layer.project_remembered(remembered)  # (B, H, C + M, E)
+            rows.keys.append(torch.cat([key, empty], 2))
+            rows.values.append(torch.cat([layer.biased_value(value), empty], 2))
+            distance_key = layer.project_distances(self.model.sinusoids) * c.head_width**-0.5
+            rows.distance_keys.append(distance_key.transpose(1, 2))
+            rows.hidden.append(zeros(lanes, c.segment, c.width))
+            if isinstance(layer.compression, MostUsed):
+                rows.usage.append(at_least_float32(zeros(lanes, c.segment, c.segment)))
+        return rows
+
+    def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
+        """The hidden row (B, D) after token (B,) at position (1,) of its segment."""
+        c = self.model.config
+        if c.cutoffs:
+            h = self.model.output_matrix().look_up(token[:, None])  # (B, 1, D)
+        else:
+            h = functional.embedding(token[:, None], self.model.embedding)
+        place = position + c.compressed_memory + c.memory  # of its key
+        number = torch.arange(rows.keys[0].shape[2], device=token.device)  # (K,)
+        last = rows.distance_keys[0].shape[2] - 1  # the column of distance 0
+        columns = (number - place + last).clamp(0, last)  # (K,), each key's of distance_keys
+        for index, layer in enumerate(self.model.layers):
+            rows.hidden[index].index_copy_(1, position, h)
+            attended = self.attend(index, h, place, columns, number > place, rows)
+            h = layer.mix(h, attended)
+        return h[:, 0] * c.width**-0.5
+
+    def attend(
+        self, index: int, h: Tensor, place: Tensor, columns: Tensor, unread: Tensor, rows: Rows
+    ) -> Tensor:
+        """A layer's attention (B, H, 1, E) for a token h (B, 1, D) whose key's place is (1,).
+
+        Of each key columns (K,) says which column of distance_keys it takes, unread (K,) whether it comes later.
+        """
+        c = self.model.config
+        layer = self.model.layers[index]
+        query, key, value = layer.project_own(h)  # (B, H, 1, E)
+        keys = rows.keys[index].index_copy_(2, place, key)
+        values = rows.values[index].index_copy_(2, place, layer.biased_value(value))
+
+        content_bias, distance_bias = layer.biases()
+        content_query = query + content_bias[:, None]
+        distance_query = (query + distance_bias[:, None])[:, :, 0].transpose(0, 1)  # (H, B, E)
+        by_distance = torch.bmm(distance_query, rows.distance_keys[index]).transpose(0, 1)
+        offset = by_distance.index_select(2, columns).masked_fill(unread, -math.inf)
+        offset = offset[:, :, None]  # (B, H, 1, K)
+        if not rows.usage and layer.positions is None:
+            return sdpa(content_query, keys, values, offset)
+
+        scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
+        weights = at_least_float32(scores).softmax(-1)
+        if rows.usage:
+            evicted = slice(c.compressed_memory, c.compressed_memory + c.segment)
+            position = place - (c.compressed_memory + c.memory)
+            rows.usage[index].index_copy_(1, position, weights.mean(1)[:, :, evicted])
+        weights = weights.to(values.dtype)
+        if layer.positions is None:
+            return weights @ values
+        distances = len(rows.distance_keys[index][0, 0]) - 1 - columns
+        return weights @ values + weights @ layer.positions.index_select(0, distances)
+
+    def close(self, stream: Stream) -> State:
+        """The State after a complete segment."""
+        state, rows = stream.state, stream.rows
+        memories = []
+        compresseds = []
+        usage = None
+        for index, layer in enumerate(self.model.layers):
+            if rows.usage:  # a sum over queries, not a mean: only the order matters
+                used = rows.usage[index].sum(1)
+                usage = functional.pad(used, (self.model.config.compressed_memory, 0))
+            remembered = (state.memory[:, index], state.compressed[:, index])
+            memory, compressed, _, _ = layer.remember(rows.hidden[index], *remembered, usage)
+            memories.append(memory)
+            compresseds.append(compressed)
+        return State(torch.stack(memories, 1), torch.stack(compresseds, 1))

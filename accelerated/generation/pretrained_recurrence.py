@@ -1,0 +1,83 @@
+"""GPT-2 with recurrence token by token: keys and values of a window's tokens are kept."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelerated.attention.content import sdpa
+from accelerated.attention.heads import merge_heads
+from accelerated.generation.any_model import Stream
+from accelerated.generation.token_by_token import TokenByToken
+from accelerated.pretrained_recurrence import PretrainedRecurrence, State, with_slots
+
+
+class Rows(NamedTuple):
+    """What a window's tokens read, and what they write for later tokens and the pooled vector."""
+
+    keys: list  # per layer (B, H, S + T or T, E), those of the inserted vectors first
+    values: list
+    present: Tensor  # the State's
+    outputs: list  # per layer (B, T, D); empty for plain GPT-2
+
+
+class Steps(TokenByToken):
+    """A segment is a window."""
+
+    model: PretrainedRecurrence
+
+    def rows_at(self, state: State) -> Rows:
+        """The rows at a window's start, with keys and values of the inserted vectors."""
+        c = self.model.config
+        zeros = self.model.embedding.new_zeros
+        lanes = len(state.pooled)
+        empty = zeros(lanes, c.heads, c.segment, c.width // c.heads)
+        inserted = self.model.vectors_to_insert(state)
+        rows = Rows([], [], state.present.clone(), [])
+        for number, layer in enumerate(self.model.layers, start=1):
+            key = value = empty[:, :, :0]
+            if inserted is not None and number in c.insertion_layers:
+                key, value = layer.key_value(inserted)  # (B, H, S, E)
+            rows.keys.append(torch.cat([key, empty], 2))
+            rows.values.append(torch.cat([value, empty], 2))
+            if inserted is not None:
+                rows.outputs.append(zeros(lanes, c.segment, c.width))
+        return rows
+
+    def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
+        """The hidden row (B, D) after token (B,) at position (1,) of its window."""
+        model = self.model
+        x = functional.embedding(token[:, None], model.embedding)  # (B, 1, D)
+        x = x + model.positions.index_select(0, position)
+        unread = model.future_keys.index_select(0, position)  # (1, T)
+        offset = added_to_scores(unread, x)
+        beside_slots = offset
+        if model.module is not None:
+            unread = with_slots(unread, model.config.vectors, rows.present)  # (B, 1, 1, S + T)
+            beside_slots = added_to_scores(unread, x)
+
+        for index, layer in enumerate(model.layers):
+            query, key, value = layer.query_key_value(x)  # (B, H, 1, E)
+            slots = rows.keys[index].shape[2] - self.length
+            keys = rows.keys[index].index_copy_(2, position + slots, key)
+            values = rows.values[index].index_copy_(2, position + slots, value)
+            attended = merge_heads(sdpa(query, keys, values, beside_slots if slots else offset))
+            x = x + functional.linear(attended, layer.output, layer.output_bias)
+            x = x + layer.mlp(x)
+            if rows.outputs:
+                rows.outputs[index].index_copy_(1, position, x)
+        return model.final_norm(x)[:, 0]
+
+    def close(self, stream: Stream) -> State:
+        """The State after a full window."""
+        if not stream.rows.outputs:
+            return stream.state
+        outputs = stream.rows.outputs
+        return self.model.next_state(stream.state, outputs, self.model.final_norm(outputs[-1]))
+
+
+def added_to_scores(unread: Tensor, x: Tensor) -> Tensor:
+    """A mask, true if a query must not see a key, as numbers in x's type."""
+    return x.new_zeros(unread.shape).masked_fill(unread, -math.inf)

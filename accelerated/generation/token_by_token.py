@@ -1,0 +1,93 @@
+"""Reads a text token by token as fast as a model allows: its file here computes each token once, and a CUDA graph launches it."""
+
+import importlib
+import importlib.util
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._pytree import tree_leaves, tree_map
+
+from accelerated.generation.any_model import AnyModel, Stepper, Stream
+from accelerated.protocol import logits_of
+
+
+def stepper_of(model: Module, capture: bool = True) -> Stepper:
+    """The fastest Stepper of a model: that of its own file here, captured if it is on a GPU; else AnyModel."""
+    file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
+    if importlib.util.find_spec(file) is None:
+        return AnyModel(model)
+    on_a_gpu = next(model.parameters()).is_cuda
+    return importlib.import_module(file).Steps(model, capture and on_a_gpu)
+
+
+class TokenByToken(Stepper):
+    """Keeps rows of the segment's tokens, such as keys and values, so that each token is computed once.
+
+    A model's file has a subclass `Steps`. Its rows are tensors of fixed shapes, and tuples of tensors, one for each layer. They
+    are written in place.
+    """
+
+    def __init__(self, model: Module, captured: bool = False):
+        super().__init__(model)
+        self.compute = Graph(self.logits_after) if captured else self.plain
+
+    @abstractmethod
+    def hidden_after(self, token: Tensor, position: Tensor, rows: tuple) -> Tensor:
+        """The hidden row (B, D), ready for the output matrix, of token (B,) at position (1,) of its segment.
+
+        Writes what later tokens read of it into rows.
+        """
+
+    def read_token(self, token: Tensor, stream: Stream) -> tuple[Tensor, tuple]:
+        return self.compute(token, stream.position, stream.rows)
+
+    def plain(self, token: Tensor, position: int, rows: tuple) -> tuple[Tensor, tuple]:
+        """The logits (B, V) after a token, and the rows."""
+        return self.logits_after(token, token.new_full((1,), position), rows), rows
+
+    def logits_after(self, token: Tensor, position: Tensor, rows: tuple) -> Tensor:
+        """What a CUDA graph captures: logits (B, V) after token (B,) at position (1,)."""
+        return logits_of(self.model, self.hidden_after(token, position, rows))
+
+
+class Graph:
+    """The kernels of a token, captured once in a CUDA graph and then launched together.
+
+    A graph reads and writes fixed addresses, so it has a token, a position and rows of its own; each new segment's rows are
+    copied into them, and a Stream of an earlier segment cannot be continued. It holds the number of lanes of its first token,
+    and the parameters as they were then; a parameter may change in place, but not be replaced.
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor, tuple], Tensor]):
+        self.function = function
+        self.graph = None
+
+    def __call__(self, token: Tensor, position: int, rows: tuple) -> tuple[Tensor, tuple]:
+        """The logits after a token, and the rows that hold it."""
+        if self.graph is None:
+            self.capture(token, rows)
+        if rows is not self.rows:
+            torch._foreach_copy_(tree_leaves(self.rows), tree_leaves(rows))
+        self.token.copy_(token)
+        self.position.fill_(position)
+        self.graph.replay()
+        return self.logits.clone(), self.rows
+
+    def capture(self, token: Tensor, rows: tuple) -> None:
+        """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
+        self.token = token.clone()
+        self.position = token.new_zeros(1)
+        self.rows = tree_map(torch.clone, rows)
+
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.function(self.token, self.position, self.rows)
+        torch.cuda.current_stream().wait_stream(aside)
+
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self.function(self.token, self.position, self.rows)
