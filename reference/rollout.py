@@ -109,9 +109,11 @@ def sgd(params: dict, grads: dict) -> dict:
     return {name: value - SGD_RATE * grads[name] for name, value in params.items()}
 
 
-def adamw(params: dict, grads: dict, moments: dict, step: int) -> tuple[dict, dict]:
+def adamw(
+    params: dict, grads: dict, moments: dict, step: int, settings: dict = ADAMW
+) -> tuple[dict, dict]:
     """Parameters and {name: (first, second moment)} after step `step`, from 1, of AdamW; all parameters decay."""
-    rate, beta1, beta2, epsilon, decay = ADAMW.values()
+    rate, beta1, beta2, epsilon, decay = settings.values()
     after = {}
     for name, value in params.items():
         first, second = moments.get(name, (0.0, 0.0))
