@@ -1,7 +1,9 @@
-"""A rollout of any reference: consecutive segments, the objective that trains on them, all gradients. For gradients.py and tests.
+"""A rollout of any reference: segments, the objective that trains on them, and all gradients.
 
-The names are those of the conformance vectors (docs/porting.md): "0/logits" are the logits of the first segment, "grad/embedding"
-is the gradient of the embedding, "grad_state/memory" that of a field of the first state.
+gradients.py and the tests use it. A rollout is consecutive segments of the same lanes. Names are
+those of the conformance vectors (docs/porting.md): "0/logits" are the logits of the first segment,
+"grad/embedding" is the gradient of the embedding, "grad_state/memory" that of a field of the first
+state.
 """
 
 from types import ModuleType
@@ -10,13 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 SGD_RATE = 0.1
-ADAMW = {
-    "rate": 0.01,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-6,
-    "decay": 0.1,
-}  # epsilon: a rounded zero stays small
+# AdamW's epsilon is not smaller, so that what should be zero and was rounded stays small
+ADAMW = {"rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "decay": 0.1}
 
 
 class Segment(NamedTuple):
@@ -31,12 +28,11 @@ class Segment(NamedTuple):
 
 def choose_lanes(starts: np.ndarray, first: tuple, second: tuple) -> tuple:
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    return type(first)(
-        *(
-            np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-            for a, b in zip(first, second, strict=True)
-        )
-    )
+    fields = []
+    for a, b in zip(first, second, strict=True):
+        chosen = starts.reshape(-1, *[1] * (a.ndim - 1))  # (B, 1, ...), as many axes as the field
+        fields.append(np.where(chosen, a, b))
+    return type(first)(*fields)
 
 
 def named(prefix: str, state: tuple) -> dict:
@@ -52,55 +48,63 @@ def count_scored(segments: list) -> int:
 def rollout_forward(
     reference: ModuleType, params: dict, config: object, segments: list, state: tuple
 ) -> tuple:
-    """Read the segments: {name: array} of logits, losses, next states and of the objective; a cache for each; the last state.
+    """Read the segments: {name: array}, a cache for each segment, and the last state.
 
-    The objective is the summed cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
+    The arrays are logits, losses, next states and the objective. The objective is the summed
+    cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
     """
-    rows, caches, nats, auxiliary = {}, [], 0.0, 0.0
+    rows = {}
+    caches = []
+    nats = 0.0
+    auxiliary = 0.0
     for k, segment in enumerate(segments):
-        state = choose_lanes(
-            segment.starts, reference.initial_state(params, config, len(segment.starts)), state
-        )
+        fresh = reference.initial_state(params, config, len(segment.starts))
+        state = choose_lanes(segment.starts, fresh, state)
         task = {} if segment.task is None else {"task": segment.task}
         logits, state, cache = reference.forward(params, config, segment.tokens, state, **task)
         loss, loss_cache = reference.cross_entropy_forward(logits, segment.targets, segment.scored)
-        losses, auxiliary_cache = {}, []
+        losses = {}
+        auxiliary_cache = []
         if hasattr(reference, "auxiliary_forward"):
             losses, auxiliary_cache = reference.auxiliary_forward(params, config, cache)
-        rows |= {f"{k}/logits": logits} | {
-            f"{k}/auxiliary.{name}": np.array(value) for name, value in losses.items()
-        }
-        rows |= {f"{k}/loss": np.array(loss)} | named(f"{k}/next.", state)
-        nats, auxiliary = nats + loss, auxiliary + sum(losses.values())
+
+        rows[f"{k}/logits"] = logits
+        rows |= {f"{k}/auxiliary.{name}": np.array(value) for name, value in losses.items()}
+        rows[f"{k}/loss"] = np.array(loss)
+        rows |= named(f"{k}/next.", state)
+        nats = nats + loss
+        auxiliary = auxiliary + sum(losses.values())
         caches.append((segment, cache, loss_cache, auxiliary_cache))
+
     objective = nats / count_scored(segments) + auxiliary / len(segments)
-    return rows | {"objective": np.array(objective)}, caches, state
+    rows["objective"] = np.array(objective)
+    return rows, caches, state
 
 
 def rollout_backward(
     reference: ModuleType, params: dict, config: object, caches: list
 ) -> tuple[dict, tuple]:
-    """Gradients of the objective: {name: gradient} of the parameters, and that of the state before the first segment."""
-    grads, dstate, count = {}, None, count_scored([segment for segment, *_ in caches])
+    """Gradients of the objective, {name: gradient} of the parameters and that of the first state.
+
+    The first state is the one before the first segment.
+    """
+    grads = {}
+    dstate = None
+    count = count_scored([segment for segment, _, _, _ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
         dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
         reference.add_into(grads, dparams)
         if auxiliary_cache:
-            reference.add_into(
-                grads, reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)
-            )
+            dauxiliary = reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)
+            reference.add_into(grads, dauxiliary)
+
+        # A lane that starts reads the initial state, and nothing of the state before
         zero = type(dstate)(*map(np.zeros_like, dstate))
         if hasattr(reference, "initial_state_backward"):
-            reference.add_into(
-                grads,
-                reference.initial_state_backward(
-                    config, choose_lanes(segment.starts, dstate, zero)
-                ),
-            )
-        dstate = choose_lanes(
-            segment.starts, zero, dstate
-        )  # a lane that starts reads nothing of the state before
+            dinitial = choose_lanes(segment.starts, dstate, zero)
+            reference.add_into(grads, reference.initial_state_backward(config, dinitial))
+        dstate = choose_lanes(segment.starts, zero, dstate)
     return grads, dstate
 
 
@@ -112,18 +116,16 @@ def sgd(params: dict, grads: dict) -> dict:
 def adamw(
     params: dict, grads: dict, moments: dict, step: int, settings: dict = ADAMW
 ) -> tuple[dict, dict]:
-    """Parameters and {name: (first, second moment)} after step `step`, from 1, of AdamW; all parameters decay."""
+    """Parameters and {name: (first, second moment)} after step `step`, from 1; all decay."""
     rate, beta1, beta2, epsilon, decay = settings.values()
-    after = {}
+    new_params = {}
+    new_moments = dict(moments)  # those of other parameters stay
     for name, value in params.items():
         first, second = moments.get(name, (0.0, 0.0))
-        first, second = (
-            beta1 * first + (1 - beta1) * grads[name],
-            beta2 * second + (1 - beta2) * grads[name] ** 2,
-        )
-        moved = (first / (1 - beta1**step)) / (np.sqrt(second / (1 - beta2**step)) + epsilon)
-        after[name], moments = (
-            value - rate * (moved + decay * value),
-            moments | {name: (first, second)},
-        )
-    return after, moments
+        first = beta1 * first + (1 - beta1) * grads[name]
+        second = beta2 * second + (1 - beta2) * grads[name] ** 2
+        direction = first / (1 - beta1**step)
+        scale = np.sqrt(second / (1 - beta2**step)) + epsilon
+        new_params[name] = value - rate * (direction / scale + decay * value)
+        new_moments[name] = (first, second)
+    return new_params, new_moments
