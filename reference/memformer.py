@@ -1,31 +1,35 @@
-"""Memformer (Wu, Lan, Gu and Yu, 2020) and Memory Replay Back-Propagation, forward and backward in NumPy.
+"""Memformer (Wu, Lan, Gu and Yu, 2020) and Memory Replay Back-Propagation, in NumPy.
 
-The model carries S memory slots from segment to segment of a document. Step t, from 0, reads segment s_{t-1} and the slots M_t,
-predicts segment s_t and writes the slots M_{t+1}. Algorithm 1 counts so too; Eq. 5 writes s_t, M_{t-1}, s_{t+1}, M_t. An encoder
-reads; then each slot attends to itself and to the encodings of s_{t-1}, never to another slot. A decoder predicts s_t from the
-same encodings. Gradient passes from step to step through the slots alone. Memory Replay Back-Propagation stores only the slots
-of a rollout and computes each step again on the way back. Without encoder layers the model is Figure 1b, which reads s_t itself.
+The model carries S memory slots from segment to segment of a document. Step t, from 0, reads
+segment s_{t-1} and the slots M_t, predicts segment s_t and writes the slots M_{t+1}. Algorithm 1
+counts so too; Eq. 5 writes s_t, M_{t-1}, s_{t+1}, M_t. An encoder reads; then each slot attends to
+itself and to the encodings of s_{t-1}, never to another slot. A decoder predicts s_t from the same
+encodings. Gradient passes from step to step through the slots alone. Memory Replay Back-Propagation
+stores only the slots of a rollout and computes each step again on the way back. Without encoder
+layers the model is Figure 1b, which reads s_t itself.
 
-`slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the whole model, from (tokens, state)
-to (logits, next state); `memory_replay` trains it. Each backward stands below its forward.
+`slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the
+whole model, from (tokens, state) to (logits, next state); `memory_replay` trains it. Each backward
+stands below its forward. `grads` and `d..._params` are gradients of parameters, {name: array}.
 
 Glossary of step t: code symbol, meaning, symbol, shape
-    tokens             token ids of one segment of N tokens              s_t             (B, N)
-    segment            N, tokens in a segment; the paper's L
-    slots              S, memory slots
-    state.memory       the slots; of every layer in the decoder-only     M_t             (B, 1 or L, S, D)
-    state.previous     the previous segment, which the encoder reads     s_{t-1}         (B, N)
-    reading            what the encoder reads, masked when infilling     s_{t-1}         (B, N)
-    readable           where reading is no padding                                       (B, N) bool
-    prompt             what the decoder reads after the task's token                     (B, N)
-    encoded            the encoder's final hidden states                                 (B, N, D)
-    source             what attention takes keys and values from                         (B, K, D)
-    positions          parameter; a vector for every clipped distance    R_{i-j}         (R, E)
-    distance_key, content_bias, distance_bias   Transformer-XL's         W_r, u, v       (HE, D), (H, E), (H, E)
-    retention          parameter; a bias on a slot's score of itself     none            (H,)
+    tokens            token ids of one segment of N tokens              s_t        (B, N)
+    segment           N, tokens in a segment; the paper's L
+    slots             S, memory slots
+    state.memory      the slots; of every layer in the decoder-only     M_t        (B, 1 or L, S, D)
+    state.previous    the previous segment, which the encoder reads     s_{t-1}    (B, N)
+    reading           what the encoder reads, masked when infilling     s_{t-1}    (B, N)
+    readable          where reading is no padding                                  (B, N) bool
+    prompt            what the decoder reads after the task's token                (B, N)
+    encoded           the encoder's final hidden states                            (B, N, D)
+    source            what attention takes keys and values from                    (B, K, D)
+    positions         parameter; a vector for every clipped distance    R_{i-j}    (R, E)
+    distance_key      Transformer-XL's matrix of distances              W_r        (HE, D)
+    content_bias, distance_bias   Transformer-XL's vectors              u, v       (H, E), (H, E)
+    retention         parameter; a bias on a slot's score of itself     none       (H,)
 
-B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers,
-R distances, K keys. Decisions are numbered in docs/decisions/memformer.md.
+B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width,
+V vocabulary, L layers, R distances, K keys. Decisions are numbered in docs/decisions/memformer.md.
 """
 
 import math
@@ -57,7 +61,8 @@ class Config:
         feed_forward: F, width of the feed-forward hidden layer
         segment: N, tokens in a segment
         slots: S, memory slots, of each layer in the decoder-only model
-        positions: relative positions in self-attention, simplified (Eqs. 2-4) or transformer_xl (Eq. 1)
+        positions: relative positions in self-attention, simplified (Eqs. 2-4) or
+            transformer_xl (Eq. 1)
         max_distance: distance at and beyond which the simplified positions are the same
         retention: starting value of the learned bias with which a slot attends to itself
         dropout: dropout rate in training, 0 to below 1
@@ -90,319 +95,300 @@ class Config:
         return 1 if self.encoder_layers else self.decoder_layers
 
     def distances(self, causal):
-        """Signed distances i - j that have a row: from 0 if causal, else from -largest (decision 1: rows of R)."""
-        longest = (
-            self.segment if causal and self.encoder_layers else self.segment - 1
-        )  # the decoder reads N + 1 tokens
-        largest = min(longest, self.max_distance) if self.positions == "simplified" else longest
-        return np.arange(0 if causal else -largest, largest + 1)
+        """Signed distances i - j that have a row, from 0 if causal (decision 1: rows of R)."""
+        decoder_reads_one_more = causal and self.encoder_layers  # the task's token
+        largest = self.segment if decoder_reads_one_more else self.segment - 1
+        if self.positions == "simplified":
+            largest = min(largest, self.max_distance)
+        smallest = 0 if causal else -largest
+        return np.arange(smallest, largest + 1)
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one (decision 5: memory, previous tokens); axis 0 of every field is the lane."""
+    """What a segment hands to the next one (decision 5: memory, previous tokens), lane first."""
 
     memory: np.ndarray  # (B, 1, S, D), decoder-only (B, L, S, D)
     previous: np.ndarray  # (B, N) token ids, decoder-only (B, 0)
 
 
 # ----------------------------------------------------------------------------
-# the method: what a first reading is for; each slot is written anew from itself and a segment, and tokens read the slots
+# the method: what a first reading is for: slots are written, each from itself; tokens read them
 def slot_attention_forward(p, config, memory, encoded, readable):
-    """The next memory (B, S, D): each slot attends to [itself | encoded (B, N, D)], 1 + N keys (Figure 2c)."""
-    normal, norm_cache = layer_norm_forward(
-        p, "memory_norm", memory
-    )  # decision 3: memory normed first
+    """The next memory (B, S, D): each slot attends to [itself | encoded], 1 + N keys (Figure 2c).
+
+    memory (B, S, D); encoded (B, N, D); readable (B, N) is false on padding, or None.
+    """
+    normal, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: it is normed
     source, source_cache = layer_norm_forward(p, "norm", encoded)
-    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
-    self_key, self_key_cache = affine_forward(
-        p, "key", normal
-    )  # slots and encodings share the key projection
-    self_key = split_heads(self_key, config.heads)
-    scores, scores_cache = slot_scores_forward(
-        query, self_key, key, p["retention"], readable_mask(readable)
-    )
-    new, mean_cache = slot_mean_forward(
-        scores, split_heads(memory, config.heads), value
-    )  # decision 7: its own value
-    caches = (
-        (norm_cache, source_cache),
-        (projections_cache, self_key_cache),
-        (scores_cache, mean_cache),
-    )
-    return merge_heads(
-        new
-    ), caches  # decision 7: nothing comes after; decision 15: no dropout either
+    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
+    self_key, self_key_cache = affine_forward(p, "key", normal)  # by the same matrix as key
+    self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
+
+    mask = readable_mask(readable)
+    scores, scores_cache = slot_scores_forward(query, self_key, key, p["retention"], mask)
+    slots = split_heads(memory, config.heads)  # (B, H, S, D/H), decision 7: its own value
+    new, mean_cache = slot_mean_forward(scores, slots, value)
+    new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
+    cache = (norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache)
+    return new, cache
 
 
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
-    (norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache) = (
-        cache
-    )
-    dscores, dslots, dvalue = slot_mean_backward(split_heads(dnew, config.heads), mean_cache)
+    norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
+    dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
+    dscores, dslots, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey, dretention = slot_scores_backward(dscores, scores_cache)
-    dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+
     dnormal_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
-    grads |= {
-        name: grads[name] + grad for name, grad in dself_key_params.items()
-    }  # both uses of the key projection
-    dmemory, dmemory_norm = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
-    dencoded, dnorm = layer_norm_backward(dsource, source_cache)
-    return (
-        merge_heads(dslots) + dmemory,
-        dencoded,
-        grads | dmemory_norm | dnorm | {"retention": dretention},
-    )
+    dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+    add_into(grads, dself_key_params)  # the other use of the key projection
+    dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
+    dmemory = merge_heads(dslots) + dmemory
+    grads |= dnorm_params | dmemory_norm_params | {"retention": dretention}
+    return dmemory, dencoded, grads
 
 
 def slot_scores_forward(query, self_key, key, retention, mask):
-    """Scores (B, H, S, 1 + N) of each slot: of itself, plus retention (H,) (decision 9: bias per head), then of N encodings."""
+    """Scores (B, H, S, 1 + N) of each slot: of itself, then of N encodings.
+
+    query, self_key (B, H, S, E); key (B, H, N, E). The score of itself gets retention (H,) on top
+    (decision 9: bias per head).
+    """
     scale = query.shape[-1] ** -0.5
-    self_score = (query * self_key).sum(-1, keepdims=True) * scale + retention[
-        :, None, None
-    ]  # (B, H, S, 1)
-    scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)  # (B, H, S, N)
-    return np.concatenate([self_score, scores], axis=-1), (query, self_key, key)
+    self_similarity = (query * self_key).sum(-1, keepdims=True) * scale
+    self_score = self_similarity + retention[:, None, None]  # (B, H, S, 1)
+    similarity = query @ key.swapaxes(-1, -2) * scale  # (B, H, S, N)
+    scores = np.where(mask, similarity, -np.inf)
+    scores = np.concatenate([self_score, scores], axis=-1)  # (B, H, S, 1 + N)
+    return scores, (query, self_key, key)
 
 
-# z* = c q·k* + rho, z = c q k^T, c = 1/sqrt(E): dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q, drho = sum dz*
+# z* = c q·k* + rho, z = c q k^T, c = 1/sqrt(E):
+# dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q, drho = sum dz*
 def slot_scores_backward(dscores, cache):
     """Gradients of query, self_key, key (B, H, S or N, E) and retention."""
     query, self_key, key = cache
-    dself_score, dscores = dscores[..., :1], dscores[..., 1:]
     scale = query.shape[-1] ** -0.5
-    dquery = (dself_score * self_key + dscores @ key) * scale
-    dkey = dscores.swapaxes(-1, -2) @ query * scale
-    return dquery, dself_score * query * scale, dkey, dself_score.sum((0, 2, 3))
+    dself_score = dscores[..., :1]  # (B, H, S, 1)
+    dothers = dscores[..., 1:]  # (B, H, S, N)
+    dquery = (dself_score * self_key + dothers @ key) * scale
+    dself_key = dself_score * query * scale
+    dkey = dothers.swapaxes(-1, -2) @ query * scale
+    dretention = dself_score.sum((0, 2, 3))
+    return dquery, dself_key, dkey, dretention
 
 
 def slot_mean_forward(scores, slots, value):
-    """New slots (B, H, S, D/H): each the mean of itself and of value (B, H, N, D/H) by softmax(scores)."""
+    """New slots (B, H, S, D/H): the mean of itself and of value (B, H, N, D/H) by softmax."""
     weights, _ = softmax_forward(scores)  # (B, H, S, 1 + N)
-    return weights[..., :1] * slots + weights[..., 1:] @ value, (weights, slots, value)
+    new = weights[..., :1] * slots + weights[..., 1:] @ value
+    return new, (weights, slots, value)
 
 
 # y = w* m + w v, [w*, w] = softmax(z): dm = w* dy, dv = w^T dy, dz = softmax'([m·dy, dy v^T])
 def slot_mean_backward(dnew, cache):
     """Gradients of scores, slots and value."""
     weights, slots, value = cache
-    dweights = np.concatenate(
-        [(slots * dnew).sum(-1, keepdims=True), dnew @ value.swapaxes(-1, -2)], axis=-1
-    )
-    return (
-        softmax_backward(dweights, weights),
-        weights[..., :1] * dnew,
-        weights[..., 1:].swapaxes(-1, -2) @ dnew,
-    )
+    dself_weight = (slots * dnew).sum(-1, keepdims=True)  # (B, H, S, 1)
+    dothers = dnew @ value.swapaxes(-1, -2)  # (B, H, S, N)
+    dweights = np.concatenate([dself_weight, dothers], axis=-1)
+    dscores = softmax_backward(dweights, weights)
+    dslots = weights[..., :1] * dnew
+    dvalue = weights[..., 1:].swapaxes(-1, -2) @ dnew
+    return dscores, dslots, dvalue
 
 
 def cross_attention_forward(p, config, x, source, readable, rng):
-    """x (B, N, D) plus what it finds in source (B, K, D), by content alone: normed memory (Figure 2b) or encodings."""
+    """x (B, N, D) plus what it finds in source (B, K, D), by content alone.
+
+    The source is the normed memory (Figure 2b) or, in the decoder, the encodings.
+    """
     normal, norm_cache = layer_norm_forward(p, "norm", x)
-    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
-    out, attention_cache = masked_attention_forward(
-        query, key, value, readable_mask(readable), config.dropout, rng
-    )
+    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
+    mask = readable_mask(readable)
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
 
 
 def cross_attention_backward(config, dy, cache):
+    """Gradients of x, of source and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(
-        split_heads(dout, config.heads), attention_cache
+    dout = split_heads(dout, config.heads)
+    dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
+    dnormal, dsource, dprojection_params = projections_backward(
+        dquery, dkey, dvalue, projections_cache
     )
-    dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
-    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
-    return dy + dx, dsource, grads | dprojections | dnorm
-
-
-def masked_attention_forward(query, key, value, mask, rate, rng):
-    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E).
-
-    mask is true where a query sees a key, and broadcasts to (B, H, N, K).
-    """
-    similarity = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5  # (B, H, N, K)
-    scores = np.where(mask, similarity, -np.inf)
-    weights, _ = softmax_forward(scores)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    out = dropped @ value  # (B, H, N, E)
-    return out, (query, key, value, weights, dropped, dropout_mask)
-
-
-# s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
-def masked_attention_backward(dout, cache):
-    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
-    query, key, value, weights, dropped, dropout_mask = cache
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights = dropout_backward(ddropped, dropout_mask)
-    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
-    dquery = dscores @ key
-    dkey = dscores.swapaxes(-1, -2) @ query
-    dvalue = dropped.swapaxes(-1, -2) @ dout
-    return dquery, dkey, dvalue
-
-
-def projections_forward(p, heads, x, source):
-    """Query of x (B, N, D), key and value of source (B, K, D), by head: (B, H, N, E), (B, H, K, E) twice (Eq. 2)."""
-    made = [
-        affine_forward(p, name, rows)
-        for name, rows in (("query", x), ("key", source), ("value", source))
-    ]
-    return [split_heads(rows, heads) for rows, _ in made], [cache for _, cache in made]
-
-
-# q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
-def projections_backward(dquery, dkey, dvalue, caches):
-    """Gradients of x, of source and of the parameters."""
-    query_cache, key_cache, value_cache = caches
-    dx, grads = affine_backward(merge_heads(dquery), query_cache)
-    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
-    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    return dx, dsource_by_key + dsource_by_value, grads | dkey_params | dvalue_params
-
-
-def readable_mask(readable):
-    """(B, N) -> (B, 1, 1, N): every query sees the keys that are no padding; None is no padding at all."""
-    return np.ones((1, 1, 1, 1), bool) if readable is None else readable[:, None, None, :]
+    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    grads |= dprojection_params | dnorm_params
+    return dy + dx, dsource, grads
 
 
 # ----------------------------------------------------------------------------
-# the model: the whole of it first, then encoder, decoder, their layers and relative positions (Eqs. 2-6)
+# the model: the whole of it first, then encoder, decoder, layers, relative positions (Eqs. 2-6)
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
-    memory = np.tile(
-        params["initial_memory"], (batch, 1, 1, 1)
-    )  # (B, 1 or L, S, D), decision 8: learned, not zeros
-    width = config.segment if config.encoder_layers else 0
-    return State(memory, np.full((batch, width), config.special("begin")))
+    # decision 8: learned, not zeros
+    memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
+    length = config.segment if config.encoder_layers else 0
+    return State(memory, np.full((batch, length), config.special("begin")))
 
 
 def initial_state_backward(config, dstate):
-    """Gradient of the learned slots: the sum over lanes. dstate is zero in lanes that did not start."""
+    """Gradient of the learned slots: the sum over lanes. dstate is zero where none started."""
     return {"initial_memory": dstate.memory.sum(0)}
 
 
 def forward(params, config, tokens, state, rng=None, task=None):
-    """Read one segment (Eqs. 5-7); returns logits (B, N, V), the next state, and the cache for `backward`.
+    """Read one segment (Eqs. 5-7): logits (B, N, V), the next state, the cache for `backward`.
 
-    tokens (B, N), N = config.segment; rng turns dropout on. task None is continuation: row i of the logits predicts token i + 1;
-    otherwise token i of task.prompt. ValueError if N differs, or if the decoder-only model is given a task.
+    tokens (B, N), N = config.segment; rng turns dropout on. task None is continuation: row i of the
+    logits predicts token i + 1; otherwise token i of task.prompt. ValueError if N differs, or if
+    the decoder-only model is given a task.
     """
     check_segment(config, tokens, task)
-    if config.encoder_layers == 0:
+    if config.encoder_layers:
+        if task is None:
+            task = continuation(tokens, state.previous)
+        hidden, memory, stack_cache = encoder_decoder_forward(
+            params, config, task, state.memory, rng
+        )
+        next_state = State(memory, tokens)
+    else:
         hidden, memory, stack_cache = decoder_only_forward(
             params, config, tokens, state.memory, rng
         )
         next_state = State(memory, state.previous)
-    else:
-        task = continuation(tokens, state.previous) if task is None else task
-        encoded, memory, encoder_cache = encoder_forward(
-            params, config, task.reading, state.memory[:, 0], task.readable, rng
-        )
-        # decision 6: one position more
-        prompt = np.concatenate(
-            [config.special(TASKS[0]) + task.kind[:, None], task.prompt], axis=1
-        )  # (B, N + 1)
-        hidden, decoder_cache = decoder_forward(params, config, prompt, encoded, task.readable, rng)
-        rows = (task.kind == TASKS.index("continuation"))[:, None] + np.arange(
-            config.segment
-        )  # (B, N), those that predict
-        hidden = np.take_along_axis(hidden, rows[..., None], 1)  # (B, N, D)
-        next_state, stack_cache = (
-            State(memory[:, None], tokens),
-            (encoder_cache, decoder_cache, rows),
-        )
-    embedding = params["embedding"][
-        : config.vocabulary
-    ]  # decision 10: one embedding, without special tokens
-    logits, output_cache = linear_forward(hidden * config.width**-0.5, embedding)
+
+    # decision 10: one embedding, here without the special tokens
+    embedding = params["embedding"][: config.vocabulary]
+    logits, output_cache = linear_forward(hidden * config.width**-0.5, embedding)  # (B, N, V)
     return logits, next_state, (stack_cache, output_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+    """Gradients of the parameters and of the incoming state.
 
-    dnext_state None stops the gradient at the segment's end. Token ids have no gradient: dstate.previous is zeros.
+    They come from the gradients of the logits and of the next state; dnext_state None stops the
+    latter at the segment's end. Token ids have no gradient: dstate.previous is zeros.
     """
     stack_cache, output_cache = cache
+    batch = len(dlogits)
+    if dnext_state is None:
+        dnext_memory = np.zeros((batch, config.memories, config.slots, config.width))
+    else:
+        dnext_memory = dnext_state.memory
+
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
-    stopped = np.zeros((len(dlogits), config.memories, config.slots, config.width))
-    dmemory = stopped if dnext_state is None else dnext_state.memory
-    if config.encoder_layers == 0:
-        dmemory, grads = decoder_only_backward(params, config, dhidden, dmemory, stack_cache)
-    else:
-        encoder_cache, decoder_cache, rows = stack_cache
-        drows = np.zeros((len(dlogits), config.segment + 1, config.width))
-        np.put_along_axis(drows, rows[..., None], dhidden, 1)
-        dencoded, grads = decoder_backward(params, config, drows, decoder_cache)
-        dmemory, dencoder = encoder_backward(params, config, dencoded, dmemory[:, 0], encoder_cache)
-        dmemory = dmemory[:, None]
-        add_into(grads, dencoder)
+    stack_backward = encoder_decoder_backward if config.encoder_layers else decoder_only_backward
+    dmemory, grads = stack_backward(params, config, dhidden, dnext_memory, stack_cache)
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's second gradient
-    previous = np.zeros((len(dlogits), config.segment if config.encoder_layers else 0))
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, State(
-        dmemory, previous
-    )
+
+    zeros = {name: np.zeros_like(value) for name, value in params.items()}
+    length = config.segment if config.encoder_layers else 0
+    return zeros | grads, State(dmemory, np.zeros((batch, length)))
 
 
 def advance(params, config, tokens, state, rng=None, task=None):
-    """The state after a segment by the memory path alone: encoder and writer, or all layers of the decoder-only model."""
+    """The state after a segment by the memory path alone: no decoder, no logits.
+
+    The path is encoder and writer, or all layers of the decoder-only model.
+    """
     check_segment(config, tokens, task)
     if config.encoder_layers == 0:
-        return State(
-            decoder_only_forward(params, config, tokens, state.memory, rng)[1], state.previous
-        )
-    task = continuation(tokens, state.previous) if task is None else task
-    return State(
-        encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)[1][
-            :, None
-        ],
-        tokens,
+        _, memory, _ = decoder_only_forward(params, config, tokens, state.memory, rng)
+        return State(memory, state.previous)
+    if task is None:
+        task = continuation(tokens, state.previous)
+    slots = state.memory[:, 0]  # (B, S, D)
+    _, memory, _ = encoder_forward(params, config, task.reading, slots, task.readable, rng)
+    return State(memory[:, None], tokens)
+
+
+def encoder_decoder_forward(params, config, task, memory, rng):
+    """Eqs. 5-6: hidden states (B, N, D) of the rows that predict; next memory (B, 1, S, D)."""
+    slots = memory[:, 0]  # (B, S, D)
+    encoded, new_slots, encoder_cache = encoder_forward(
+        params, config, task.reading, slots, task.readable, rng
     )
+
+    # decision 6: one position more, with the task's token first
+    task_token = config.special(TASKS[0]) + task.kind[:, None]  # (B, 1)
+    prompt = np.concatenate([task_token, task.prompt], axis=1)  # (B, N + 1)
+    hidden, decoder_cache = decoder_forward(params, config, prompt, encoded, task.readable, rng)
+
+    # Row i predicts token i of the prompt. Continuation leaves out row 0, other tasks the last
+    first_row = task.kind == TASKS.index("continuation")  # (B,) bool, as a number 0 or 1
+    rows = first_row[:, None] + np.arange(config.segment)  # (B, N)
+    hidden = np.take_along_axis(hidden, rows[..., None], axis=1)  # (B, N, D)
+    return hidden, new_slots[:, None], (encoder_cache, decoder_cache, rows)
+
+
+def encoder_decoder_backward(params, config, dhidden, dnext_memory, cache):
+    """Gradients of memory (B, 1, S, D) and of the parameters."""
+    encoder_cache, decoder_cache, rows = cache
+    drows = np.zeros((len(dhidden), config.segment + 1, config.width))  # (B, N + 1, D)
+    np.put_along_axis(drows, rows[..., None], dhidden, axis=1)
+    dencoded, grads = decoder_backward(params, config, drows, decoder_cache)
+    dslots, dencoder_params = encoder_backward(
+        params, config, dencoded, dnext_memory[:, 0], encoder_cache
+    )
+    add_into(grads, dencoder_params)  # the embedding is in both
+    return dslots[:, None], grads
 
 
 def encoder_forward(params, config, reading, memory, readable, rng):
-    """M_{t+1} = Encoder(s_{t-1}, M_t) (Eq. 5): reading (B, N), memory (B, S, D) -> encoded (B, N, D), next memory (B, S, D)."""
-    p, x, caches = subtree(params, "encoder."), params["embedding"][reading], []
+    """M_{t+1} = Encoder(s_{t-1}, M_t) (Eq. 5): encoded (B, N, D) and next memory (B, S, D).
+
+    reading (B, N) token ids, memory (B, S, D); readable (B, N) is false on padding, or None.
+    """
+    p = subtree(params, "encoder.")
+    x = params["embedding"][reading]  # (B, N, D)
+    caches = []
     for layer in range(config.encoder_layers):
-        x, cache = encoder_layer_forward(
-            subtree(p, f"layers.{layer}."), config, x, memory, readable, rng
-        )
+        layer_params = subtree(p, f"layers.{layer}.")
+        x, cache = encoder_layer_forward(layer_params, config, x, memory, readable, rng)
         caches.append(cache)
     encoded, norm_cache = layer_norm_forward(p, "norm", x)  # decision 3: a final norm
-    next_memory, writer_cache = slot_attention_forward(
-        subtree(params, "writer."), config, memory, encoded, readable
-    )
+
+    writer = subtree(params, "writer.")
+    next_memory, writer_cache = slot_attention_forward(writer, config, memory, encoded, readable)
     return encoded, next_memory, (reading, caches, norm_cache, writer_cache)
 
 
 def encoder_backward(params, config, dencoded, dnext_memory, cache):
     """Gradients of memory and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
-    dmemory, dencoded_written, dwriter = slot_attention_backward(config, dnext_memory, writer_cache)
-    dx, grads = layer_norm_backward(dencoded + dencoded_written, norm_cache)
+    dmemory, dencoded_written, dwriter_params = slot_attention_backward(
+        config, dnext_memory, writer_cache
+    )
+    dx, dencoder_params = layer_norm_backward(dencoded + dencoded_written, norm_cache)
     for layer in reversed(range(config.encoder_layers)):
-        dx, dmemory_read, dlayer = encoder_layer_backward(config, dx, caches[layer])
+        dx, dmemory_read, dlayer_params = encoder_layer_backward(config, dx, caches[layer])
         dmemory = dmemory + dmemory_read  # every layer reads the same memory
-        grads |= prefixed(f"layers.{layer}.", dlayer)
+        dencoder_params |= prefixed(f"layers.{layer}.", dlayer_params)
     dembedding = np.zeros_like(params["embedding"])
     np.add.at(dembedding, reading, dx)
-    return dmemory, prefixed("encoder.", grads) | prefixed("writer.", dwriter) | {
-        "embedding": dembedding
-    }
+
+    grads = {"embedding": dembedding}
+    grads |= prefixed("encoder.", dencoder_params)
+    grads |= prefixed("writer.", dwriter_params)
+    return dmemory, grads
 
 
 def decoder_forward(params, config, prompt, encoded, readable, rng):
     """Final hidden states (B, N + 1, D) of prompt (B, N + 1), the task's token in front (Eq. 6)."""
-    p, x, caches = subtree(params, "decoder."), params["embedding"][prompt], []
+    p = subtree(params, "decoder.")
+    x = params["embedding"][prompt]  # (B, N + 1, D)
+    caches = []
     for layer in range(config.decoder_layers):
-        x, cache = decoder_layer_forward(
-            subtree(p, f"layers.{layer}."), config, x, encoded, readable, rng
-        )
+        layer_params = subtree(p, f"layers.{layer}.")
+        x, cache = decoder_layer_forward(layer_params, config, x, encoded, readable, rng)
         caches.append(cache)
     hidden, norm_cache = layer_norm_forward(p, "norm", x)
     return hidden, (prompt, caches, norm_cache)
@@ -411,79 +397,96 @@ def decoder_forward(params, config, prompt, encoded, readable, rng):
 def decoder_backward(params, config, dhidden, cache):
     """Gradients of encoded, summed over the layers, and of the parameters."""
     prompt, caches, norm_cache = cache
-    dx, grads = layer_norm_backward(dhidden, norm_cache)
+    dx, ddecoder_params = layer_norm_backward(dhidden, norm_cache)
     dencoded = 0.0
     for layer in reversed(range(config.decoder_layers)):
-        dx, dencoded_layer, dlayer = decoder_layer_backward(config, dx, caches[layer])
-        dencoded = dencoded + dencoded_layer
-        grads |= prefixed(f"layers.{layer}.", dlayer)
+        dx, dencoded_read, dlayer_params = decoder_layer_backward(config, dx, caches[layer])
+        dencoded = dencoded + dencoded_read  # every layer reads the same encodings
+        ddecoder_params |= prefixed(f"layers.{layer}.", dlayer_params)
     dembedding = np.zeros_like(params["embedding"])
     np.add.at(dembedding, prompt, dx)
-    return dencoded, prefixed("decoder.", grads) | {"embedding": dembedding}
+
+    grads = {"embedding": dembedding}
+    grads |= prefixed("decoder.", ddecoder_params)
+    return dencoded, grads
 
 
 def encoder_layer_forward(p, config, x, memory, readable, rng):
-    """Self-attention, memory cross-attention and feed-forward of x (B, N, D) (Fig. 2a; decision 4: in this order)."""
+    """A layer's x (B, N, D), which also reads memory (B, S, D) (Fig. 2a).
+
+    Self-attention, memory cross-attention, feed-forward (decision 4: in this order).
+    """
+    attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(
-        subtree(p, "attention."), config, x, None, False, readable, rng
+        attention, config, x, memory=None, causal=False, readable=readable, rng=rng
     )
     normal_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
-    x, read_cache = cross_attention_forward(
-        subtree(p, "read."), config, x, normal_memory, None, rng
-    )
+    read = subtree(p, "read.")
+    x, read_cache = cross_attention_forward(read, config, x, normal_memory, None, rng)
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     return x, (attention_cache, memory_cache, read_cache, mlp_cache)
 
 
 def encoder_layer_backward(config, dx, cache):
+    """Gradients of x, of memory and of the parameters."""
     attention_cache, memory_cache, read_cache, mlp_cache = cache
     dx, grads = feed_forward_backward(dx, mlp_cache)
-    dx, dnormal_memory, dread = cross_attention_backward(config, dx, read_cache)
-    dmemory, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
-    dx, _, dattention = self_attention_backward(config, dx, attention_cache)
-    return (
-        dx,
-        dmemory,
-        grads | dmemory_norm | prefixed("read.", dread) | prefixed("attention.", dattention),
-    )
+    dx, dnormal_memory, dread_params = cross_attention_backward(config, dx, read_cache)
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
+    dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
+    grads |= dmemory_norm_params
+    grads |= prefixed("read.", dread_params)
+    grads |= prefixed("attention.", dattention_params)
+    return dx, dmemory, grads
 
 
 def decoder_layer_forward(p, config, x, encoded, readable, rng):
-    """Causal self-attention, cross-attention to encoded (B, N, D) and feed-forward of x (B, N + 1, D)."""
+    """A layer's x (B, N + 1, D), which also reads encoded (B, N, D).
+
+    Causal self-attention, cross-attention to the encodings, feed-forward.
+    """
+    attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(
-        subtree(p, "attention."), config, x, None, True, None, rng
+        attention, config, x, memory=None, causal=True, readable=None, rng=rng
     )
-    x, cross_cache = cross_attention_forward(
-        subtree(p, "cross."), config, x, encoded, readable, rng
-    )
+    cross = subtree(p, "cross.")
+    x, cross_cache = cross_attention_forward(cross, config, x, encoded, readable, rng)
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     return x, (attention_cache, cross_cache, mlp_cache)
 
 
 def decoder_layer_backward(config, dx, cache):
+    """Gradients of x, of encoded and of the parameters."""
     attention_cache, cross_cache, mlp_cache = cache
     dx, grads = feed_forward_backward(dx, mlp_cache)
-    dx, dencoded, dcross = cross_attention_backward(config, dx, cross_cache)
-    dx, _, dattention = self_attention_backward(config, dx, attention_cache)
-    return dx, dencoded, grads | prefixed("cross.", dcross) | prefixed("attention.", dattention)
+    dx, dencoded, dcross_params = cross_attention_backward(config, dx, cross_cache)
+    dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
+    grads |= prefixed("cross.", dcross_params)
+    grads |= prefixed("attention.", dattention_params)
+    return dx, dencoded, grads
 
 
 def self_attention_forward(p, config, x, memory, causal, readable, rng):
-    """x (B, N, D) plus what its tokens find in each other and, in the decoder-only model, in normed memory (B, S, D)."""
+    """x (B, N, D) plus what its tokens find in each other.
+
+    In the decoder-only model they also look at the normed memory (B, S, D); else it is None.
+    """
     normal, norm_cache = layer_norm_forward(p, "norm", x)
-    source = normal if memory is None else np.concatenate([memory, normal], axis=1)  # (B, S + N, D)
-    (query, key, value), projections_cache = projections_forward(
-        p, config.heads, normal, source
-    )  # decision 13: one set for both
-    mask = self_attention_mask(x.shape[1], source.shape[1] - x.shape[1], causal, readable)
-    attend = (
-        simplified_attention_forward
-        if config.positions == "simplified"
-        else transformer_xl_attention_forward
-    )
-    out, attention_cache = attend(
-        p, query, key, value, config.distances(causal), mask, config.dropout, rng
-    )
+    source = normal
+    if memory is not None:
+        source = np.concatenate([memory, normal], axis=1)  # (B, S + N, D)
+    # decision 13: one set for both
+    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
+
+    slots = source.shape[1] - x.shape[1]  # S, or 0 without memory
+    mask = self_attention_mask(x.shape[1], slots, causal, readable)
+    distances = config.distances(causal)
+    if config.positions == "simplified":
+        attend = simplified_attention_forward
+    else:
+        attend = transformer_xl_attention_forward
+    out, attention_cache = attend(p, query, key, value, distances, mask, config.dropout, rng)
+
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
@@ -493,25 +496,41 @@ def self_attention_backward(config, dy, cache):
     """Gradients of x, of memory (of no rows without) and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    attend_backward = (
-        simplified_attention_backward
-        if config.positions == "simplified"
-        else transformer_xl_attention_backward
+    dout = split_heads(dout, config.heads)
+    if config.positions == "simplified":
+        attend_backward = simplified_attention_backward
+    else:
+        attend_backward = transformer_xl_attention_backward
+    dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
+
+    dnormal, dsource, dprojection_params = projections_backward(
+        dquery, dkey, dvalue, projections_cache
     )
-    dquery, dkey, dvalue, dpositions = attend_backward(
-        split_heads(dout, config.heads), attention_cache
-    )
-    dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     slots = dsource.shape[1] - dnormal.shape[1]  # S, or 0 without memory
-    dx, dnorm = layer_norm_backward(dnormal + dsource[:, slots:], norm_cache)
-    return dy + dx, dsource[:, :slots], grads | dpositions | dprojections | dnorm
+    dmemory = dsource[:, :slots]
+    dx, dnorm_params = layer_norm_backward(dnormal + dsource[:, slots:], norm_cache)
+    grads |= dposition_params | dprojection_params | dnorm_params
+    return dy + dx, dmemory, grads
 
 
 def self_attention_mask(length, slots, causal, readable):
-    """Which keys each query sees, (B or 1, 1, N, S + N): all slots; tokens up to itself if causal, and no padding."""
-    mask = np.ones((length, length), bool)
-    mask = (np.tril(mask) if causal else mask) & readable_mask(readable)
-    return np.concatenate([np.ones((*mask.shape[:-1], slots), bool), mask], axis=-1)
+    """Which keys each query sees, (B or 1, 1, N, S + N).
+
+    It sees all slots, and of the tokens those up to itself if causal, and no padding.
+    """
+    tokens = np.ones((length, length), bool)
+    if causal:
+        tokens = np.tril(tokens)
+    tokens = tokens & readable_mask(readable)  # (B or 1, 1, N, N)
+    all_slots = np.ones((*tokens.shape[:-1], slots), bool)
+    return np.concatenate([all_slots, tokens], axis=-1)
+
+
+def readable_mask(readable):
+    """(B, N) -> (B, 1, 1, N): every query sees the keys that are no padding; None is no padding."""
+    if readable is None:
+        return np.ones((1, 1, 1, 1), bool)
+    return readable[:, None, None, :]
 
 
 def feed_forward_forward(p, config, x, rng):
@@ -525,91 +544,111 @@ def feed_forward_forward(p, config, x, rng):
 
 
 def feed_forward_backward(dy, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormal, dweights = affine_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
-    return dy + dx, grads | dweights | dnorm
+    dnormal, dhidden_params = affine_backward(dhidden * (hidden > 0), hidden_cache)
+    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    grads |= dhidden_params | dnorm_params
+    return dy + dx, grads
 
 
 def simplified_attention_forward(p, query, key, value, distances, mask, rate, rng):
-    """Eqs. 3-4: softmax(q·(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), one R for both roles (decision 1: one table): (B, H, N, E).
+    """Eqs. 3-4: softmax(q·(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}): (B, H, N, E).
 
-    query (B, H, N, E); key, value (B, H, K, E), whose last N have positions; distances (R,) of the rows of R.
+    One R has both roles (decision 1: one table). query (B, H, N, E); key, value (B, H, K, E), whose
+    last N have positions; distances (R,) of the rows of R.
     """
-    table, index = p["positions"], distance_index(query.shape[2], distances)
+    table = p["positions"]  # (R, E)
+    index = distance_index(query.shape[2], distances)  # (N, N)
+    scores_by_distance = query @ table.T  # (B, H, N, R)
     weights, weights_cache = relative_weights_forward(
-        query, key, query @ table.T, index, mask, rate, rng
+        query, key, scores_by_distance, index, mask, rate, rng
     )  # Eq. 3
-    by_distance = by_key_backward(
-        weights[..., -len(index) :], (index, len(table))
-    )  # sums: the adjoint of looking up
+
+    # Sums of the weights at each distance: the adjoint of looking up
+    by_distance = by_key_backward(weights[..., -len(index) :], (index, len(table)))  # (B, H, N, R)
     out = weights @ value + by_distance @ table  # Eq. 4
-    return out, ((query, table, weights_cache), (value, weights, by_distance, index))
+    return out, (query, table, value, weights, by_distance, index, weights_cache)
 
 
-# s = q R^T, y = w v + a R, a is w by distance: dv = w^T dy, da = dy R^T, dR = ds^T q + a^T dy, dq = (dq of w) + ds R
+# s = q R^T, y = w v + a R, a is w by distance:
+# dv = w^T dy, da = dy R^T, dR = ds^T q + a^T dy, dq = (dq of w) + ds R
 def simplified_attention_backward(dout, cache):
     """Gradients of query, key, value and, from both of its roles, of R."""
-    (query, table, weights_cache), (value, weights, by_distance, index) = cache
+    query, table, value, weights, by_distance, index, weights_cache = cache
     dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights[..., -query.shape[2] :] += by_key_forward(dout @ table.T, index)[0]
+    dweights_by_position, _ = by_key_forward(dout @ table.T, index)  # (B, H, N, N)
+    dweights[..., -len(index) :] += dweights_by_position
     dquery, dkey, dscores = relative_weights_backward(dweights, weights_cache)
-    dtable = np.einsum("bhnr,bhne->re", dscores, query) + np.einsum(
-        "bhnr,bhne->re", by_distance, dout
-    )
-    return dquery + dscores @ table, dkey, weights.swapaxes(-1, -2) @ dout, {"positions": dtable}
+
+    dquery = dquery + dscores @ table
+    dvalue = weights.swapaxes(-1, -2) @ dout
+    dtable_in_scores = np.einsum("bhnr,bhne->re", dscores, query)
+    dtable_in_values = np.einsum("bhnr,bhne->re", by_distance, dout)
+    return dquery, dkey, dvalue, {"positions": dtable_in_scores + dtable_in_values}
 
 
 def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
-    """Weights (B, H, N, K) = dropout(softmax((q·k_j + s_{i-j}) / sqrt(E))); s is by_distance (B, H, N, R), of the last N keys."""
+    """Weights (B, H, N, K) = dropout(softmax((q·k_j + s_{i-j}) / sqrt(E))).
+
+    s is by_distance (B, H, N, R), of the last N keys; index (N, N) is each pair's distance.
+    """
     scores = query @ key.swapaxes(-1, -2)  # (B, H, N, K)
     by_key, by_key_cache = by_key_forward(by_distance, index)
     scores[..., -len(index) :] += by_key
-    weights, _ = softmax_forward(
-        np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf)
-    )  # decision 1: with 1/sqrt(E)
+    scaled = scores * query.shape[-1] ** -0.5  # decision 1: with 1/sqrt(E)
+    weights, _ = softmax_forward(np.where(mask, scaled, -np.inf))
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
     return dropped, (query, key, weights, dropout_mask, by_key_cache)
 
 
-# z = (q k^T + t) / sqrt(E), w = softmax(z): dz = softmax'(dw), dq = dz k / sqrt(E), dk = dz^T q / sqrt(E), dt = dz / sqrt(E)
+# z = (q k^T + t) / sqrt(E), w = softmax(z):
+# dz = softmax'(dw), dq = dz k / sqrt(E), dk = dz^T q / sqrt(E), dt = dz / sqrt(E)
 def relative_weights_backward(dweights, cache):
+    """Gradients of query, of key and of by_distance (B, H, N, R)."""
     query, key, weights, dropout_mask, by_key_cache = cache
-    dscores = (
-        softmax_backward(dropout_backward(dweights, dropout_mask), weights)
-        * query.shape[-1] ** -0.5
-    )
-    dby_distance = by_key_backward(dscores[..., -query.shape[2] :], by_key_cache)  # (B, H, N, R)
-    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dby_distance
+    dscaled = softmax_backward(dropout_backward(dweights, dropout_mask), weights)
+    dscores = dscaled * query.shape[-1] ** -0.5  # (B, H, N, K)
+    dquery = dscores @ key
+    dkey = dscores.swapaxes(-1, -2) @ query
+    dby_distance = by_key_backward(dscores[..., -query.shape[2] :], by_key_cache)
+    return dquery, dkey, dby_distance
 
 
 def by_key_forward(by_distance, index):
-    """Scores by distance (B, H, N, R) -> scores by key (B, H, N, N); index (N, N) is each pair's distance."""
-    out = np.take_along_axis(
-        by_distance, np.broadcast_to(index, (*by_distance.shape[:2], *index.shape)), -1
-    )
-    return out, (index, by_distance.shape[-1])
+    """Scores by distance (B, H, N, R) -> by key (B, H, N, N); index (N, N) has each pair's row."""
+    batch, heads, _, distances = by_distance.shape
+    index_of_each = np.broadcast_to(index, (batch, heads, *index.shape))
+    out = np.take_along_axis(by_distance, index_of_each, axis=-1)
+    return out, (index, distances)
 
 
-# t_ij = s_i[r], r = index_ij: ds_i[r] = sum of dt_ij over the keys j with index_ij = r, clipped duplicates included
+# t_ij = s_i[r], r = index_ij:
+# ds_i[r] = sum of dt_ij over the keys j with index_ij = r, clipped duplicates included
 def by_key_backward(dout, cache):
-    """By key (B, H, N, N) -> by distance (B, H, N, R), of gradients and of weights: the sum over the keys at each distance."""
+    """By key (B, H, N, N) -> by distance (B, H, N, R): the sum over the keys at each distance.
+
+    It serves gradients, and weights too.
+    """
     index, distances = cache
     out = np.zeros((*dout.shape[:3], distances))
     for query, row in enumerate(index):
-        np.add.at(out[:, :, query], (slice(None), slice(None), row), dout[:, :, query])
+        np.add.at(out[:, :, query], np.s_[:, :, row], dout[:, :, query])
     return out
 
 
 def distance_index(length, distances):
-    """The row of `distances` for query i and key j of `length` tokens: i - j, clipped to the nearest row, (N, N)."""
+    """The row of `distances` for query i and key j of `length` tokens, (N, N).
+
+    It is that of i - j, or the nearest.
+    """
     distance = np.arange(length)[:, None] - np.arange(length)[None, :]
     return np.clip(distance, distances[0], distances[-1]) - distances[0]
 
 
 # ----------------------------------------------------------------------------
-# through segments: memory replay, the paper's way to train, beside full back-propagation through time
+# through segments: memory replay, the paper's way to train, and full back-propagation
 class Segment(NamedTuple):
     """One step of a rollout."""
 
@@ -621,35 +660,52 @@ class Segment(NamedTuple):
 
 
 def memory_replay(params, config, segments, state, seed=None):
-    """Algorithm 1 (decision 14: K segments, 0 to K - 1): returns what `through_time` does, with one segment's cache at a time."""
-    scored = max(1, sum(int(segment.scored.sum()) for segment in segments))
+    """Algorithm 1 (decision 14: K segments, 0 to K - 1), with one segment's cache at a time.
+
+    Returns what `through_time` does: mean loss, its gradients, that of the first state, next state.
+    """
+    scored = count_scored(segments)
+
+    # Forward: the states before all segments, by the memory path alone
     replay_buffer = [state]  # Alg. 1, l.1-2
     for t, segment in enumerate(segments[:-1]):  # l.3
         before = state_read(params, config, segment, replay_buffer[-1])
-        replay_buffer.append(
-            advance(params, config, segment.tokens, before, segment_rng(seed, t), segment.task)
-        )  # l.4-5
-    loss, grads = 0.0, {}
-    last, dstate = None, None  # l.7: the gradient of M_K is zero
+        rng = segment_rng(seed, t)
+        after = advance(params, config, segment.tokens, before, rng, segment.task)  # l.4
+        replay_buffer.append(after)  # l.5
+
+    # Backward: each segment is computed again, from the state before it
+    loss = 0.0
+    grads = {}
+    next_state = None
+    dstate = None  # l.7: the gradient of M_K is zero
     for t in reversed(range(len(segments))):  # l.8
-        part, after, cache = segment_forward(
-            params, config, segments[t], replay_buffer.pop(), segment_rng(seed, t)
-        )  # l.9-10
-        last = after if last is None else last
+        before = replay_buffer.pop()
+        rng = segment_rng(seed, t)
+        part, after, cache = segment_forward(params, config, segments[t], before, rng)  # l.9-10
         dparams, dstate = segment_backward(params, config, 1 / scored, dstate, cache)  # l.11-12
         loss = loss + part
         add_into(grads, dparams)
-    return loss / scored, grads, dstate, last  # l.14
+        if next_state is None:  # the last segment comes first
+            next_state = after  # M_K
+    return loss / scored, grads, dstate, next_state  # l.14
 
 
 def through_time(params, config, segments, state, seed=None):
-    """Full back-propagation through a rollout: (mean loss, its gradients, that of the rollout's first state, next state)."""
-    scored, loss, caches = max(1, sum(int(segment.scored.sum()) for segment in segments)), 0.0, []
+    """Full back-propagation through a rollout.
+
+    Returns the mean loss, its gradients, that of the rollout's first state, and the next state.
+    """
+    scored = count_scored(segments)
+    loss = 0.0
+    caches = []
     for t, segment in enumerate(segments):
         part, state, cache = segment_forward(params, config, segment, state, segment_rng(seed, t))
         loss = loss + part
         caches.append(cache)
-    grads, dstate = {}, None
+
+    grads = {}
+    dstate = None
     for cache in reversed(caches):
         dparams, dstate = segment_backward(params, config, 1 / scored, dstate, cache)
         add_into(grads, dparams)
@@ -657,7 +713,7 @@ def through_time(params, config, segments, state, seed=None):
 
 
 def segment_forward(params, config, segment, state, rng):
-    """(summed loss, next state, cache) of one segment."""
+    """(summed loss, next state, cache) of one segment, from the state that was carried to it."""
     state = state_read(params, config, segment, state)
     logits, state, cache = forward(params, config, segment.tokens, state, rng, segment.task)
     loss, loss_cache = cross_entropy_forward(logits, segment.targets, segment.scored)
@@ -667,27 +723,33 @@ def segment_forward(params, config, segment, state, rng):
 def segment_backward(params, config, dloss, dnext_state, cache):
     """Gradients of the parameters and of the state that was carried to the segment."""
     segment, forward_cache, loss_cache = cache
-    grads, dstate = backward(
-        params, config, forward_cache, cross_entropy_backward(dloss, loss_cache), dnext_state
-    )
-    zero = State(*(np.zeros_like(field) for field in dstate))
-    add_into(grads, initial_state_backward(config, choose_lanes(segment.starts, dstate, zero)))
-    return grads, choose_lanes(segment.starts, zero, dstate)
+    dlogits = cross_entropy_backward(dloss, loss_cache)
+    grads, dread = backward(params, config, forward_cache, dlogits, dnext_state)
+
+    # Where a document starts, the state that was read is the learned one, not the carried one
+    zero = State(np.zeros_like(dread.memory), np.zeros_like(dread.previous))
+    dinitial = choose_lanes(segment.starts, dread, zero)
+    dcarried = choose_lanes(segment.starts, zero, dread)
+    add_into(grads, initial_state_backward(config, dinitial))
+    return grads, dcarried
 
 
 def state_read(params, config, segment, state):
     """The state that a segment reads: carried, or the initial one where a document starts."""
-    return choose_lanes(segment.starts, initial_state(params, config, len(segment.starts)), state)
+    initial = initial_state(params, config, len(segment.starts))
+    return choose_lanes(segment.starts, initial, state)
 
 
 def choose_lanes(starts, first, second):
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    return State(
-        *(
-            np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-            for a, b in zip(first, second, strict=True)
-        )
-    )
+    memory = np.where(starts[:, None, None, None], first.memory, second.memory)
+    previous = np.where(starts[:, None], first.previous, second.previous)
+    return State(memory, previous)
+
+
+def count_scored(segments):
+    """Scored tokens of a rollout, at least 1."""
+    return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
 def segment_rng(seed, index):
@@ -696,23 +758,62 @@ def segment_rng(seed, index):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, replay against full back-propagation, a tiny fit
+# demonstration: gradients by finite differences, replay against full back-propagation, a tiny fit
 def rollout_of(config, document, rng):
-    """A document (B, K N + 1) as a rollout that also fills in (segments 1, 4, ...) and recalls (segments 2, 5, ...)."""
-    n, segments = config.segment, []
-    texts = np.split(document[:, :-1], (document.shape[1] - 1) // n, axis=1)
+    """A document (B, K N + 1) as a rollout that has all tasks.
+
+    It continues the text, fills in (segments 1, 4, ...) and recalls (segments 2, 5, ...).
+    """
+    n = config.segment
+    count = (document.shape[1] - 1) // n
+    texts = np.split(document[:, :-1], count, axis=1)
+    segments = []
     for t, tokens in enumerate(texts):
-        task, targets = None, document[:, t * n + 1 : (t + 1) * n + 1]
-        if config.encoder_layers and t % 3 == 1:
-            task, targets = infilling(config, texts[t - 1], 0.3, 3.5, rng), texts[t - 1]
-        if config.encoder_layers and t % 3 == 2:
-            task, targets = recall(texts[t - 1], texts[t - 2]), texts[t - 2]
-        segments.append(
-            Segment(
-                tokens, targets, np.ones(tokens.shape, bool), np.full(len(tokens), t == 0), task
-            )
-        )
+        kind = TASKS[t % 3] if config.encoder_layers else "continuation"
+        if kind == "continuation":
+            task = None
+            targets = document[:, t * n + 1 : (t + 1) * n + 1]
+        elif kind == "infilling":
+            task = infilling(config, texts[t - 1], 0.3, 3.5, rng)
+            targets = texts[t - 1]
+        else:
+            task = recall(texts[t - 1], texts[t - 2])
+            targets = texts[t - 2]
+        scored = np.ones(tokens.shape, bool)
+        starts = np.full(len(tokens), t == 0)
+        segments.append(Segment(tokens, targets, scored, starts, task))
     return segments
+
+
+def demonstrate():
+    """Check gradients and memory replay, then fit a tiny text; exits with an error if one fails."""
+    rng = np.random.default_rng(0)
+    config = Config(
+        vocabulary=11,
+        width=12,
+        encoder_layers=1,
+        decoder_layers=1,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        segment=6,
+        slots=4,
+        max_distance=4,
+    )
+    params = init_params(config, rng)
+    segments = rollout_of(config, rng.integers(config.vocabulary, size=(2, 25)), rng)
+    tasks = "continuation, infilling, recall, continuation"
+    print(f"Memformer, four segments of {config.segment} tokens: {tasks}.")
+    state = initial_state(params, config, 2)
+
+    def loss(moved):
+        return through_time(moved, config, segments, state)[0]
+
+    _, grads, _, _ = through_time(params, config, segments, state)
+    check_gradients(loss, params, grads, rng)
+    check_memory_replay(params, replace(config, dropout=0.2), segments, state)
+    params = fit_by_replay(params, config, segments)
+    predict_with_less(params, config, segments)
 
 
 def check_gradients(loss, params, grads, rng):
@@ -740,67 +841,55 @@ def check_gradients(loss, params, grads, rng):
         raise SystemExit("gradients disagree with finite differences")
 
 
-def demonstrate():
-    """Check gradients and memory replay, then fit a tiny text; exits with an error if a check fails."""
-    rng = np.random.default_rng(0)
-    sizes = {
-        "width": 12,
-        "heads": 2,
-        "head_width": 5,
-        "feed_forward": 20,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-    }
-    config = Config(vocabulary=11, segment=6, slots=4, max_distance=4, **sizes)
-    params = init_params(config, rng)
-    segments = rollout_of(config, rng.integers(config.vocabulary, size=(2, 25)), rng)
-    print(
-        f"Memformer, four segments of {config.segment} tokens: continuation, infilling, recall, continuation."
-    )
-    state = initial_state(params, config, 2)
-    _, grads, _, _ = through_time(params, config, segments, state)
-    check_gradients(
-        lambda moved: through_time(moved, config, segments, state)[0], params, grads, rng
-    )
-    dropping = replace(config, dropout=0.2)
-    _, exact, _, _ = through_time(params, dropping, segments, state, seed=1)
-    _, replayed, _, _ = memory_replay(params, dropping, segments, state, seed=1)
-    apart = max(
-        np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max()
-        for name, grad in exact.items()
-        if grad.any()
-    )
-    print(
-        f"Memory replay and full back-propagation through time, with dropout: gradients at most {apart:.1e} apart.\n"
-    )
+def check_memory_replay(params, config, segments, state):
+    """Compare gradients of both methods; exits with an error if they differ."""
+    _, exact, _, _ = through_time(params, config, segments, state, seed=1)
+    _, replayed, _, _ = memory_replay(params, config, segments, state, seed=1)
+    errors = []
+    for name, grad in exact.items():
+        if grad.any():
+            difference = np.abs(grad - replayed[name]).max()
+            errors.append(difference / np.abs(grad).max())
+    apart = max(errors)
+    both = "Memory replay and full back-propagation through time, with dropout"
+    print(f"{both}: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:
         raise SystemExit("memory replay disagrees with back-propagation through time")
-    print(
-        "Fitting these 48 predictions of random tokens by memory replay (there is nothing to learn but the text):"
-    )
+
+
+def fit_by_replay(params, config, segments):
+    """The parameters after 200 steps by the signs of the gradients; prints some of the losses."""
+    what = "these 48 predictions of random tokens by memory replay"
+    print(f"Fitting {what} (there is nothing to learn but the text):")
+    uniform = np.log2(config.vocabulary)
     for step in range(1, 201):
-        loss, grads, _, _ = memory_replay(
-            params, config, segments, initial_state(params, config, 2)
-        )
-        params = {
-            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
-        }
+        state = initial_state(params, config, 2)
+        loss, grads, _, _ = memory_replay(params, config, segments, state)
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
-            print(
-                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
-            )
-    fresh = state = initial_state(params, config, 2)
-    for segment in segments[:3]:
+            bits = loss / np.log(2)
+            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+    return params
+
+
+def predict_with_less(params, config, segments):
+    """Print how well the last segment is predicted with its state, and without parts of it."""
+    fresh = initial_state(params, config, 2)
+    state = fresh
+    for segment in segments[:-1]:
         state = advance(params, config, segment.tokens, state, task=segment.task)
-    cleared = state._replace(memory=fresh.memory)
-    for label, start in (
-        ("memory and previous tokens carried", state),
-        ("memory cleared", cleared),
-        ("both cleared", fresh),
-    ):
-        logits, _, _ = forward(params, config, segments[3].tokens, start)
-        nats, _ = cross_entropy_forward(logits, segments[3].targets, segments[3].scored)
-        print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
+    starts = {
+        "memory and previous tokens carried": state,
+        "memory cleared": state._replace(memory=fresh.memory),
+        "both cleared": fresh,
+    }
+    last = segments[-1]
+    for label, start in starts.items():
+        logits, _, _ = forward(params, config, last.tokens, start)
+        nats, _ = cross_entropy_forward(logits, last.targets, last.scored)
+        bits = nats / last.scored.sum() / np.log(2)
+        print(f"Fourth segment, {label}: {bits:.3f} bits per token")
 
 
 # ----------------------------------------------------------------------------
@@ -808,29 +897,56 @@ def demonstrate():
 NORM_EPSILON = 1e-6  # under the square root of layer_norm
 
 
-def layer_norm_forward(p, name, x):
-    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
-    centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+def projections_forward(p, heads, x, source):
+    """Query of x (B, N, D); key and value of source (B, K, D), by head (Eq. 2).
+
+    Their shapes are (B, H, N, E), (B, H, K, E) and, of a value, (B, H, K, E) or (B, H, K, D/H).
+    """
+    query, query_cache = affine_forward(p, "query", x)
+    key, key_cache = affine_forward(p, "key", source)
+    value, value_cache = affine_forward(p, "value", source)
+    query = split_heads(query, heads)
+    key = split_heads(key, heads)
+    value = split_heads(value, heads)
+    return query, key, value, (query_cache, key_cache, value_cache)
 
 
-# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
-def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+# q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
+def projections_backward(dquery, dkey, dvalue, cache):
+    """Gradients of x, of source and of the parameters."""
+    query_cache, key_cache, value_cache = cache
+    dx, grads = affine_backward(merge_heads(dquery), query_cache)
+    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
+    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    grads |= dkey_params | dvalue_params
+    return dx, dsource_by_key + dsource_by_value, grads
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
-    return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
+
+def masked_attention_forward(query, key, value, mask, rate, rng):
+    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E).
+
+    mask is true where a query sees a key, and broadcasts to (B, H, N, K).
+    """
+    similarity = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5  # (B, H, N, K)
+    scores = np.where(mask, similarity, -np.inf)
+    weights, _ = softmax_forward(scores)
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    out = dropped @ value  # (B, H, N, E)
+    return out, (query, key, value, weights, dropped, dropout_mask)
+
+
+# s = q k^T / sqrt(E), y = softmax(s) v:
+# dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
+def masked_attention_backward(dout, cache):
+    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
+    query, key, value, weights, dropped, dropout_mask = cache
+    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dweights = dropout_backward(ddropped, dropout_mask)
+    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
+    dquery = dscores @ key
+    dkey = dscores.swapaxes(-1, -2) @ query
+    dvalue = dropped.swapaxes(-1, -2) @ dout
+    return dquery, dkey, dvalue
 
 
 def affine_forward(p, name, x):
@@ -877,6 +993,31 @@ def linear_backward(dy, cache):
     x_rows = x.reshape(-1, x.shape[-1])
     dweight = dy_rows.T @ x_rows
     return dx, dweight
+
+
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
+    centred = x - x.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    normal = centred * inverse
+    scale = p[f"{name}.scale"]
+    y = normal * scale + p[f"{name}.bias"]
+    return y, (name, normal, inverse, scale)
+
+
+# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
+def layer_norm_backward(dy, cache):
+    """Gradients of x, and of the scale and the bias by name."""
+    name, normal, inverse, scale = cache
+    dnormal = dy * scale
+    mean = dnormal.mean(-1, keepdims=True)
+    correlation = (dnormal * normal).mean(-1, keepdims=True)
+    dx = inverse * (dnormal - mean - normal * correlation)
+
+    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
+    dscale = (dy * normal).sum(sum_axes)
+    dbias = dy.sum(sum_axes)
+    return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
 def split_heads(x, heads):
@@ -956,7 +1097,7 @@ def add_into(total, part):
 
 
 # ----------------------------------------------------------------------------
-# variants: the other two tasks, the decoder-only model and positions after Eq. 1; a first reading skips them
+# variants: two more tasks, the decoder-only model, Eq. 1's positions; a first reading skips them
 class Task(NamedTuple):
     """What every lane does in one segment (2.3); axis 0 is the lane."""
 
@@ -967,129 +1108,161 @@ class Task(NamedTuple):
 
 
 def continuation(tokens, previous):
-    """The task of a language model (Eq. 7): predict the successor of every token from the previous segment."""
-    return Task(np.zeros(len(tokens), int), previous, np.ones(tokens.shape, bool), tokens)
+    """The task of a language model (Eq. 7): predict the successor of every token."""
+    kind = np.full(len(tokens), TASKS.index("continuation"))
+    return Task(kind, previous, np.ones(tokens.shape, bool), tokens)
 
 
 def infilling(config, previous, fraction, span, rng):
-    """Predict previous (B, N) from previous with masked spans (decision 11: all of it, 30% masked); targets are previous."""
-    reading, readable = np.zeros_like(previous), np.zeros(previous.shape, bool)
+    """Predict previous (B, N) from previous with masked spans (decision 11: all of it, 30% masked).
+
+    The targets are previous.
+    """
+    reading = np.zeros_like(previous)
+    readable = np.zeros(previous.shape, bool)
     for lane, text in enumerate(previous):
         masked = mask_spans(text, config.special("mask"), fraction, span, rng)
-        reading[lane, : len(masked)], readable[lane, : len(masked)] = masked, True
-    return Task(np.full(len(previous), TASKS.index("infilling")), reading, readable, previous)
+        reading[lane, : len(masked)] = masked
+        readable[lane, : len(masked)] = True
+    kind = np.full(len(previous), TASKS.index("infilling"))
+    return Task(kind, reading, readable, previous)
 
 
 def mask_spans(text, mask, fraction, span, rng):
-    """text (N,) with round(fraction N) tokens in spans of Poisson(span) tokens, each span replaced by one mask token (2.3).
+    """text (N,) with spans of Poisson(span) tokens each replaced by one mask token (2.3).
 
-    The last span is cut to what is left of that number. An empty span inserts a mask, but only if longer spans have made room, so
-    the text never grows. All ways to place the spans between the remaining tokens are equally likely.
+    round(fraction N) tokens are masked; the last span is cut to what is left of that number. An
+    empty span inserts a mask, but only if longer spans have made room, so the text never grows. All
+    ways to place the spans between the remaining tokens are equally likely.
     """
-    budget, lengths = round(fraction * len(text)), []
+    budget = round(fraction * len(text))
+    lengths = []
     while sum(lengths) < budget:
         length = min(int(rng.poisson(span)), budget - sum(lengths))
-        if length or len(lengths) < sum(lengths):
+        has_room = len(lengths) < sum(lengths)
+        if length or has_room:
             lengths.append(length)
+
     items = len(text) - budget + len(lengths)  # tokens that remain, and masks
-    places = dict(
-        zip(rng.permutation(items).tolist(), lengths, strict=False)
-    )  # {which item is a mask: tokens it replaces}
-    out, at = [], 0
+    places = rng.permutation(items).tolist()
+    replaced = dict(zip(places, lengths, strict=False))  # {place of a mask: how many tokens}
+    out = []
+    at = 0
     for item in range(items):
-        out.append(mask if item in places else text[at])
-        at += places.get(item, 1)
+        if item in replaced:
+            out.append(mask)
+            at += replaced[item]
+        else:
+            out.append(text[at])
+            at += 1
     return np.array(out)
 
 
 def recall(previous, earlier):
-    """Predict `earlier` (B, N), the segment before previous (decision 12: the encoder's own before); targets are earlier."""
-    return Task(
-        np.full(len(previous), TASKS.index("recall")),
-        previous,
-        np.ones(previous.shape, bool),
-        earlier,
-    )
+    """Predict the segment before previous (decision 12: the encoder's own before).
+
+    previous and earlier are (B, N); the targets are earlier.
+    """
+    kind = np.full(len(previous), TASKS.index("recall"))
+    return Task(kind, previous, np.ones(previous.shape, bool), earlier)
 
 
 def decoder_only_forward(params, config, tokens, memory, rng):
-    """Figure 1b: tokens (B, N), memory (B, L, S, D) -> final hidden states (B, N, D) and next memory."""
-    p, x = subtree(params, "decoder."), params["embedding"][tokens]
-    memories, caches = [], []
+    """Figure 1b: final hidden states (B, N, D) and next memory (B, L, S, D).
+
+    tokens (B, N), memory (B, L, S, D).
+    """
+    p = subtree(params, "decoder.")
+    x = params["embedding"][tokens]  # (B, N, D)
+    next_memories = []
+    caches = []
     for layer in range(config.decoder_layers):
-        x, next_memory, cache = memory_layer_forward(
-            subtree(p, f"layers.{layer}."), config, x, memory[:, layer], rng
-        )
-        memories.append(next_memory)
+        layer_params = subtree(p, f"layers.{layer}.")
+        x, next_memory, cache = memory_layer_forward(layer_params, config, x, memory[:, layer], rng)
+        next_memories.append(next_memory)
         caches.append(cache)
     hidden, norm_cache = layer_norm_forward(p, "norm", x)
-    return hidden, np.stack(memories, axis=1), (tokens, caches, norm_cache)
+    return hidden, np.stack(next_memories, axis=1), (tokens, caches, norm_cache)
 
 
 def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
+    """Gradients of memory and of the parameters."""
     tokens, caches, norm_cache = cache
-    dx, grads = layer_norm_backward(dhidden, norm_cache)
+    dx, ddecoder_params = layer_norm_backward(dhidden, norm_cache)
     dmemory = np.zeros_like(dnext_memory)
     for layer in reversed(range(config.decoder_layers)):
-        dx, dmemory[:, layer], dlayer = memory_layer_backward(
-            config, dx, dnext_memory[:, layer], caches[layer]
+        dnext_layer_memory = dnext_memory[:, layer]
+        dx, dlayer_memory, dlayer_params = memory_layer_backward(
+            config, dx, dnext_layer_memory, caches[layer]
         )
-        grads |= prefixed(f"layers.{layer}.", dlayer)
+        dmemory[:, layer] = dlayer_memory
+        ddecoder_params |= prefixed(f"layers.{layer}.", dlayer_params)
     dembedding = np.zeros_like(params["embedding"])
     np.add.at(dembedding, tokens, dx)
-    return dmemory, prefixed("decoder.", grads) | {"embedding": dembedding}
+
+    grads = {"embedding": dembedding}
+    grads |= prefixed("decoder.", ddecoder_params)
+    return dmemory, grads
 
 
 def memory_layer_forward(p, config, x, memory, rng):
-    """A layer of Figure 1b: x (B, N, D) attends to [memory (B, S, D) | x]; its output writes the next memory."""
+    """A layer of Figure 1b: x (B, N, D) and the next memory (B, S, D), which x writes.
+
+    Tokens attend to [memory | x] up to themselves.
+    """
     normal_memory, memory_cache = layer_norm_forward(p, "attention.memory_norm", memory)
+    attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(
-        subtree(p, "attention."), config, x, normal_memory, True, None, rng
+        attention, config, x, memory=normal_memory, causal=True, readable=None, rng=rng
     )
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
-    next_memory, writer_cache = slot_attention_forward(
-        subtree(p, "writer."), config, memory, x, None
-    )
+    writer = subtree(p, "writer.")
+    next_memory, writer_cache = slot_attention_forward(writer, config, memory, x, None)
     return x, next_memory, (memory_cache, attention_cache, mlp_cache, writer_cache)
 
 
 def memory_layer_backward(config, dx, dnext_memory, cache):
+    """Gradients of x, of memory and of the parameters."""
     memory_cache, attention_cache, mlp_cache, writer_cache = cache
-    dmemory, dx_written, dwriter = slot_attention_backward(config, dnext_memory, writer_cache)
-    dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
-    dx, dnormal_memory, dattention = self_attention_backward(config, dx, attention_cache)
-    dmemory_read, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
-    return (
-        dx,
-        dmemory + dmemory_read,
-        grads | dmemory_norm | prefixed("writer.", dwriter) | prefixed("attention.", dattention),
+    dmemory, dx_written, dwriter_params = slot_attention_backward(
+        config, dnext_memory, writer_cache
     )
+    dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
+    dx, dnormal_memory, dattention_params = self_attention_backward(config, dx, attention_cache)
+    dmemory_read, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
+    grads |= dmemory_norm_params
+    grads |= prefixed("writer.", dwriter_params)
+    grads |= prefixed("attention.", dattention_params)
+    return dx, dmemory + dmemory_read, grads
 
 
 def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng):
-    """Eq. 1: softmax(((q + u)·k_j + (q + v)·W_r R_{i-j}) / sqrt(E)) v_j, shapes as above; R is fixed sinusoids."""
+    """Eq. 1: softmax(((q + u)·k_j + (q + v)·W_r R_{i-j}) / sqrt(E)) v_j.
+
+    Shapes are those of simplified_attention_forward; R is fixed sinusoids.
+    """
     rows = sinusoids(distances, p["distance_key"].shape[1])  # (R, D)
     projected, projection_cache = linear_forward(rows[None], p["distance_key"])
     distance_key = split_heads(projected, query.shape[1])[0]  # (H, R, E)
     content_query = query + p["content_bias"][:, None]  # (a) and (c)
     distance_query = query + p["distance_bias"][:, None]  # (b) and (d)
     by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, R)
-    index = distance_index(query.shape[2], distances)
+    index = distance_index(query.shape[2], distances)  # (N, N)
     weights, weights_cache = relative_weights_forward(
         content_query, key, by_distance, index, mask, rate, rng
     )
-    return weights @ value, (
-        (distance_query, distance_key, projection_cache),
-        (value, weights, weights_cache),
-    )
+    cache = (distance_query, distance_key, projection_cache, value, weights, weights_cache)
+    return weights @ value, cache
 
 
-# q' = q + u, q'' = q + v, p = R W_r^T, s = q'' p^T: dq'' = ds p, dp = ds^T q'', dq = dq' + dq'', du, dv = sums, dW_r = dp^T R
+# q' = q + u, q'' = q + v, p = R W_r^T, s = q'' p^T:
+# dq'' = ds p, dp = ds^T q'', dq = dq' + dq'', du, dv = sums, dW_r = dp^T R
 def transformer_xl_attention_backward(dout, cache):
-    (distance_query, distance_key, projection_cache), (value, weights, weights_cache) = cache
-    dcontent, dkey, dscores = relative_weights_backward(
-        dout @ value.swapaxes(-1, -2), weights_cache
-    )
+    """Gradients of query, key, value and of the parameters."""
+    distance_query, distance_key, projection_cache, value, weights, weights_cache = cache
+    dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dvalue = weights.swapaxes(-1, -2) @ dout
+    dcontent, dkey, dscores = relative_weights_backward(dweights, weights_cache)
     ddistance = dscores @ distance_key  # (B, H, N, E)
     ddistance_key = (dscores.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, R, E)
     _, dweight = linear_backward(merge_heads(ddistance_key[None]), projection_cache)
@@ -1098,13 +1271,16 @@ def transformer_xl_attention_backward(dout, cache):
         "content_bias": dcontent.sum((0, 2)),
         "distance_bias": ddistance.sum((0, 2)),
     }
-    return dcontent + ddistance, dkey, weights.swapaxes(-1, -2) @ dout, grads
+    return dcontent + ddistance, dkey, dvalue, grads
 
 
 def sinusoids(distances, width):
     """Transformer-XL's R of signed distances: (R,) -> (R, D), all sines first, then all cosines."""
-    angle = distances[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (R, D/2)
-    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+    frequencies = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
+    angle = distances[:, None] * frequencies  # (R, D/2)
+    sines = np.sin(angle)
+    cosines = np.cos(angle)
+    return np.concatenate([sines, cosines], axis=-1)
 
 
 # ----------------------------------------------------------------------------
@@ -1114,68 +1290,78 @@ POSITION_DEVIATION = 0.5  # of the simplified positions at the start (decision 1
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    d, specials = config.width, len(SPECIALS) if config.encoder_layers else 0
-    params = {
-        "embedding": rng.normal(0, 1, (config.vocabulary + specials, d))
-    }  # decision 10: one embedding
-    params["initial_memory"] = rng.normal(
-        0, 1, (config.memories, config.slots, d)
-    )  # decision 8: it is learned
+    d = config.width
+    specials = len(SPECIALS) if config.encoder_layers else 0
+    params = {}
+    # decision 10: one embedding; decision 8: the memory is learned
+    params["embedding"] = rng.normal(0, 1, (config.vocabulary + specials, d))
+    params["initial_memory"] = rng.normal(0, 1, (config.memories, config.slots, d))
     for layer in range(config.encoder_layers):
         params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
     if config.encoder_layers:
-        params |= prefixed("encoder.norm.", init_norm(d)) | prefixed(
-            "writer.", init_writer(config, rng)
-        )
+        params |= prefixed("encoder.norm.", init_norm(d))
+        params |= prefixed("writer.", init_writer(config, rng))
+    after_attention = "cross" if config.encoder_layers else "writer"
     for layer in range(config.decoder_layers):
-        params |= prefixed(
-            f"decoder.layers.{layer}.",
-            init_layer(config, rng, "cross" if config.encoder_layers else "writer"),
-        )
+        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, after_attention))
     return params | prefixed("decoder.norm.", init_norm(d))
 
 
 def init_layer(config, rng, name):
-    """A layer by the name of what follows its self-attention: memory is read, encodings are crossed to, or a writer writes."""
-    d, f = config.width, config.feed_forward
-    p = prefixed("attention.", init_attention(config, rng, name != "read", name == "writer"))
-    other = init_writer(config, rng) if name == "writer" else init_attention(config, rng)
-    other |= prefixed("memory_norm.", init_norm(d)) if name == "read" else {}
-    p |= prefixed(f"{name}.", other) | prefixed("mlp_norm.", init_norm(d))
-    return p | init_affine(rng, "mlp_hidden", f, d) | init_affine(rng, "mlp_output", d, f)
+    """A layer by the name of what follows its self-attention.
+
+    That is "read" in the encoder (memory is read), "cross" in the decoder (encodings are crossed
+    to), "writer" in the decoder-only model (memory is written).
+    """
+    causal = name != "read"
+    reads_memory_too = name == "writer"
+    p = prefixed("attention.", init_attention(config, rng, causal, reads_memory_too))
+    if name == "writer":
+        p |= prefixed("writer.", init_writer(config, rng))
+    else:
+        p |= prefixed(f"{name}.", init_attention(config, rng))
+    if name == "read":
+        p |= prefixed("read.memory_norm.", init_norm(config.width))
+    p |= prefixed("mlp_norm.", init_norm(config.width))
+    p |= init_affine(rng, "mlp_hidden", config.feed_forward, config.width)
+    p |= init_affine(rng, "mlp_output", config.width, config.feed_forward)
+    return p
 
 
 def init_attention(config, rng, causal=None, memory=False):
-    """Self-attention, or cross-attention if causal is None; memory is given a norm (decision 2: biases, except in Eq. 1)."""
-    d, inner = config.width, config.heads * config.head_width
-    p = prefixed("norm.", init_norm(d)) | (prefixed("memory_norm.", init_norm(d)) if memory else {})
-    if causal is None or config.positions == "simplified":
+    """Self-attention, or cross-attention if causal is None; memory is given a norm.
+
+    decision 2: biases, except in Eq. 1.
+    """
+    d = config.width
+    inner = config.heads * config.head_width
+    p = prefixed("norm.", init_norm(d))
+    if memory:
+        p |= prefixed("memory_norm.", init_norm(d))
+    if causal is not None and config.positions == "transformer_xl":  # Eq. 1
+        for name in ("query", "key", "value", "distance_key"):
+            p[name] = init_linear(rng, inner, d)
+        for name in ("content_bias", "distance_bias"):
+            p[name] = rng.normal(0, 0.02, (config.heads, config.head_width))
+    else:
         for name in ("query", "key", "value"):
             p |= init_affine(rng, name, inner, d)  # Eq. 2
         if causal is not None:
-            p["positions"] = rng.normal(
-                0, POSITION_DEVIATION, (len(config.distances(causal)), config.head_width)
-            )
-    else:
-        p |= {
-            name: init_linear(rng, inner, d) for name in ("query", "key", "value", "distance_key")
-        }
-        p |= {
-            name: rng.normal(0, 0.02, (config.heads, config.head_width))
-            for name in ("content_bias", "distance_bias")
-        }
+            rows = len(config.distances(causal))
+            p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
     return p | init_affine(rng, "output", d, inner)
 
 
 def init_writer(config, rng):
-    d, inner = config.width, config.heads * config.head_width
+    """Slot attention, with norms of the memory and of what it is written from."""
+    d = config.width
+    inner = config.heads * config.head_width
     p = prefixed("memory_norm.", init_norm(d)) | prefixed("norm.", init_norm(d))
-    p |= (
-        init_affine(rng, "query", inner, d)
-        | init_affine(rng, "key", inner, d)
-        | init_affine(rng, "value", d, d)
-    )
-    return p | {"retention": np.full(config.heads, config.retention)}  # decision 9: 0 or more
+    p |= init_affine(rng, "query", inner, d)
+    p |= init_affine(rng, "key", inner, d)
+    p |= init_affine(rng, "value", d, d)
+    p["retention"] = np.full(config.heads, config.retention)  # decision 9: 0 or more
+    return p
 
 
 def init_affine(rng, name, fan_out, fan_in):
@@ -1203,13 +1389,15 @@ def init_norm(width):
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
     for name, kind in config.__annotations__.items():
+        value = getattr(config, name)
         least = 0 if name == "encoder_layers" else 1
-        if kind is int and getattr(config, name) < least:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+        if kind is int and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
     if config.width % config.heads:
         nearest = max(1, round(config.width / config.heads)) * config.heads
         raise ValueError(
-            f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}"
+            f"width {config.width} is not a multiple of heads {config.heads}; "
+            f"the nearest is {nearest}"
         )
     if config.positions not in POSITIONS:
         raise ValueError(
@@ -1217,7 +1405,8 @@ def check_config(config):
         )
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(
-            f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even one"
+            f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even "
+            "one"
         )
     if not math.isfinite(config.retention):
         raise ValueError(f"retention is {config.retention}; it must be a finite number")
@@ -1226,13 +1415,15 @@ def check_config(config):
 
 
 def check_segment(config, tokens, task):
+    """Raise ValueError if the tokens or the task are none that the model can read."""
     if tokens.shape[1] != config.segment:
         raise ValueError(
             f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
         )
     if task is not None and config.encoder_layers == 0:
         raise ValueError(
-            "the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out"
+            "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
+            "leave task out"
         )
 
 
