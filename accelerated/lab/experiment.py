@@ -1,7 +1,8 @@
-"""An experiment with a command of its own: rows that are trained with several seeds, kept in a record as soon as they are.
+"""An experiment with a command of its own: rows that are trained with several seeds.
 
-Every row is trained with seeds 0, 1 and 2, one at a time. The same command continues after an interruption; only what was being
-trained begins anew. The page is written at the end.
+Every row is trained with seeds 0, 1 and 2, one at a time, and kept in a record. The same command
+continues after an interruption; only what was being trained begins anew. The page is written at the
+end.
 """
 
 import argparse
@@ -29,10 +30,13 @@ ADVICE = "give another --out"
 
 
 class Experiment(NamedTuple):
-    """What a command trains; a run is whatever `train` returns, and its seconds, and goes to the record as JSON."""
+    """What a command trains.
+
+    A run is whatever `train` returns, and its seconds, and goes to the record as JSON.
+    """
 
     program: str  # the command is python -m accelerated.lab.PROGRAM
-    about: str  # its help
+    about: str | None  # its help
     name: str  # of the record and its pages
     rows: Sequence[str]
     settings: dict  # that all runs of a record have in common
@@ -44,25 +48,18 @@ class Experiment(NamedTuple):
 
 def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace:
     """The rows, seeds and folder of a command line; raises InputError if one cannot be."""
-    rows = textwrap.fill(", ".join(experiment.rows), 114, break_on_hyphens=False)
+    rows = textwrap.fill(", ".join(experiment.rows), 94, break_on_hyphens=False)
     parser = OptionParser(
-        prog=f"python -m accelerated.lab.{experiment.program}", allow_abbrev=False
+        prog=f"python -m accelerated.lab.{experiment.program}",
+        description=f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}"
-    parser.add_argument(
-        "--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)"
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("docs/results"),
-        metavar="FOLDER",
-        help="(default docs/results)",
-    )
+    add = parser.add_argument
+    add("--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)")
+    add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
+    pages = Path("docs/results")
+    add("--out", type=Path, default=pages, metavar="FOLDER", help=f"(default {pages})")
     options = parser.parse(argv)
     for row in options.rows:
         check_choice("--rows", row, experiment.rows, InputError)
@@ -74,71 +71,98 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
 
 
 def read_record(path: Path, settings: dict) -> dict:
-    """The record of earlier runs, or an empty one; raises InputError if they were trained otherwise."""
-    record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    """The record of earlier runs, or an empty one.
+
+    Raises InputError if it cannot be read, or if they were trained with other settings.
+    """
+    if not path.exists():
+        return {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
     try:
-        record = json.loads(path.read_text()) if path.exists() else record
-        if record["settings"] == settings:
-            return record
+        record = json.loads(path.read_text())
+        earlier = record["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    raise InputError(
-        f"{path} has runs of other settings, {record['settings']} and not {settings}; {ADVICE}, or the same options"
-    )
+    if earlier != settings:
+        others = f"runs of other settings, {earlier} and not {settings}"
+        raise InputError(f"{path} has {others}; {ADVICE}, or the same options")
+    return record
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
-    """Train the runs that the record lacks; write the record after each, and at the end the picture and the page."""
-    paths = {kind: options.out / f"{experiment.name}.{kind}" for kind in ("json", "md", "svg")}
-    record = read_record(paths["json"], experiment.settings)
+    """Train the runs that the record lacks; write the record after each.
+
+    At the end write the picture and the page.
+    """
+    path = options.out / f"{experiment.name}.json"
+    record = read_record(path, experiment.settings)
     runs = record["runs"]
     for seed, row in itertools.product(options.seeds, options.rows):
         if str(seed) in runs.get(row, {}):
             continue
         began = time.monotonic()
-        run = experiment.train(row, seed) | {"seconds": round(time.monotonic() - began, 1)}
-        runs[row] = dict(
-            sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0]))
-        )
-        record["runs"] = runs = {name: runs[name] for name in experiment.rows if name in runs}
+        run = experiment.train(row, seed)
+        run["seconds"] = round(time.monotonic() - began, 1)
+        runs.setdefault(row, {})[str(seed)] = run
+
+        record["runs"] = in_order(runs, experiment.rows)
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"
-        with written_whole(paths["json"], ADVICE) as path:
-            path.write_text(json.dumps(record) + "\n")
+        with written_whole(path, ADVICE) as temporary:
+            temporary.write_text(json.dumps(record) + "\n")
         Progress.say(f"{row}, seed {seed}: {experiment.said(run)}, {run['seconds']:.0f} s")
     if experiment.draw:
-        experiment.draw(record, paths["svg"])
-    with written_whole(paths["md"], ADVICE) as path:
-        path.write_text(experiment.page(record))
+        experiment.draw(record, path.with_suffix(".svg"))
+    with written_whole(path.with_suffix(".md"), ADVICE) as temporary:
+        temporary.write_text(experiment.page(record))
+
+
+def in_order(runs: dict[str, dict], rows: Sequence[str]) -> dict[str, dict]:
+    """The runs {row: {seed: run}} in the order of rows, and of seeds."""
+    ordered = {}
+    for row in rows:
+        if row in runs:
+            seeds = sorted(runs[row], key=int)
+            ordered[row] = {seed: runs[row][seed] for seed in seeds}
+    return ordered
 
 
 def conduct(experiment: Experiment, argv: list[str]) -> None:
-    """Train what a command line asks for and is missing, and write what came out; one process at a time for a folder."""
+    """Train what a command line asks for and is missing, and write what came out.
+
+    One process works at a time in a folder.
+    """
     options = parse_options(experiment, argv)
     if experiment.draw:
         figure_class()  # says now if matplotlib is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     torch.set_num_threads(1)  # models so small are slower with more
-    said = f"another process trains for {options.out / experiment.name}.md; wait until it ends, or {ADVICE}"
+    page = options.out / f"{experiment.name}.md"
+    busy = f"another process trains for {page}; wait until it ends, or {ADVICE}"
     try:
-        with locked(options.out / f"{experiment.name}.lock", said):
+        with locked(page.with_suffix(".lock"), busy):
             train_missing(experiment, options)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "what was trained is kept; continue with the same command"
-        ) from None
-    print(f"wrote {options.out / experiment.name}.md and .json")
+        kept = "what was trained is kept; continue with the same command"
+        raise KeyboardInterrupt(kept) from None
+    print(f"wrote {page} and .json")
 
 
-def draw_shares(
-    path: Path, curves: dict[str, tuple[Sequence, np.ndarray, str]], guess: float, **labels: str
-) -> None:
-    """Draw {row: (x (n,), percentages (n, seeds), line)}: the mean of the seeds, each seed thinly, and what a guess reaches."""
+class Curve(NamedTuple):
+    """What a row reached."""
+
+    x: Sequence  # (n,)
+    percentages: np.ndarray  # (n, seeds)
+    line: str  # its style
+
+
+def draw_shares(path: Path, curves: dict[str, Curve], guess: float, **labels: str) -> None:
+    """Draw the mean of each row's seeds, each seed thinly, and what a guess reaches."""
     figure, [axes] = new_figure()
-    for number, (row, (x, values, line)) in enumerate(curves.items()):
-        axes.plot(x, values, color=f"C{number}", linewidth=0.5, alpha=0.4)
-        axes.plot(x, values.mean(1), line, color=f"C{number}", label=row)
+    for number, (row, curve) in enumerate(curves.items()):
+        axes.plot(curve.x, curve.percentages, color=f"C{number}", linewidth=0.5, alpha=0.4)
+        mean = curve.percentages.mean(1)
+        axes.plot(curve.x, mean, curve.line, color=f"C{number}", label=row)
     axes.axhline(guess, color="0.5", linewidth=1, linestyle=":")
     axes.set(ylim=(0, 102), **labels)
     axes.legend(frameon=False, fontsize=8)

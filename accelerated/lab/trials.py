@@ -1,7 +1,8 @@
 """Trains and evaluates the runs of a table that are missing, several at a time.
 
-A trial is one run of train.py. Its folder is named after the options that its table gives it: what was trained before is found
-again, what was interrupted is resumed, and other options are another trial. What presets and the corpus say is not in the name.
+A trial is one run of train.py. Its folder is named after the options that its table gives it: what
+was trained before is found again, what was interrupted is resumed, and other options are another
+trial. What presets and the corpus say is not in the name.
 """
 
 import json
@@ -29,7 +30,9 @@ from accelerated.training.log import Log, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
-SEEDS, HEADLINE_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2)
+HEADLINE_SEEDS = (0, 1, 2, 3, 4)
+VALIDATION = "validation_bits_per_byte"  # a key of a log
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 ADVICE = "give another --runs"
 
@@ -51,52 +54,56 @@ class Workshop:
     """Trains and evaluates trials in the folder `runs`, `jobs` at a time; `say` prints a line."""
 
     def __init__(self, runs: Path, jobs: int, say: Callable = print):
-        self.runs, self.jobs, self.say = runs, jobs, say
-        self.children, self.stopping = set(), False
+        self.runs = runs
+        self.jobs = jobs
+        self.say = say
+        self.children = set()
+        self.stopping = False
         threads = max(1, (os.cpu_count() or 1) // jobs)
         self.environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
 
     def folder(self, trial: Trial) -> Path:
-        """The folder of a trial's run; rows of any table with the same options share it, in whatever order they stand."""
-        return (
-            self.runs / f"{fingerprint(sorted(settled(trial.options).items()))}-seed-{trial.seed}"
-        )
+        """The folder of a trial's run.
+
+        Rows of any table with the same options share it, in whatever order they stand.
+        """
+        options = sorted(settled(trial.options).items())
+        return self.runs / f"{fingerprint(options)}-seed-{trial.seed}"
 
     def train(self, trials: Iterable[Trial]) -> None:
-        """Train the trials that are missing, and resume those that were interrupted; raises InputError if one cannot run."""
+        """Train the trials that are missing, and resume those that were interrupted.
+
+        Raises InputError if one cannot run.
+        """
         by_folder = {self.folder(trial): trial for trial in trials}
-        self.in_parallel(
-            [
-                (self.train_one, trial)
-                for folder, trial in by_folder.items()
-                if not ended(read_metrics(folder))
-            ]
-        )
+        missing = [by_folder[folder] for folder in by_folder if not ended(read_metrics(folder))]
+        self.in_parallel([(self.train_one, trial) for trial in missing])
 
     def train_one(self, trial: Trial) -> str:
         """Train or resume one trial; returns a line about it. A run that diverged counts as finished."""
-        folder, began = self.folder(trial), time.monotonic()
-        start = (
-            ["--resume", str(folder)]
-            if checkpoint_path(folder).exists()
-            else [*trial.words, "--out", str(folder)]
-        )
-        code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *start])
+        folder = self.folder(trial)
+        began = time.monotonic()
+        words = [*trial.words, "--out", str(folder)]
+        if checkpoint_path(folder).exists():
+            words = ["--resume", str(folder)]
+        code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
+
         diverged = code == 2 and last.endswith(DIVERGED)
         if code and not diverged:
-            raise InputError(f"{shlex.join(['train.py', *start])} ended with code {code}: {last}")
+            raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
         with disk_errors(folder, ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "output.txt").write_text(output)
         if diverged:
             Log(folder, math.inf).write(step=0, final=True, diverged=last)
+
         records = read_metrics(folder)
         if not ended(records):
-            raise InputError(
-                f"{folder} was stopped before its end; give the same command again to continue it"
-            )
+            stopped = "was stopped before its end; give the same command again to continue it"
+            raise InputError(f"{folder} {stopped}")
         spent = time.monotonic() - began
-        return f"{trial.name} {trial.options} --seed {trial.seed}: {validation(records):.4f} bits per byte, {spent:.0f} s"
+        reached = f"{validation(records):.4f} bits per byte, {spent:.0f} s"
+        return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
 
     def diverged(self, trial: Trial) -> bool:
         """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
@@ -104,30 +111,21 @@ class Workshop:
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words of eval.py) that it has not answered before."""
-        asked = {
-            self.answer_file(*question): question for question in questions if question[1] != LOG
-        }
-        missing = [
-            question
-            for file, question in asked.items()
-            if not (file.exists() or self.diverged(question[0]))
-        ]
-        self.in_parallel([(self.evaluate_one, *question) for question in missing])
+        missing = {}
+        for trial, words in questions:
+            file = self.answer_file(trial, words)
+            if words != LOG and not file.exists() and not self.diverged(trial):
+                missing[file] = (self.evaluate_one, trial, words)
+        self.in_parallel(list(missing.values()))
 
     def evaluate_one(self, trial: Trial, words: str) -> str:
         """Run one report of eval.py on a trial and keep its JSON; returns a line about it."""
         report, *options = shlex.split(words)
-        command = [
-            sys.executable,
-            str(ROOT / "eval.py"),
-            report,
-            str(self.folder(trial)),
-            *options,
-            "--json",
-        ]
-        code, output, last = self.run(command)
+        folder = str(self.folder(trial))
+        command = [str(ROOT / "eval.py"), report, folder, *options, "--json"]
+        code, output, last = self.run([sys.executable, *command])
         if code:
-            raise InputError(f"{shlex.join(command[1:])} ended with code {code}: {last}")
+            raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
         with written_whole(self.answer_file(trial, words), ADVICE) as path:
             path.write_text(output)
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
@@ -138,42 +136,38 @@ class Workshop:
 
     def answer(self, trial: Trial, words: str) -> Any:
         """The JSON that eval.py answered; of LOG the records of the run's log."""
-        return (
-            read_metrics(self.folder(trial))
-            if words == LOG
-            else json.loads(self.answer_file(trial, words).read_text())
-        )
+        if words == LOG:
+            return read_metrics(self.folder(trial))
+        return json.loads(self.answer_file(trial, words).read_text())
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
-        """(exit code, stdout, last line said) of a program in a session of its own: Ctrl-C reaches it once, by this process."""
+        """(exit code, stdout, last line said) of a program.
+
+        It has a session of its own: Ctrl-C reaches it once, by this process.
+        """
         if self.stopping:
             return 1, "", ""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(
-            command, env=self.environment, start_new_session=True, **pipes
-        ) as child:
+        alone = {"env": self.environment, "start_new_session": True}
+        with subprocess.Popen(command, **alone, **pipes) as child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
                 child.terminate()  # Python, while it starts, can lose a Ctrl-C
             output, errors = child.communicate()
         self.children.discard(child)
-        return (
-            child.returncode,
-            output,
-            ((errors.strip() or output.strip()).splitlines() or ["no output"])[-1],
-        )
+        said = errors.strip() or output.strip() or "no output"
+        return child.returncode, output, said.splitlines()[-1]
 
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
 
-        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time. Results and
-        errors of the other calls are then ignored.
+        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is
+        resumed next time. Results and errors of the other calls are then ignored.
         """
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for done, future in enumerate(
-                    as_completed(pool.submit(*call) for call in calls), start=1
-                ):
+                futures = [pool.submit(*call) for call in calls]
+                for done, future in enumerate(as_completed(futures), start=1):
                     self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
                 self.stopping = True
@@ -184,10 +178,12 @@ class Workshop:
 
 def settled(options: str) -> dict[str, list[str]]:
     """{name: values} of options; of several with the same name the last one counts, as for train.py."""
-    values_of, name = {}, ""
+    values_of = {}
+    name = ""
     for word in shlex.split(options):
         if word.startswith("--"):
-            name, values_of[word] = word, []
+            name = word
+            values_of[name] = []
         else:
             values_of[name].append(word)
     return values_of
@@ -195,7 +191,10 @@ def settled(options: str) -> dict[str, list[str]]:
 
 def words_of(options: str) -> list[str]:
     """Options as words, without those that a later one of the same name replaces."""
-    return [word for name, values in settled(options).items() for word in (name, *values)]
+    words = []
+    for name, values in settled(options).items():
+        words += [name, *values]
+    return words
 
 
 def join(*options: str) -> str:
@@ -210,44 +209,43 @@ def ended(records: list[dict]) -> bool:
 
 def validation(records: list[dict]) -> float:
     """The validation of the last report, infinite if the run diverged."""
-    return next(record for record in reversed(records) if record.get("final")).get(
-        "validation_bits_per_byte", math.inf
-    )
+    reports = [record for record in records if record.get("final")]
+    return reports[-1].get(VALIDATION, math.inf)
 
 
 def validations(records: list[dict]) -> dict[str, float]:
     """{update: the validation after it}, without that of the last report."""
-    name = "validation_bits_per_byte"
-    return {
-        str(record["step"]): record[name]
-        for record in records
-        if name in record and not record.get("final")
-    }
+    earlier = [record for record in records if not record.get("final")]
+    return {str(record["step"]): record[VALIDATION] for record in earlier if VALIDATION in record}
+
+
+def last_above_best(records: list[dict]) -> float:
+    """How much the last validation is above the best one: over-fitting."""
+    bits = list(validations(records).values())
+    return bits[-1] - min(bits)
 
 
 def roughness(records: list[dict]) -> float:
     """How much a validation is off the mean of those before and after it, on average."""
-    bits = [*validations(records).values()]
-    return statistics.mean(
-        abs(b - (a + c) / 2) for a, b, c in zip(bits, bits[1:], bits[2:], strict=False)
-    )
+    bits = list(validations(records).values())
+    triples = zip(bits, bits[1:], bits[2:], strict=False)
+    return statistics.mean(abs(b - (a + c) / 2) for a, b, c in triples)
 
 
 def training_loss(records: list[dict], since: float) -> float:
-    """The mean training loss of the updates after the part `since` of them, infinite if the run diverged."""
-    losses = [(record["step"], record["bits_per_byte"]) for record in records if "loss" in record]
+    """The mean training loss of the updates after the part `since` of them, infinite if it diverged."""
     if "diverged" in records[-1]:
         return math.inf
-    return statistics.mean(bits for step, bits in losses if step > since * losses[-1][0])
+    losses = {record["step"]: record["bits_per_byte"] for record in records if "loss" in record}
+    first = since * max(losses)
+    return statistics.mean(bits for step, bits in losses.items() if step > first)
 
 
 LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "validation": validation,
     "validation after": validations,
     "best validation": lambda records: min(validations(records).values()),
-    "last above best": lambda records: (
-        [*validations(records).values()][-1] - min(validations(records).values())
-    ),  # over-fitting
+    "last above best": last_above_best,
     "roughness": roughness,
     "second half": lambda records: training_loss(records, 0.5),
     "last tenth": lambda records: training_loss(records, 0.9),
@@ -258,6 +256,8 @@ def machine() -> str:
     """The processor or the GPU, in words."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    known = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: *(.+)", known.read_text()) if known.exists() else []
-    return f"{os.cpu_count()} cores of {[*names, platform.machine()][0]}"
+    processors = Path("/proc/cpuinfo")
+    found = None
+    if processors.exists():
+        found = re.search(r"model name\s*: *(.+)", processors.read_text())
+    return f"{os.cpu_count()} cores of {found[1] if found else platform.machine()}"

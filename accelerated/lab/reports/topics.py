@@ -1,6 +1,7 @@
-"""eval.py topics: how near a continuation's topics are to those of its context (Adding Recurrence, section 5.3.1).
+"""eval.py topics: how near a continuation's topics are to those of its context.
 
-Each context is one window. The model continues it greedily in a new window, which knows it through the inserted vectors alone.
+That is section 5.3.1 of Adding Recurrence. Each context is one window. The model continues it
+greedily in a new window, which knows it through the inserted vectors alone.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from accelerated.data.lanes import Parts
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.score import TrainedRun
 from accelerated.generation.continuation import Sampling, continue_text
@@ -33,26 +35,29 @@ def sklearn(module: str) -> ModuleType:
 def drawn_pieces(
     documents: Sequence[Document], count: int, length: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Token ids (count, length) of pieces from anywhere in documents that are long enough, each place as likely."""
-    places = np.maximum(
-        lengths_of(documents) + 1 - length + 1, 0
-    )  # where a piece can begin, of each document
+    """Token ids (count, length) of pieces from anywhere in documents that are long enough.
+
+    Each place is as likely.
+    """
+    tokens = lengths_of(documents) + 1
+    places = np.maximum(tokens - length + 1, 0)  # where a piece can begin, of each document
     if not places.any():
-        raise InputError(
-            f"no document has {length:,} tokens; give longer ones, or a shorter --segment"
-        )
+        what = f"no document has {length:,} tokens"
+        raise InputError(f"{what}; give longer ones, or a shorter --segment")
     ends = np.cumsum(places)
     chosen = np.sort(rng.integers(ends[-1], size=count))
     owners = np.searchsorted(ends, chosen, side="right")
     starts = chosen - (ends - places)[owners]
-    spans = list(
-        zip(owners.tolist(), starts.tolist(), (starts + length - 1).tolist(), strict=True)
-    )  # of predictions
-    return np.stack([ids_of(piece) for piece in Parts(documents, spans)])
+    stops = starts + length - 1  # of predictions
+    spans = zip(owners.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    return np.stack([ids_of(piece) for piece in Parts(documents, list(spans))])
 
 
 def topic_model(texts: Sequence[bytes], seed: int = 0) -> Any:
-    """A latent Dirichlet allocation over the words of texts; `transform` gives the distributions (n, TOPICS) of n texts."""
+    """A latent Dirichlet allocation over the words of texts.
+
+    `transform` gives the distributions (n, TOPICS) of n texts.
+    """
     words = sklearn("feature_extraction.text").CountVectorizer(
         decode_error="ignore", min_df=5, max_df=0.5, max_features=5000
     )
@@ -62,31 +67,32 @@ def topic_model(texts: Sequence[bytes], seed: int = 0) -> Any:
     try:
         return sklearn("pipeline").make_pipeline(words, topics).fit(texts)
     except ValueError:
-        raise InputError(
-            "the training split has too few words for a topic model; give a run with more text"
-        ) from None
+        what = "the training split has too few words for a topic model"
+        raise InputError(f"{what}; give a run with more text") from None
 
 
 def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The Jensen-Shannon divergence in bits, 0 .. 1, of each row of distributions (n, TOPICS): (n,)."""
+    """The Jensen-Shannon divergence in bits, 0 .. 1, of each row of distributions (n, TOPICS)."""
     middle = np.where(p + q > 0, (p + q) / 2, 1)
-    return (
-        sum(np.where(x > 0, x * np.log2(np.where(x > 0, x, 1) / middle), 0).sum(-1) for x in (p, q))
-        / 2
-    )
+    return (relative_entropy(p, middle) + relative_entropy(q, middle)) / 2
+
+
+def relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The sum of p log2(p / q) over each row (n, TOPICS), 0 log 0 being 0: (n,)."""
+    ratios = np.where(p > 0, p, 1) / q
+    return np.where(p > 0, p * np.log2(ratios), 0).sum(-1)
 
 
 def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarray:
     """Greedy continuations (contexts, count) of contexts (contexts, T), each in a new window."""
-    device, continued = next(run.model.parameters()).device, []
+    device = next(run.model.parameters()).device
+    greedy = Sampling(temperature=0.0)
+    continued = []
     with Progress("continuing contexts", len(contexts), "context") as bar:
         for first in range(0, len(contexts), LANES):
-            prompts = torch.as_tensor(
-                contexts[first : first + LANES].astype("int64"), device=device
-            )
-            tokens = continue_text(
-                run.model, prompts, count, Sampling(temperature=0.0), None, new_window=True
-            )
+            some = contexts[first : first + LANES].astype("int64")
+            prompts = torch.as_tensor(some, device=device)
+            tokens = continue_text(run.model, prompts, count, greedy, None, new_window=True)
             continued.append(torch.stack(list(tokens), 1).cpu().numpy())
             bar.update(len(prompts))
     return np.concatenate(continued)
@@ -95,24 +101,26 @@ def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarr
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The mean divergence between the topics of contexts and of their continuations."""
     sklearn("decomposition")  # says now if it is missing
-    rng, length = np.random.default_rng(options.seed), run.model.config.segment
-    [documents] = run.splits.values()
-    contexts = drawn_pieces(documents, options.contexts, length, rng)
+    rng = np.random.default_rng(options.seed)
+    length = run.model.config.segment
+    contexts = drawn_pieces(run.splits[run.split], options.contexts, length, rng)
     fitted = drawn_pieces(training_split(run, options), FITTED, PIECE * length, rng)
-    model = topic_model([run.tokenizer.decode(piece) for piece in fitted], options.seed)
-    pieces = (contexts, continuations(run, contexts, options.tokens))
-    divergences = jensen_shannon(
-        *(model.transform([run.tokenizer.decode(piece) for piece in each]) for each in pieces)
-    )
-    mean, error = divergences.mean(), divergences.std(ddof=1) / len(divergences) ** 0.5
-    lines = [
-        f"Jensen-Shannon divergence of topics, context to continuation: {mean:.4f} bits, standard error {error:.4f}"
-    ]
-    lines.append(
-        f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}; {TOPICS} topics"
-    )
-    return {
-        "mean": float(mean),
-        "standard_error": float(error),
-        "divergences": np.round(divergences, 3).tolist(),
-    }, lines
+    model = topic_model(texts_of(fitted, run.tokenizer), options.seed)
+    continued = continuations(run, contexts, options.tokens)
+    topics = model.transform(texts_of(contexts, run.tokenizer))
+    later = model.transform(texts_of(continued, run.tokenizer))
+    divergences = jensen_shannon(topics, later)
+
+    mean = float(divergences.mean())
+    error = float(divergences.std(ddof=1) / len(divergences) ** 0.5)
+    what = "Jensen-Shannon divergence of topics, context to continuation"
+    lines = [f"{what}: {mean:.4f} bits, standard error {error:.4f}"]
+    how = f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}"
+    lines.append(f"{how}; {TOPICS} topics")
+    rounded = np.round(divergences, 3).tolist()
+    return {"mean": mean, "standard_error": error, "divergences": rounded}, lines
+
+
+def texts_of(pieces: np.ndarray, tokenizer: Tokenizer) -> list[bytes]:
+    """The texts of pieces (n, tokens)."""
+    return [tokenizer.decode(piece) for piece in pieces]

@@ -1,6 +1,7 @@
-"""The table `counts`: kernels, casts, bytes and FLOPs of a training step at the papers' sizes on a GPU, counted without one.
+"""The table `counts`: what a step at the papers' sizes costs on a GPU, counted without one.
 
-Tensors are on the meta device: they have shapes but no numbers, and they take a GPU's branches. A test fails if the counts grow.
+Tensors are on the meta device: they have shapes but no numbers, and they take a GPU's branches. A
+test fails if the counts grow.
 
     kernels  operations that are dispatched, except views and allocations
     casts    those of them that only change a type
@@ -19,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,77 +30,76 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
 from accelerated.models import NAMES, presets_of
-from accelerated.protocol import computing_in
+from accelerated.protocol import Model, computing_in
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 
-aten, META = torch.ops.aten, torch.device("meta")
-ALLOCATIONS = (
-    "empty",
-    "new_empty",
-    "_unsafe_view",
-    "lift",
-    "promote_types",
-)  # beginnings of what starts no kernel
-LOOKUPS = (
-    "embedding.",
-    "index.",
-    "gather.",
-    "nll_loss_forward",
-)  # beginnings of what reads no more of a tensor than it writes
+META = torch.device("meta")
+aten = torch.ops.aten
+# beginnings of what starts no kernel
+NOTHING = ("detach", "prim", "sym_")
+ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")
+# beginnings of what reads no more of a tensor than it writes
+LOOKUPS = ("embedding.", "index.", "gather.", "nll_loss_forward")
 
 
-def kernel(written_out: bool) -> Callable:
-    """SDPA by a GPU's memory-efficient kernel, or written out with N x K scores, as the plain paths have them.
+def attention_written_out(
+    query, key, value, offset=None, dropout=0.0, causal=False, scale=None
+) -> Tensor:
+    """SDPA written out with N x K scores, as the plain paths have it."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query * scale @ key.transpose(-1, -2)
+    if causal:
+        offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
+    if offset is not None and offset.dtype == torch.bool:
+        scores = scores.masked_fill(offset, -torch.inf)
+    elif offset is not None:
+        scores = scores + offset
+    return native_dropout(scores.softmax(-1), dropout) @ value
 
-    Flash, which a GPU takes without an offset, reads and saves the same as the memory-efficient one.
+
+def memory_efficient_attention(
+    query, key, value, offset=None, dropout=0.0, causal=False, scale=None
+) -> Tensor:
+    """SDPA by a GPU's memory-efficient kernel.
+
+    Flash, which a GPU takes without an offset, reads and saves the same.
     """
-
-    def plain(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        scores = (
-            query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
-        )
-        if causal:
-            offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
-        if offset is not None:
-            scores = (
-                scores.masked_fill(offset, -torch.inf)
-                if offset.dtype == torch.bool
-                else scores + offset
-            )
-        return native_dropout(scores.softmax(-1), dropout) @ value
-
-    def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        if offset is not None:
-            offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
-            offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-        attend = aten._scaled_dot_product_efficient_attention
-        return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[
-            0
-        ]
-
-    return plain if written_out else memory_efficient
+    if offset is not None:
+        if offset.dtype == torch.bool:
+            offset = torch.where(offset, 0.0, -torch.inf)
+        offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    attend = aten._scaled_dot_product_efficient_attention
+    saves = query.requires_grad
+    return attend(query, key, value, offset, saves, dropout, causal, scale=scale)[0]
 
 
 def native_dropout(
-    x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> torch.Tensor:
+    x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Dropout by a GPU's kernel, which saves a byte for each number."""
     return aten.native_dropout(x, p, True)[0] if training and p else x
 
 
 def rms_norm(
-    x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
+    x: Tensor, shape: tuple, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """A stand-in for a GPU's fused kernel: layer norm's reads, writes and saves as much."""
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """The bytes that a kernel reads of a tensor: less than its size if it is expanded, or if places overlap."""
-    different = math.prod(
-        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
-    )
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among arguments or results."""
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """The bytes that a kernel reads of a tensor.
+
+    Less than its size if it is expanded, or if places overlap.
+    """
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    different = math.prod(size for size, stride in strides if stride)
     return min(different * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -107,60 +108,62 @@ class Dispatched(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = (
-            [],
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
+        self.names = []
+        self.casts = 0
+        self.flops = 0
+        self.moved_bytes = 0
         self.saved_bytes = 0
-        self.memory = WeakIdKeyDictionary(
-            ref_type=weakref.ref
-        )  # {storage: its bytes, and whether they are saved}
+        self.live = 0
+        self.peak = 0
+        # {storage: its bytes, and whether they are saved}
+        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        out = function(*arguments, **(options or {}))
+        options = options or {}
+        out = function(*arguments, **options)
         name = str(function).removeprefix("aten.")
-        if (
-            function.namespace != "aten"
-            or function.is_view
-            or name.startswith(("detach", "prim", "sym_"))
-        ):
+        starts_nothing = function.is_view or name.startswith(NOTHING)
+        if function.namespace != "aten" or starts_nothing:
             return out
-        reads, writes = (
-            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
-            for tree in ((arguments, options), out)
-        )
-        there = {
-            id(x.untyped_storage()) for x in reads
-        }  # what is written into an older tensor takes no memory
-        for storage in (tensor.untyped_storage() for tensor in writes):
-            if storage not in self.memory and id(storage) not in there:
-                self.memory[storage] = SimpleNamespace(bytes=storage.nbytes(), saved=False)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self.free, storage.nbytes())
-        if not name.startswith(ALLOCATIONS):
-            self.names.append(name)
-            self.casts += name.startswith("_to_copy") or (
-                "copy_" in name and len({x.dtype for x in reads}) > 1
-            )
-            written = sum(map(tensor_bytes, writes))
-            most = written if name.startswith(LOOKUPS) else math.inf
-            self.moved_bytes += written + sum(min(most, tensor_bytes(x)) for x in reads)
-            if function.overloadpacket in flop_registry:
-                self.flops += flop_registry[function.overloadpacket](
-                    *arguments, **(options or {}), out_val=out
-                )
+
+        reads = tensors_in((arguments, options))
+        writes = tensors_in(out)
+        self.allocate(reads, writes)
+        if name.startswith(ALLOCATIONS):
+            return out
+
+        self.names.append(name)
+        copies_to_a_type = "copy_" in name and len({x.dtype for x in reads}) > 1
+        self.casts += name.startswith("_to_copy") or copies_to_a_type
+        written = sum(map(tensor_bytes, writes))
+        most = written if name.startswith(LOOKUPS) else math.inf
+        self.moved_bytes += written + sum(min(most, tensor_bytes(x)) for x in reads)
+        flops_of = flop_registry.get(function.overloadpacket)
+        if flops_of:
+            self.flops += flops_of(*arguments, **options, out_val=out)
         return out
+
+    def allocate(self, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Add the memory of what is written, unless it is that of an older tensor."""
+        older = {id(x.untyped_storage()) for x in reads}
+        for tensor in writes:
+            storage = tensor.untyped_storage()
+            if storage in self.memory or id(storage) in older:
+                continue
+            size = storage.nbytes()
+            self.memory[storage] = SimpleNamespace(bytes=size, saved=False)
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self.free, size)
 
     def free(self, size: int) -> None:
         self.live -= size
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The pack hook of saved tensors. Memory that was there before, parameters' and state's, is not counted."""
+    def keep(self, tensor: Tensor) -> Tensor:
+        """The pack hook of saved tensors.
+
+        Memory that was there before, parameters' and state's, is not counted.
+        """
         piece = self.memory.get(tensor.untyped_storage())
         if piece is not None and not piece.saved:
             piece.saved = True
@@ -177,14 +180,18 @@ def meta_step(
 
 
 def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
-    """What a step on the meta device dispatches, by the kernels that a GPU chooses; the meta device's own are several small ones.
+    """What a step on the meta device dispatches, by the kernels that a GPU chooses.
 
-    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
+    The meta device's own are several small ones.
+
+    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed
+    again outside of its reach.
     """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
+    attention = attention_written_out if written_out else memory_efficient_attention
     kernels = {
-        "scaled_dot_product_attention": kernel(written_out),
+        "scaled_dot_product_attention": attention,
         "dropout": native_dropout,
         "rms_norm": rms_norm,
     }
@@ -193,89 +200,83 @@ def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched
     return dispatched
 
 
-def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[int, int]:
-    """(bytes of parameters and their copies, gradients, optimiser, all lanes' states; most besides in one group of lanes).
+def state_bytes(network: Model, lanes: int) -> int:
+    """The bytes of the states of so many lanes."""
+    return sum(field.numel() * field.element_size() for field in network.initial_state(lanes))
 
-    The second is of a rollout by the preset's back-propagation, with batch / accumulate lanes. Of a long horizon with stored
-    states only the states are added.
+
+def held_bytes(network: Model, training: TrainingConfig) -> int:
+    """The bytes of parameters and their copies, gradients and what the optimiser keeps."""
+    parameters = list(network.parameters())
+    weights = 4 * sum(p.numel() for p in parameters)
+    copies = weights // 2 if training.dtype == "bfloat16" else 0
+    moments = 2 * weights
+    if training.optimizer == "adafactor":  # sums of rows and columns
+        moments = 4 * sum(sum(p.shape) if p.dim() > 1 else p.numel() for p in parameters)
+    return 2 * weights + copies + moments
+
+
+def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[int, int]:
+    """(held_bytes and all lanes' states; most besides in one group of lanes).
+
+    The second is of a rollout by the preset's back-propagation, with batch / accumulate lanes. Of a
+    long horizon with stored states only the states are added.
     """
     network = model_on_meta(model, config)
     for parameter in network.parameters():
         parameter.grad = torch.empty_like(parameter)
     with computing_in(network, getattr(torch, training.dtype)):
-        state = sum(
-            field.numel() * field.element_size() for field in network.initial_state(training.batch)
-        )
-    sums = [
-        sum(p.shape) if p.dim() > 1 else p.numel() for p in network.parameters()
-    ]  # Adafactor's, of rows and columns
-    parameters = 4 * sum(p.numel() for p in network.parameters())
-    copies = parameters // 2 if training.dtype == "bfloat16" else 0
-    held = (
-        2 * parameters
-        + copies
-        + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters)
-        + state
-    )
-    options = Namespace(
-        device=META, batch=training.batch // training.accumulate, dtype=training.dtype
-    )
-    horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
-    variant = rollout(network, training.backprop, horizon, options, TrainedModel(network, training))
-    return held, counted(variant.step).peak + (
-        training.horizon - horizon
-    ) * state // training.accumulate
+        state = state_bytes(network, training.batch)
+
+    lanes = training.batch // training.accumulate
+    options = Namespace(device=META, batch=lanes, dtype=training.dtype)
+    horizon = training.horizon
+    if training.backprop != "through_time":
+        horizon = min(horizon, 4)
+    trained = TrainedModel(network, training)
+    variant = rollout(network, training.backprop, horizon, options, trained)
+    stored = (training.horizon - horizon) * state // training.accumulate
+    return held_bytes(network, training) + state, counted(variant.step).peak + stored
 
 
-def report(options: Namespace) -> None:
-    """Print a row of counts for each model, with scores written out in a second row, then the memory that each preset takes."""
+def print_steps() -> None:
+    """Print a row of counts for each model, and one with its scores written out."""
     rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
+        config, _ = paper_settings(model)
+        segments = presets_of(model).SPEED["segments"]
         for name, plain in ((model, False), ("its scores written out", True)):
-            counts = counted(
-                meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]),
-                plain,
-            )
-            sizes = (
-                f"{counts.saved_bytes / 1e6:,.0f}",
-                f"{counts.moved_bytes / 1e9:.1f}",
-                f"{counts.peak / 1e6:,.0f}",
-            )
+            counts = counted(meta_step(model, config, segments), plain)
             rows.append(
                 (
                     name,
                     f"{len(counts.names):,}",
                     f"{counts.casts:,}",
-                    *sizes,
+                    f"{counts.saved_bytes / 1e6:,.0f}",
+                    f"{counts.moved_bytes / 1e9:.1f}",
+                    f"{counts.peak / 1e6:,.0f}",
                     f"{counts.flops / 1e12:.2f}",
                 )
             )
     print_table(*rows)
-    rows = [
-        (
-            "preset",
-            "type",
-            "lanes",
-            "accumulate",
-            "horizon",
-            "method",
-            "GB held",
-            "GB of a group",
-            "GB",
-        )
-    ]
+
+
+def print_presets() -> None:
+    """Print the memory that each preset takes."""
+    how = ("dtype", "batch", "accumulate", "horizon", "backprop")
+    head = ("type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")
+    rows = [("preset", *head)]
     for model in NAMES:
         for preset in presets_of(model).SPEED["presets"]:
             config, training = paper_settings(model, preset)
-            parts = training_bytes(model, config, training)
-            how = (
-                training.dtype,
-                training.batch,
-                training.accumulate,
-                training.horizon,
-                training.backprop,
-            )
-            rows.append(
-                (f"{model} {preset}", *how, *(f"{size / 1e9:.1f}" for size in (*parts, sum(parts))))
-            )
+            held, group = training_bytes(model, config, training)
+            gigabytes = [f"{size / 1e9:.1f}" for size in (held, group, held + group)]
+            fields = [getattr(training, field) for field in how]
+            rows.append((f"{model} {preset}", *fields, *gigabytes))
     print_table(*rows)
+
+
+def report() -> None:
+    """Print what the steps of all models cost, then what their presets take."""
+    print_steps()
+    print_presets()

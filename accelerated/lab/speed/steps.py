@@ -1,4 +1,4 @@
-"""The tables `steps`, `horizons`, `compile` and `generation`: what a training step takes, and a generated token."""
+"""The tables of what a training step takes, and a generated token."""
 
 import textwrap
 from argparse import Namespace
@@ -10,7 +10,7 @@ import torch
 
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
 from accelerated.generation.token_by_token import stepper_of
-from accelerated.lab.speed.counts import counted, meta_step
+from accelerated.lab.speed.counts import counted, meta_step, state_bytes
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
 from accelerated.models import presets_of
@@ -26,53 +26,55 @@ TOKENS = 200  # timed together
 def step_variant(
     config: Any, method: str, segments: int, options: Namespace, compiler: str = "none"
 ) -> Variant:
-    """A training step of our model, compiled as --compile says; if it is not, with the FLOPs of its plain path's products."""
-    network, flops = random_model(options.model, config, options.device), None
+    """A training step of our model, compiled as --compile says.
+
+    If it is not compiled, the Variant has the FLOPs of its plain path's products.
+    """
+    network = random_model(options.model, config, options.device)
     trained = TrainedModel(network, TrainingConfig(compile=compiler))
+    flops = None
     if compiler == "none":
-        flops = counted(
-            meta_step(options.model, config, segments, options.batch, method), written_out=True
-        ).flops
+        step = meta_step(options.model, config, segments, options.batch, method)
+        flops = counted(step, written_out=True).flops
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 
 def report_steps(options: Namespace) -> None:
-    """Print a row for a model, for its baselines and for a large product; the models' steps read equally many tokens."""
-    facts = presets_of(options.model).SPEED
-    method, segments = facts.get("backprop", "through_time"), facts["segments"]
-    kinds = {options.model: (options.config, method)}
+    """Print a row for a model, for its baselines and for a large product.
+
+    The models' steps read equally many tokens.
+    """
+    model, config = options.model, options.config
+    facts = presets_of(model).SPEED
+    method = facts.get("backprop", "through_time")
+    segments = facts["segments"]
+    kinds = {model: (config, method)}
     if method != "through_time":
-        kinds["the same through_time"] = (options.config, "through_time")
+        kinds["the same through_time"] = (config, "through_time")
     if "baseline" in facts:
         name, changes = facts["baseline"]
-        kinds[name] = (replace(options.config, **changes(options.config)), method)
+        kinds[name] = (replace(config, **changes(config)), method)
+
     makers = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
-    makers["one large product"] = partial(
-        large_product, options.device, getattr(torch, options.dtype)
-    )
-    print(
-        textwrap.fill(
-            f"{segments} segments of {options.batch} lanes: {options.model}, {options.config}", 118
-        ),
-        end="\n\n",
-    )
+    dtype = getattr(torch, options.dtype)
+    makers["one large product"] = partial(large_product, options.device, dtype)
+    title = f"{segments} segments of {options.batch} lanes: {model}, {config}"
+    print(textwrap.fill(title, 118), end="\n\n")
     print_table(("a step of", *COLUMNS), *measured_rows(makers, options))
 
 
 def report_horizons(options: Namespace) -> None:
-    """Print a table for each horizon (Memformer, Table 3); speed and memory are relative to full BPTT."""
+    """Print a table for each horizon (Memformer, Table 3).
+
+    Speed and memory are relative to full BPTT.
+    """
     facts = presets_of(options.model).SPEED
+    horizons = options.horizons or facts.get("horizons", HORIZONS)
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         network = random_model(options.model, replace(options.config, **changes), options.device)
-        state = (
-            sum(
-                field.numel() * field.element_size()
-                for field in network.initial_state(options.batch)
-            )
-            / 1e6
-        )
-        print(f"{title}, {options.batch} lanes; a stored state is {state:.2f} MB\n")
-        for horizon in options.horizons or facts.get("horizons", HORIZONS):
+        megabytes = state_bytes(network, options.batch) / 1e6
+        print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
+        for horizon in horizons:
             makers = {way: partial(rollout, network, way, horizon, options) for way in BACKPROP}
             print_table((f"horizon {horizon}", *COLUMNS), *measured_rows(makers, options))
 
@@ -80,7 +82,8 @@ def report_horizons(options: Namespace) -> None:
 def report_compiled(options: Namespace) -> None:
     """Print a row for each choice of --compile.
 
-    A CUDA graph is recorded for one segment, and used again after its backward pass: so a step has one segment here.
+    A CUDA graph is recorded for one segment, and used again after its backward pass: so a step has
+    one segment here.
     """
     step = partial(step_variant, options.config, "through_time", 1, options)
     rows = measured_rows({name: partial(step, name) for name in COMPILERS}, options)
@@ -89,7 +92,8 @@ def report_compiled(options: Namespace) -> None:
 
 def continuation(position: int, options: Namespace) -> Variant:
     """TOKENS tokens after a text of so many, drawn one by one; on a CPU by preset tiny."""
-    device, generator = options.device, torch.Generator(options.device).manual_seed(0)
+    device = options.device
+    generator = torch.Generator(device).manual_seed(0)
     config, _ = paper_settings(options.model, "" if device.type == "cuda" else "tiny")
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
@@ -97,16 +101,14 @@ def continuation(position: int, options: Namespace) -> Variant:
     stepper = stepper_of(network)
 
     @torch.no_grad()
-    def draw() -> list[torch.Tensor]:
-        return list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, stepper.step))
+    def draw() -> None:
+        list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, stepper.step))
 
     return Variant(draw)
 
 
 def report_generation(options: Namespace) -> None:
     """Print what TOKENS generated tokens take after texts of both lengths."""
-    rows = measured_rows(
-        {f"after {position:,}": partial(continuation, position, options) for position in POSITIONS},
-        options,
-    )
-    print_table((f"{options.model}, {TOKENS} tokens", *COLUMNS), *rows)
+    makers = {f"after {n:,}": partial(continuation, n, options) for n in POSITIONS}
+    head = (f"{options.model}, {TOKENS} tokens", *COLUMNS)
+    print_table(head, *measured_rows(makers, options))

@@ -1,4 +1,4 @@
-"""How the bench takes the time and the memory of steps: they take turns in one process, because the machine is noisy."""
+"""Times steps and takes their memory: they take turns in one process, as the machine is noisy."""
 
 import gc
 import math
@@ -48,13 +48,14 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
         step()
         return torch.cuda.max_memory_allocated(device) - before
     gc.collect()  # what is freed during the step would count against it
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profiler:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as profiler:
         step()
-    held = peak = 0
-    events = (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
-    for event in sorted(events, key=lambda e: e.start_ns()):
+    events = profiler.profiler.kineto_results.events()
+    events = [event for event in events if event.name() == "[memory]"]
+    held = 0
+    peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)
     return peak
@@ -63,9 +64,10 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
 def time_in_turn(
     steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf
 ) -> dict:
-    """{name: [seconds of each repeat]} of {name: step}; the steps take turns, after two warm-ups each.
+    """{name: [seconds of each repeat]} of {name: step}.
 
-    After `budget` seconds no further turn begins, so there may be fewer repeats, but at least one.
+    The steps take turns, after two warm-ups each. After `budget` seconds no further turn begins, so
+    there may be fewer repeats, but at least one.
     """
     begun = time.perf_counter()
     for step in steps.values():
@@ -81,43 +83,56 @@ def time_in_turn(
 
 
 def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) -> list[tuple]:
-    """A row (name, *COLUMNS) of each variant that `makers` make, timed in turn for options.seconds at most.
+    """A row (name, *COLUMNS) of each variant that `makers` make, timed in turn.
 
-    Speed and memory are relative to the first variant. One that fails, while it is made or while it runs, has an error in its
-    row and does not end the others.
+    That takes options.seconds at most. Speed and memory are relative to the first variant. One that
+    fails, while it is made or while it runs, has an error in its row and does not end the others.
     """
-    deadline, steps, flops, peaks, errors = time.perf_counter() + options.seconds, {}, {}, {}, {}
+    deadline = time.perf_counter() + options.seconds
+    steps = {}
+    flops = {}
+    peaks = {}
+    errors = {}
 
     def attempt(name: str, call: Callable[[], Any]) -> Any:
         """What a call of a variant returns; None if the variant has failed, or fails now."""
+        if name in errors:
+            return None
         try:
-            return None if name in errors else call()
+            return call()
         except Exception as error:
             errors[name] = first_line(error)
         gc.collect()  # what the failed one held
         torch.cuda.empty_cache()
+        return None
 
     for name, make in makers.items():
         if time.perf_counter() > deadline:
             errors[name] = "no time was left"
-        elif variant := attempt(name, make):
-            steps[name], flops[name] = partial(attempt, name, variant.step), variant.flops
-            steps[name]()
-            peaks[name] = peak_memory(steps[name], options.device)
+            continue
+        variant = attempt(name, make)
+        if variant:
+            step = partial(attempt, name, variant.step)
+            step()
+            steps[name] = step
+            flops[name] = variant.flops
+            peaks[name] = peak_memory(step, options.device)
     steps = {name: step for name, step in steps.items() if name not in errors}
     times = time_in_turn(steps, options.repeats, options.device, deadline - time.perf_counter())
-    rows, first = [], next(iter(makers))
+
+    first = next(iter(makers))
+    rows = []
     for name in makers:
         if name in errors:
             rows.append((name, errors[name], *["-"] * (len(COLUMNS) - 1)))
             continue
-        speed = "-" if first in errors else spread(paired_ratios(times[first], times[name]), ".3f")
+        own = times[name]
+        spent = spread([1e3 * each for each in own], ",.1f")
+        speed = spread(paired_ratios(times[first], own), ".3f") if first in times else "-"
+        peak = f"{peaks[name] / 1e6:,.1f}"
         memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
-        rate = f"{flops[name] / statistics.median(times[name]) / 1e9:,.0f}" if flops[name] else "-"
-        spent = spread([1e3 * each for each in times[name]], ",.1f")
-        rows.append(
-            (name, spent, speed, f"{peaks[name] / 1e6:,.1f}", memory, rate, len(times[name]))
-        )
+        rate = f"{flops[name] / statistics.median(own) / 1e9:,.0f}" if flops[name] else "-"
+        rows.append((name, spent, speed, peak, memory, rate, len(own)))
     return rows
 
 
@@ -139,9 +154,9 @@ def spread(values: list[float], form: str) -> str:
 
 def markdown_table(*rows: Sequence) -> str:
     """A table in Markdown; the first row is its head."""
-    return "\n".join(
-        f"| {' | '.join(map(str, row))} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])
-    )
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def print_table(*rows: tuple) -> None:

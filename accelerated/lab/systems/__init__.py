@@ -1,1 +1,1 @@
-"""What the four papers did beyond language modelling: one file each; the commands beside them train and measure them."""
+"""What the four papers did beyond language modelling; the commands train and measure it."""

@@ -1,7 +1,8 @@
-"""The command `python -m accelerated.lab.systems.agent`: agents by their memory, Figure 5 of Compressive Transformers.
+"""The command `python -m accelerated.lab.systems.agent`: agents by their memory.
 
-An actor-critic with V-trace (IMPALA, Espeholt et al. 2018) learns object matching. A model replaces its LSTM (section 5.7) and
-reads observations as tokens. The first OUTPUTS tokens are never observed; their logits are the policy and the value.
+This is Figure 5 of Compressive Transformers. An actor-critic with V-trace (IMPALA, Espeholt et al.
+2018) learns object matching. A model replaces its LSTM (section 5.7) and reads observations as
+tokens. The first OUTPUTS tokens are never observed; their logits are the policy and the value.
 """
 
 import statistics
@@ -11,37 +12,38 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.generation.token_by_token import stepper_of
-from accelerated.lab.experiment import Experiment, conduct, draw_shares
+from accelerated.lab.experiment import Curve, Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
 from accelerated.lab.tables.page import laid_out, mean_and_spread
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
+from accelerated.protocol import Model
 from accelerated.training.optimization import average_and_clip, check_finite
 
 ACTIONS = len(matching.MOVES)
 OUTPUTS = ACTIONS + 1  # logits: the actions', then the value
 VOCABULARY = OUTPUTS + matching.OBSERVATIONS
 SEGMENT = matching.STEPS  # tokens; in the second room the first one is two segments back
-SHORT = (
-    SEGMENT // 2
-)  # a memory that forgets by age is shorter than the way from the first room to the second
+SHORT = SEGMENT // 2  # a memory that forgets by age does not reach from room to room
 SIZES = {"width": 32, "heads": 2, "feed_forward": 64, "segment": SEGMENT}
 DECODER = SIZES | {"layers": 2, "head_width": 16}
 COMPRESSIVE = DECODER | {"memory": SHORT, "compressed_memory": SHORT}
-ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1, 2, 3, 4, 6)} | {
-    "block_recurrent": DECODER
-    | {"window": SHORT, "recurrent_layers": (1,), "states": 8, "dropout": 0.0},
-    "memformer": SIZES
-    | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0},
-    "pretrained_recurrence": SIZES | {"layers": 3, "max_positions": SEGMENT, "module_width": 32},
-    "memorizing": DECODER
-    | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
+BLOCKS = {"window": SHORT, "recurrent_layers": (1,), "states": 8, "dropout": 0.0}
+SLOTS = {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0}
+WINDOWS = {"layers": 3, "max_positions": SEGMENT, "module_width": 32}
+KEYS = {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0}
+ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1, 2, 3, 4, 6)}
+ROWS |= {
+    "block_recurrent": DECODER | BLOCKS,
+    "memformer": SIZES | SLOTS,
+    "pretrained_recurrence": SIZES | WINDOWS,
+    "memorizing": DECODER | KEYS,
 }
 SETTINGS = {
     "lanes": 128,
@@ -50,12 +52,13 @@ SETTINGS = {
     "entropy": 0.0005,
     "clip": 1.0,
     "updates": 1000,
+    "hall": 0.5,  # the part of the updates in which the hall lengthens
 }
-SETTINGS |= {"hall": 0.5}  # the part of the updates in which the hall lengthens
-POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
+POINT = 10  # updates in a point of a curve
+SOLVED = 0.9  # success that counts as solved
 
 
-def make_core(row: str, seed: int = 0) -> nn.Module:
+def make_core(row: str, seed: int = 0) -> Model:
     """The model of a row; at first all actions are equal and values are 0."""
     name = "compressive" if row.startswith("rate") else row
     core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **ROWS[row]), seed)
@@ -76,45 +79,39 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def play(
-    core: nn.Module, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator
+    core: Model, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator
 ) -> Rollout:
-    """Play an episode in each lane by the model's Stepper, with a hall of so many steps; rng draws episodes, generator actions."""
+    """Play an episode in each lane by the model's Stepper, with a hall of so many steps.
+
+    rng draws episodes, generator actions.
+    """
     world = matching.begin(lanes, hall, rng)
     stepper = stepper_of(core)
     stream = stepper.start(core.initial_state(lanes))
     steps = []
     for _ in range(matching.LENGTH):
-        tokens, acted = (
-            torch.from_numpy(OUTPUTS + matching.observe(world)),
-            torch.from_numpy(~world.ended),
-        )
+        tokens = torch.from_numpy(OUTPUTS + matching.observe(world))
+        acted = torch.from_numpy(~world.ended)
         logits, stream = stepper.step(tokens, stream)
         log_policy = logits[:, :ACTIONS].log_softmax(-1)
         actions = torch.multinomial(log_policy.exp(), 1, generator=generator)  # (B, 1)
+        log_probs = log_policy.gather(1, actions)
         world, rewards = matching.act(world, actions[:, 0].numpy())
-        steps.append(
-            (
-                tokens,
-                actions[:, 0],
-                log_policy.gather(1, actions)[:, 0],
-                torch.from_numpy(rewards).to(logits),
-                acted,
-            )
-        )
+        rewards = torch.from_numpy(rewards).to(logits)
+        steps.append(Rollout(tokens, actions[:, 0], log_probs[:, 0], rewards, acted))
     return Rollout(*(torch.stack(field, 1) for field in zip(*steps, strict=True)))
 
 
-def read_episode(core: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
+def read_episode(core: Model, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
     """(logits (B, T, OUTPUTS), mean auxiliary loss of the segments) of whole episodes (B, T).
 
-    Gradient flows from segment to segment as far as the model lets it; a Compressive Transformer stops it at its memories.
+    Gradient flows from segment to segment as far as the model lets it; a Compressive Transformer
+    stops it at its memories.
     """
-    state, logits, auxiliary, segments = (
-        core.initial_state(len(tokens)),
-        [],
-        0.0,
-        tokens.split(SEGMENT, 1),
-    )
+    state = core.initial_state(len(tokens))
+    segments = tokens.split(SEGMENT, 1)
+    logits = []
+    auxiliary = 0.0
     for segment in segments:
         output = core(segment, state)
         state = output.state
@@ -126,19 +123,22 @@ def read_episode(core: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | floa
 def vtrace(
     behaviour: Tensor, target: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(v_s, what grad log pi is multiplied by), both (B, T): Espeholt et al., Eq. 1 by Remark 1, and section 4.2.
+    """(v_s, what grad log pi is multiplied by), both (B, T) (Espeholt et al., Eq. 1, section 4.2).
 
-    behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and by the one that learns.
-    discounts (B, T) are 0 at an episode's last step. values (B, T) are V(x_s). The bounds of rho and c are 1.
+    behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and
+    by the one that learns. discounts (B, T) are 0 at an episode's last step. values (B, T) are
+    V(x_s). The bounds of rho and c are 1.
     """
     ratios = (target - behaviour).exp().clamp(max=1.0)  # rho and c
     deltas = ratios * (rewards + discounts * of_next_step(values) - values)
-    excess, by_step = torch.zeros_like(values[:, 0]), []
+    excess = torch.zeros_like(values[:, 0])
+    by_step = []
     for s in reversed(range(values.shape[1])):
         excess = deltas[:, s] + discounts[:, s] * ratios[:, s] * excess  # v_s - V(x_s), Remark 1
         by_step.append(excess)
     targets = values + torch.stack(by_step[::-1], 1)
-    return targets, ratios * (rewards + discounts * of_next_step(targets) - values)
+    advantages = ratios * (rewards + discounts * of_next_step(targets) - values)
+    return targets, advantages
 
 
 def of_next_step(x: Tensor) -> Tensor:
@@ -147,20 +147,20 @@ def of_next_step(x: Tensor) -> Tensor:
 
 
 def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight: float) -> Tensor:
-    """What is minimised (Espeholt et al., 4.2), of logits (B, T, OUTPUTS): means over the steps that were acted in.
+    """What is minimised (Espeholt et al., 4.2), of logits (B, T, OUTPUTS).
 
-    No gradient flows through the targets.
+    Means over the steps that were acted in. No gradient flows through the targets.
     """
-    log_policy, values = logits[..., :ACTIONS].log_softmax(-1), logits[..., ACTIONS]
+    log_policy = logits[..., :ACTIONS].log_softmax(-1)
+    values = logits[..., ACTIONS]
     log_probs = log_policy.gather(2, rollout.actions[..., None])[..., 0]
-    given = (
+    targets, advantages = vtrace(
         rollout.log_probs,
         log_probs.detach(),
         rollout.rewards,
         discount * of_next_step(rollout.acted),
         values.detach(),
     )
-    targets, advantages = vtrace(*given)
     weights = rollout.acted / rollout.acted.sum()
     policy = -(weights * log_probs * advantages).sum()
     value = (weights * (targets - values) ** 2).sum()
@@ -169,34 +169,32 @@ def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight:
 
 
 def hall_at(update: int, settings: dict) -> int:
-    """The steps in the hall of the episodes that are played during an update: none at first, then one more at a time."""
-    return min(
-        matching.STEPS,
-        int((matching.STEPS + 1) * update / (settings["hall"] * settings["updates"])),
-    )
+    """The steps in the hall of the episodes that are played during an update.
 
-
-def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]:
-    """Train the core; return of each update the share of its episodes in which the right object was taken.
-
-    Actors are one update behind the learner, as if both worked at once; V-trace corrects for it. Raises InputError if the
-    gradient becomes NaN or infinite.
+    None at first, then one more at a time.
     """
-    lanes, draws = (
-        settings["lanes"],
-        (np.random.default_rng(seed), torch.Generator().manual_seed(seed)),
-    )
+    lengthening = settings["hall"] * settings["updates"]
+    return min(matching.STEPS, int((matching.STEPS + 1) * update / lengthening))
+
+
+def train(core: Model, seed: int, settings: dict, title: str) -> list[float]:
+    """Train the core; return of each update the share of episodes with the right object taken.
+
+    Actors are one update behind the learner, as if both worked at once; V-trace corrects for it.
+    Raises InputError if the gradient becomes NaN or infinite.
+    """
+    lanes = settings["lanes"]
+    updates = settings["updates"]
+    draws = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(core.parameters(), lr=settings["learning_rate"])
-    rollout, successes = play(core, lanes, hall_at(0, settings), *draws), []
-    for update in Progress(
-        title, settings["updates"], "update", over=range(1, settings["updates"] + 1)
-    ):
+    rollout = play(core, lanes, hall_at(0, settings), *draws)
+    successes = []
+    for update in Progress(title, updates, "update", over=range(1, updates + 1)):
         upcoming = play(core, lanes, hall_at(update, settings), *draws)
         logits, auxiliary = read_episode(core, rollout.tokens)
+        loss = objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary
         optimizer.zero_grad()
-        (
-            objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary
-        ).backward()
+        loss.backward()
         norm = average_and_clip(core, 1, settings["clip"])
         check_finite(update, {"gradient norm": float(norm)})
         optimizer.step()
@@ -207,54 +205,54 @@ def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]
 
 def run(row: str, seed: int) -> dict:
     """Train an agent of a row; the share of successes, each a mean of POINT updates."""
-    means = np.reshape(
-        train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}"), (-1, POINT)
-    ).mean(1)
+    successes = train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}")
+    means = np.reshape(successes, (-1, POINT)).mean(1)
     return {"successes": [round(float(mean), 4) for mean in means]}
 
 
 def final(run: dict) -> float:
     """The mean success in the last tenth of a run, in percent."""
-    return 100 * statistics.mean(run["successes"][-max(1, len(run["successes"]) // 10) :])
+    points = run["successes"]
+    return 100 * statistics.mean(points[-max(1, len(points) // 10) :])
+
+
+def updates_until_solved(run: dict) -> str:
+    """After how many updates a run first reaches SOLVED, or "not"."""
+    for point, success in enumerate(run["successes"], start=1):
+        if success >= SOLVED:
+            return str(point * POINT)
+    return "not"
 
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    settings, table = record["settings"], []
+    settings = record["settings"]
+    table = []
     for row, runs in record["runs"].items():
-        solved = (
-            next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0)
-            for run in runs.values()
-        )
-        updates = ", ".join(str(point * POINT) if point else "not" for point in solved)
-        table.append(
-            [row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), updates]
-        )
+        right = mean_and_spread([final(run) for run in runs.values()], ".1f")
+        updates = ", ".join(updates_until_solved(run) for run in runs.values())
+        table.append([row, ", ".join(runs), right, updates])
     title = "Compressive Transformers, Figure 5: memory for an agent"
-    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most {matching.LENGTH} steps; hall
-    is the part of the updates in which the hall lengthens. The end is the last tenth. Mean (least .. most) of the seeds, updates
-    of each. Rows `rate-` are Compressive Transformers. The task and the agent are in the
-    [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
+    values = ", ".join(f"{name} {x:g}" for name, x in settings.items())
+    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most
+    {matching.LENGTH} steps; hall is the part of the updates in which the hall lengthens. The end is
+    the last tenth. Mean (least .. most) of the seeds, updates of each. Rows `rate-` are Compressive
+    Transformers. The task and the agent are in the
+    [chapter](../compressive.md#memory-for-an-agent). Settings: {values}."""
     picture = "![the share of right choices by updates](compressive-figure-5.svg)"
-    head = [
-        "memory",
-        "seeds",
-        "right at the end, percent",
-        f"updates until {100 * SOLVED:.0f}% are right",
-    ]
+    until = f"updates until {100 * SOLVED:.0f}% are right"
+    head = ["memory", "seeds", "right at the end, percent", until]
     return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))
 
 
 def draw(record: dict, path: Path) -> None:
     """Draw success against updates, the mean of a row's seeds, with all seeds as thin lines."""
-    curves, labels = {}, {"xlabel": "updates", "ylabel": "right choices, percent of episodes"}
+    curves = {}
     for row, runs in record["runs"].items():
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
-        curves[row] = (
-            POINT * np.arange(1, len(shares) + 1),
-            shares,
-            "-" if row.startswith("rate") else "--",
-        )
+        updates = POINT * np.arange(1, len(shares) + 1)
+        curves[row] = Curve(updates, shares, "-" if row.startswith("rate") else "--")
+    labels = {"xlabel": "updates", "ylabel": "right choices, percent of episodes"}
     draw_shares(path, curves, guess=50, **labels)  # whoever takes any object
 
 

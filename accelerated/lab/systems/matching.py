@@ -1,11 +1,13 @@
-"""Object matching on a small grid (Compressive Transformers, 5.7): take the object that was not in the first room.
+"""Object matching on a small grid: take the object that was not in the first room.
+
+The task is that of Compressive Transformers, 5.7.
 
     first room   hall         second room
     S .          S .          S b              S: where the agent enters
-    . a    ->    . .    ->    a .              a: an object of the first room; b: one of the second room alone
+    . a    ->    . .    ->    a .              a: an object of the first room; b: of the second
 
-A clock moves the agent on after STEPS steps, in the hall after as many or fewer. It sees only the cell that it is in. agent.py
-learns it.
+A clock moves the agent on after STEPS steps, in the hall after as many or fewer. It sees only the
+cell that it is in. agent.py learns it.
 """
 
 from typing import NamedTuple
@@ -21,9 +23,8 @@ LENGTH = 3 * STEPS  # of the longest episode
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)])  # (actions, 2), by rows and columns
 TAKE = len(MOVES) - 1  # the action that does not move
 FIRST, HALL, SECOND = range(3)
-OBJECT = (
-    3 * CELLS
-)  # the observation of the first object; those before it are the empty cells of the three places
+# the observation of the first object; those before it are the empty cells of the three places
+OBJECT = 3 * CELLS
 NOTHING = OBJECT + OBJECTS  # the observation after the end
 OBSERVATIONS = NOTHING + 1
 
@@ -35,15 +36,16 @@ class World(NamedTuple):
     clock: int  # steps since the beginning
     cell: np.ndarray  # (B,), where the agent is
     objects: np.ndarray  # (B, 2): the one in the first room, and the one that is right to take
-    places: (
-        np.ndarray
-    )  # (B, 3): the first one's cell in the first room, and the cells of both in the second
+    # (B, 3): the first one's cell in the first room, and the cells of both in the second
+    places: np.ndarray
     ended: np.ndarray  # (B,)
 
-
-def room_at(world: World, clock: int) -> int:
-    """FIRST, HALL or SECOND."""
-    return FIRST if clock < STEPS else HALL if clock < STEPS + world.hall else SECOND
+    def room(self, later: int = 0) -> int:
+        """FIRST, HALL or SECOND: where agents are so many steps later."""
+        clock = self.clock + later
+        if clock < STEPS:
+            return FIRST
+        return HALL if clock < STEPS + self.hall else SECOND
 
 
 def begin(lanes: int, hall: int, rng: np.random.Generator) -> World:
@@ -56,28 +58,37 @@ def begin(lanes: int, hall: int, rng: np.random.Generator) -> World:
 
 
 def observe(world: World) -> np.ndarray:
-    """What the agent sees (B,), 0 .. OBSERVATIONS - 1: the empty cell that it is in, the object there, or NOTHING."""
-    room = room_at(world, world.clock)
+    """What the agent sees (B,), 0 .. OBSERVATIONS - 1.
+
+    That is the empty cell that it is in, the object there, or NOTHING.
+    """
+    earlier, first, other = world.places.T
+    old, new = OBJECT + world.objects.T
+    standing = {FIRST: [(earlier, old)], HALL: [], SECOND: [(first, old), (other, new)]}
+    room = world.room()
     seen = room * CELLS + world.cell
-    for place, number in {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}.get(
-        room, []
-    ):  # columns of places and of objects
-        seen = np.where(
-            world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen
-        )
+    for place, number in standing[room]:
+        seen = np.where(world.cell == place, number, seen)
     return np.where(world.ended, NOTHING, seen)
 
 
 def act(world: World, actions: np.ndarray) -> tuple[World, np.ndarray]:
-    """The world after actions (B,), and rewards (B,): 1 for taking the object that was not in the first room, -1 for the other.
+    """The world after actions (B,), and rewards (B,).
 
-    Walls stop the agent. Only objects of the second room can be taken; that ends an episode, and there are no more rewards.
+    1 is for taking the object that was not in the first room, -1 for the other. Only objects of the
+    second room can be taken; that ends an episode, and there are no more rewards. Walls stop the
+    agent.
     """
-    taking = (actions == TAKE) & ~world.ended & (room_at(world, world.clock) == SECOND)
-    wrong, right = (taking & (world.cell == world.places[:, place]) for place in (1, 2))
+    taking = (actions == TAKE) & ~world.ended & (world.room() == SECOND)
+    _, first, other = world.places.T
+    wrong = taking & (world.cell == first)
+    right = taking & (world.cell == other)
     clock = world.clock + 1
-    row, column = (np.stack(np.divmod(world.cell, SIDE), 1) + MOVES[actions]).clip(0, SIDE - 1).T
-    stays = room_at(world, clock) == room_at(world, world.clock)
-    cell = row * SIDE + column if stays else np.full_like(world.cell, ENTRANCE)
+
+    cell = np.full_like(world.cell, ENTRANCE)
+    if world.room(later=1) == world.room():
+        square = np.stack(np.divmod(world.cell, SIDE), 1)  # (B, 2)
+        row, column = (square + MOVES[actions]).clip(0, SIDE - 1).T
+        cell = row * SIDE + column
     ended = world.ended | right | wrong | (clock >= 2 * STEPS + world.hall)
     return world._replace(clock=clock, cell=cell, ended=ended), right * 1.0 - wrong

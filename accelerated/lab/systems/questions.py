@@ -1,7 +1,7 @@
-"""The command `python -m accelerated.lab.systems.questions`: answers over several windows, Table 3 of Adding Recurrence.
+"""The command `python -m accelerated.lab.systems.questions`: answers over several windows.
 
-A small RoBERTa is pretrained on the standard library, then fine-tuned on generated questions of two hops, with disjoint windows
-and with recurrence.
+This is Table 3 of Adding Recurrence. A small RoBERTa is pretrained on the standard library, then
+fine-tuned on generated questions of two hops, with disjoint windows and with recurrence.
 """
 
 import functools
@@ -9,7 +9,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import Tokenizer, train_bpe
-from accelerated.lab.experiment import Experiment, conduct, draw_shares
+from accelerated.lab.experiment import Curve, Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
@@ -42,17 +41,13 @@ SIZES = {
 SMALL = {
     "sizes": SIZES,
     "vocabulary": 2048,
-    "pretraining": [300, 64, 0.003],
-}  # updates, batch, rate
-SMALL |= {
-    "updates": [1000, 500],
+    "pretraining": [300, 64, 0.003],  # updates, batch, rate
+    "updates": [1000, 500],  # on short texts, then on those of the task
     "batch": 32,
     "rate": 0.002,
-}  # updates on short texts, then on those of the task
-SMALL |= {
-    "questions": [6400, 640],
-    "windows": [4, 8],
-}  # to train on, and asked; least and most of a text of the task
+    "questions": [6400, 640],  # to train on, and asked
+    "windows": [4, 8],  # least and most of a text of the task
+}
 PARTS = {  # {column: which answers, by the windows between the hops and whether it is a span}
     "spans, hops in one window": lambda distance, span: span and distance == 0,
     "spans, hops apart": lambda distance, span: span and distance > 0,
@@ -63,15 +58,17 @@ PARTS = {  # {column: which answers, by the windows between the hops and whether
 def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
     """A small RoBERTa before its pretraining.
 
-    RoBERTa's matrices begin at 0.02, which suits its width, 768; here they are larger, so that their outputs are as large.
-    Positions begin as sinusoids, which so short a pretraining would not find.
+    RoBERTa's matrices begin at 0.02, which suits its width, 768; here they are larger, so that
+    their outputs are as large. Positions begin as sinusoids, which so short a pretraining would not
+    find.
     """
     model = Roberta(Roberta.Config(vocabulary=vocabulary, recurrent=recurrent, **SIZES), seed)
     half = SIZES["width"] // 2
     angles = torch.arange(SIZES["segment"])[:, None] * 10_000 ** (-torch.arange(half) / half)
+    matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
     with torch.no_grad():
         model.positions.copy_(0.02 * 2**0.5 * torch.cat([angles.sin(), angles.cos()], 1))
-        for weight in (weight for weight in model.layers.parameters() if weight.dim() == 2):
+        for weight in matrices:
             weight *= (768 / SIZES["width"]) ** 0.5
     return model
 
@@ -87,69 +84,63 @@ class Task(NamedTuple):
 def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -> list[Example]:
     """Questions of two hops whose texts have as many windows as the task's."""
     least, most = SMALL["windows"]
-    examples = (
-        reader.cut(question, bpe, SIZES["segment"])
-        for question in two_hops.drawn(2 * count, lines, seed)
-    )
-    return list(
-        islice((example for example in examples if least <= len(example.tokens) <= most), count)
-    )
+    fitting = []
+    for question in two_hops.drawn(2 * count, lines, seed):
+        example = reader.cut(question, bpe, SIZES["segment"])
+        if least <= len(example.tokens) <= most:
+            fitting.append(example)
+    return fitting[:count]
 
 
 @functools.cache
 def task() -> Task:
     """The task and its pretrained model; a process makes them once."""
-    source, (lines, unseen), (count, asked) = (
-        standard_library(),
-        two_hops.prose(),
-        SMALL["questions"],
-    )
+    source = standard_library()
+    lines, unseen = two_hops.prose()
+    count, asked = SMALL["questions"]
     bpe = train_bpe(source, SMALL["vocabulary"])
     vocabulary = reader.FIRST + bpe.vocabulary + 1
-    first = small_model(vocabulary, False, 0)
-    reader.pretrain(
-        first,
-        tokenised(source, bpe, default_data_dir()).splits["train"].tokens,
-        *SMALL["pretraining"],
-    )
+    pretrained = small_model(vocabulary, False, 0)
+    text = tokenised(source, bpe, default_data_dir()).splits["train"]
+    reader.pretrain(pretrained, text.tokens, *SMALL["pretraining"])
 
     def model(recurrent: bool, seed: int) -> Roberta:
         """The pretrained weights; the seed draws those of the recurrence alone."""
         copy = small_model(vocabulary, recurrent, seed)
-        copy.load_state_dict(first.state_dict(), strict=False)
+        copy.load_state_dict(pretrained.state_dict(), strict=False)
         return copy
 
-    short = [
-        reader.cut(question, bpe, SIZES["segment"])
-        for question in two_hops.drawn(count, lines, 3, (0, 1))
-    ]
-    stages = list(zip((short, task_examples(count, lines, bpe, 0)), SMALL["updates"], strict=True))
+    questions = two_hops.drawn(count, lines, 3, (0, 1))
+    short = [reader.cut(question, bpe, SIZES["segment"]) for question in questions]
+    examples = (short, task_examples(count, lines, bpe, 0))
+    stages = list(zip(examples, SMALL["updates"], strict=True))
     return Task(model, stages, task_examples(asked, unseen, bpe, 2))
 
 
 def trained(row: str, seed: int) -> Roberta:
     """A model of a row after all stages of the task."""
     model = task().model(ROWS[row], seed)
+    title = f"{row}, seed {seed}"
     for examples, updates in task().stages:
-        reader.fine_tune(
-            model, examples, updates, SMALL["batch"], SMALL["rate"], seed, f"{row}, seed {seed}"
-        )
+        reader.fine_tune(model, examples, updates, SMALL["batch"], SMALL["rate"], seed, title)
     return model
 
 
 def run(row: str, seed: int) -> dict:
-    """What a row reaches with a seed; of each answer the distance between the hops, whether it is a span, and exact match."""
-    asked, scores, rows = task().asked, [], []
+    """What a row reaches with a seed.
+
+    Of each answer the distance between the hops, whether it is a span, and exact match.
+    """
+    asked = task().asked
+    scores = []
+    rows = []
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
         right = two_hops.normalised(given) == two_hops.normalised(answer)
         rows.append([example.distance, answer not in two_hops.KINDS, int(right)])
-    return {
-        "f1": percent(scores),
-        "exact match": percent([right for *_, right in rows]),
-        "answers": rows,
-    }
+    exact = percent([right for _, _, right in rows])
+    return {"f1": percent(scores), "exact match": exact, "answers": rows}
 
 
 def said(run: dict) -> str:
@@ -167,49 +158,47 @@ def share(run: dict, chosen: Callable[[int, bool], bool]) -> float:
     return percent([right for distance, span, right in run["answers"] if chosen(distance, span)])
 
 
+def spans_at(distance: int, run: dict) -> float:
+    """Exact match in percent of a run's spans with so many windows between the hops."""
+    return share(run, lambda own, span: span and own == distance)
+
+
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     table = []
-    for row, runs in record["runs"].items():
-        whole = (
-            mean_and_spread([run[score] for run in runs.values()], ".1f")
-            for score in ("f1", "exact match")
-        )
-        parts = (
-            mean_and_spread([share(run, chosen) for run in runs.values()], ".0f")
-            for chosen in PARTS.values()
-        )
-        table.append([row, ", ".join(runs), *whole, *parts])
-    how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its parts. The method and the
-    questions are in the [chapter](../pretrained_recurrence.md#question-answering)."""
-    parts = [f"![exact match by the distance between the hops]({NAME}.svg)"]
-    parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)]
-    parts += [wrapped(f"Settings: {json.dumps(record['settings'])}.")]
-    return laid_out(
-        record,
-        "Adding Recurrence, Table 3: question answering",
-        "systems.questions",
-        "",
-        how,
-        *parts,
-    )
+    for row, by_seed in record["runs"].items():
+        runs = by_seed.values()
+        cells = [row, ", ".join(by_seed)]
+        for score in ("f1", "exact match"):
+            cells.append(mean_and_spread([run[score] for run in runs], ".1f"))
+        for chosen in PARTS.values():
+            cells.append(mean_and_spread([share(run, chosen) for run in runs], ".0f"))
+        table.append(cells)
+    title = "Adding Recurrence, Table 3: question answering"
+    how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its
+    parts. The method and the questions are in the
+    [chapter](../pretrained_recurrence.md#question-answering)."""
+    picture = f"![exact match by the distance between the hops]({NAME}.svg)"
+    numbers = markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)
+    settings = wrapped(f"Settings: {json.dumps(record['settings'])}.")
+    return laid_out(record, title, "systems.questions", "", how, picture, numbers, settings)
 
 
 def draw(record: dict, path: Path) -> None:
-    """Draw exact match on spans by the distance between the hops: the mean of a row's seeds, and each seed as a thin line."""
-    curves, labels = (
-        {},
-        {"xlabel": "windows between the hops", "ylabel": "exact match on spans, percent"},
-    )
-    for row, runs in record["runs"].items():
-        distances = sorted(
-            {distance for run in runs.values() for distance, span, _ in run["answers"] if span}
-        )
-        shares = [
-            [share(run, lambda d, span, at=at: span and d == at) for run in runs.values()]
-            for at in distances
-        ]
-        curves[row] = distances, np.array(shares), "o-"
+    """Draw exact match on spans by the distance between the hops.
+
+    A line is the mean of a row's seeds, a thin one each seed.
+    """
+    curves = {}
+    for row, by_seed in record["runs"].items():
+        runs = by_seed.values()
+        found = set()
+        for run in runs:
+            found |= {distance for distance, span, _ in run["answers"] if span}
+        distances = sorted(found)
+        percentages = [[spans_at(distance, run) for run in runs] for distance in distances]
+        curves[row] = Curve(distances, np.array(percentages), "o-")
+    labels = {"xlabel": "windows between the hops", "ylabel": "exact match on spans, percent"}
     draw_shares(path, curves, guess=100 / len(two_hops.PLACES), **labels)
 
 

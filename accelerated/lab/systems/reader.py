@@ -1,31 +1,30 @@
-"""RoBERTa with recurrence answers two_hops.py's questions: their windows, the pretraining, the fine-tuning and the answers.
+"""RoBERTa with recurrence answers two_hops.py's questions: windows, training and answers.
 
-A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded. K windows, N tokens in a window.
+A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded.
+K windows, N tokens in a window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from accelerated.data.tokenizers import Tokenizer
-from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.roberta import Roberta, Window
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
 from accelerated.training.optimization import check_finite
 
-CLS, PAD, SEP, FIRST = range(
-    4
-)  # ids: special tokens as in RoBERTa's vocabulary, then the BPE's tokens, then <mask>
+# ids: special tokens as in RoBERTa's vocabulary, then the BPE's tokens, then <mask>
+CLS, PAD, SEP, FIRST = range(4)
 LONGEST = 30  # tokens of an answer
 MASKED = 0.15  # share of the tokens that the pretraining asks for
-AS_MASK, AS_ANOTHER = (
-    0.8,
-    0.1,
-)  # of those, what is read as <mask>, and as any token; the rest as it is
-WARMUP = 0.06  # share of the updates in which the rate rises; then it falls to 0, both in a line, as RoBERTa's
+AS_MASK = 0.8  # of those, what is read as <mask>
+AS_ANOTHER = 0.1  # and as any token; the rest is read as it is
+WARMUP = 0.06  # share of the updates in which the rate rises; then it falls to 0, both in a line
 CLIP = 1.0  # of the gradient's norm
 LANES = 32  # examples read at a time when answering
 
@@ -37,31 +36,37 @@ class Example(NamedTuple):
     tokens: np.ndarray  # (K, N)
     text: np.ndarray  # (K, N), true on tokens of the text
     ends: np.ndarray  # (tokens of the text,), where each ends among the text's bytes
-    answer: tuple[
-        int, int, int
-    ]  # kind, first and last place among all K N; without a span the places are 0
-    distance: (
-        int  # windows from the end of the first supporting sentence in the text to that of the last
-    )
+    answer: tuple[int, int, int]  # kind, first and last place among all K N; no span's are 0
+    distance: int  # windows between the ends of the first and the last supporting sentence
 
 
 def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
-    """The Example of a question in windows of `segment` tokens, at least 6; the question keeps at most half of them.
+    """The Example of a question in windows of `segment` tokens, at least 6.
 
-    So text has at least `segment` / 2 - 1 tokens of every window, whatever is asked.
+    The question keeps at most half of them. So text has at least `segment` / 2 - 1 tokens of every
+    window, whatever is asked.
     """
-    text, ranks = question.text, bpe.encode(question.text)
+    text = question.text
+    ranks = bpe.encode(text)
     ends = bpe.token_bytes[ranks].cumsum()
-    prefix = [CLS, *(bpe.encode(question.question)[: segment // 2 - 2] + FIRST), SEP]
+    asked = bpe.encode(question.question)[: segment // 2 - 2] + FIRST
+    prefix = [CLS, *asked, SEP]
     room = segment - len(prefix) - 1
     windows = -(-len(ranks) // room)
-    tokens, of_text = np.full((windows, segment), PAD), np.zeros((windows, segment), bool)
-    of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ranks)
-    tokens[:, : len(prefix)], tokens[of_text] = prefix, ranks + FIRST
+
+    places = np.arange(windows * room).reshape(windows, room)
+    of_text = np.zeros((windows, segment), bool)
+    of_text[:, len(prefix) : -1] = places < len(ranks)
+    tokens = np.full((windows, segment), PAD)
+    tokens[:, : len(prefix)] = prefix
+    tokens[of_text] = ranks + FIRST
     tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
 
-    def place(character: int, side: str = "left") -> int:
-        """The place among all K N of the token in which a character ends; with the side right, in which it begins."""
+    def place(character: int, side: Literal["left", "right"] = "left") -> int:
+        """The place among all K N of the token in which a character ends.
+
+        With the side right, in which it begins.
+        """
         token = np.searchsorted(ends, len(text[:character].encode()), side=side)
         return int(np.flatnonzero(of_text)[token])
 
@@ -70,38 +75,37 @@ def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
     else:
         begin = text.index(question.answer, *question.hops[-1])
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
-    of_hops = [place(end) // segment for _, end in question.hops]
-    return Example(question, tokens, of_text, ends, answer, max(of_hops) - min(of_hops))
+    windows_of_hops = [place(end) // segment for _, end in question.hops]
+    distance = max(windows_of_hops) - min(windows_of_hops)
+    return Example(question, tokens, of_text, ends, answer, distance)
 
 
-def batched(examples: Sequence[Example]) -> list:
-    """The K windows (tokens, readable, text), (B, N) each, of examples; those with fewer windows end early."""
-    tokens = pad_sequence(
-        [torch.from_numpy(example.tokens) for example in examples], padding_value=PAD
-    )  # (K, B, N)
-    text = pad_sequence([torch.from_numpy(example.text) for example in examples])
-    return list(zip(tokens, tokens != PAD, text, strict=True))
+def batched(examples: Sequence[Example]) -> list[Window]:
+    """The K windows of examples; those with fewer windows end early."""
+    tokens = [torch.from_numpy(example.tokens) for example in examples]
+    text = [torch.from_numpy(example.text) for example in examples]
+    tokens = pad_sequence(tokens, padding_value=PAD)  # (K, B, N)
+    return list(map(Window, tokens, tokens != PAD, pad_sequence(text)))
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
     """The (first, last) of at most `longest` tokens with the greatest sum of logits (n,)."""
     padded = np.concatenate([end, np.full(longest - 1, -np.inf)])
-    sums = start[:, None] + np.lib.stride_tricks.sliding_window_view(
-        padded, longest
-    )  # (n, longest)
-    first, more = divmod(int(sums.argmax()), longest)
+    ends = np.lib.stride_tricks.sliding_window_view(padded, longest)  # (n, longest)
+    first, more = divmod(int((start[:, None] + ends).argmax()), longest)
     return first, first + more
 
 
 def answer_text(example: Example, spans: np.ndarray, kinds: np.ndarray) -> str:
     """The answer to an example by its logits: spans (2, K N) and kinds (3,)."""
-    if kind := int(kinds.argmax()):
+    kind = int(kinds.argmax())
+    if kind > 0:
         return KINDS[kind - 1]
-    first, last = best_span(*spans[:, : example.text.size][:, example.text.ravel()])
+    start, end = spans[:, : example.text.size][:, example.text.ravel()]
+    first, last = best_span(start, end)
     begin = example.ends[first - 1] if first else 0
-    return (
-        example.question.text.encode()[begin : example.ends[last]].decode(errors="ignore").strip()
-    )
+    answer = example.question.text.encode()[begin : example.ends[last]]
+    return answer.decode(errors="ignore").strip()
 
 
 @torch.no_grad()
@@ -110,41 +114,45 @@ def answers(model: Roberta, examples: Sequence[Example]) -> Iterator[str]:
     model.eval()
     for at in range(0, len(examples), LANES):
         some = examples[at : at + LANES]
-        spans, kinds = (logits.numpy() for logits in model.read(batched(some)))
-        yield from map(answer_text, some, spans, kinds)
+        spans, kinds = model.read(batched(some))
+        yield from map(answer_text, some, spans.numpy(), kinds.numpy())
 
 
 def masked(
     tokens: np.ndarray, vocabulary: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens as they are read, which are asked for), both (B, N), of windows that begin with [CLS] and end with [SEP].
+    """(tokens as they are read, which are asked for), both (B, N).
 
-    vocabulary is the BPE's.
+    The windows begin with [CLS] and end with [SEP]. vocabulary is the BPE's.
     """
     draw, how = rng.random((2, *tokens.shape))
     scored = draw < MASKED
-    scored[:, 0] = scored[:, -1] = False
+    scored[:, [0, -1]] = False
     scored[0, 1] |= not scored.any()
-    read = np.where(scored & (how < AS_MASK), FIRST + vocabulary, tokens)
+    as_mask = how < AS_MASK
+    as_another = ~as_mask & (how < AS_MASK + AS_ANOTHER)
     another = FIRST + rng.integers(vocabulary, size=tokens.shape)
-    return np.where(scored & (how >= AS_MASK) & (how < AS_MASK + AS_ANOTHER), another, read), scored
+    read = np.where(scored & as_mask, FIRST + vocabulary, tokens)
+    return np.where(scored & as_another, another, read), scored
 
 
 def pretrain(
     model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: float
 ) -> list[float]:
-    """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; returns the loss of each update, in nats."""
-    rng, room, vocabulary = (
-        np.random.default_rng(0),
-        model.config.segment - 2,
-        model.config.vocabulary - FIRST - 1,
-    )
+    """Train on windows from anywhere in a text, ranks (tokens,) of the BPE.
 
-    def loss_of(update: int) -> torch.Tensor:
+    Returns the loss of each update, in nats.
+    """
+    rng = np.random.default_rng(0)
+    room = model.config.segment - 2
+    vocabulary = model.config.vocabulary - FIRST - 1
+
+    def loss_of(update: int) -> Tensor:
         starts = rng.integers(len(ranks) - room, size=(batch, 1))
         targets = np.full((batch, room + 2), CLS)
-        targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], SEP
+        targets[:, 1:-1] = ranks[starts + np.arange(room)]
         targets[:, 1:-1] += FIRST
+        targets[:, -1] = SEP
         read, scored = masked(targets, vocabulary, rng)
         return model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
 
@@ -160,14 +168,17 @@ def fine_tune(
     seed: int,
     title: str,
 ) -> list[float]:
-    """Train on examples, pass after pass in a new order; returns the loss, in nats, of each update."""
-    rng = np.random.default_rng(seed)
-    order = np.concatenate(
-        [rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))]
-    )
+    """Train on examples, pass after pass in a new order.
 
-    def loss_of(update: int) -> torch.Tensor:
-        some = [examples[number] for number in order[(update - 1) * batch : update * batch]]
+    Returns the loss, in nats, of each update.
+    """
+    rng = np.random.default_rng(seed)
+    passes = -(-updates * batch // len(examples))
+    order = np.concatenate([rng.permutation(len(examples)) for _ in range(passes)])
+
+    def loss_of(update: int) -> Tensor:
+        numbers = order[(update - 1) * batch : update * batch]
+        some = [examples[number] for number in numbers]
         answer = torch.tensor([example.answer for example in some])  # (B, 3)
         return model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
 
@@ -175,19 +186,20 @@ def fine_tune(
 
 
 def train(
-    model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, rate: float, title: str
+    model: Roberta, loss_of: Callable[[int], Tensor], updates: int, rate: float, title: str
 ) -> list[float]:
-    """Update a model with Adam; returns the loss of each update, from 1. Raises InputError if one becomes NaN or infinite."""
-    optimizer, values = (
-        torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6),
-        [],
-    )
+    """Update a model with Adam; returns the loss of each update, from 1.
+
+    Raises InputError if one becomes NaN or infinite.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6)
     warmup = max(1, round(WARMUP * updates))
+    values = []
     model.train()
     for update in Progress(title, updates, "update", over=range(1, updates + 1)):
-        optimizer.param_groups[0]["lr"] = rate * min(
-            update / warmup, (updates - update + 1) / (updates - warmup + 1)
-        )
+        rising = update / warmup
+        falling = (updates - update + 1) / (updates - warmup + 1)
+        optimizer.param_groups[0]["lr"] = rate * min(rising, falling)
         optimizer.zero_grad()
         loss = loss_of(update)
         loss.backward()

@@ -1,6 +1,7 @@
-"""RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch: reference/roberta.py on any device.
+"""RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch.
 
-Config, parameter names, shapes and initial values are the reference's. reader.py trains it.
+This is reference/roberta.py on any device: Config, parameter names, shapes and initial values are
+the reference's. reader.py trains it.
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
 
@@ -25,38 +26,56 @@ class State(NamedTuple):
     present: Tensor  # (B,) bool, false before an example's first window
 
 
+class Window(NamedTuple):
+    """A window of examples, (B, N) each."""
+
+    tokens: Tensor
+    readable: Tensor  # bool, false on padding; everywhere if a lane's example has ended
+    text: Tensor  # bool, true on tokens that an answer may have
+
+
 class Layer(pretrained_recurrence.Layer):
-    """A layer of RoBERTa: GPT-2's parameters and attention, but norms after the sums, the exact GELU, and no causal mask."""
+    """A layer of RoBERTa: GPT-2's parameters and attention, but norms after the sums.
+
+    The GELU is exact, and there is no causal mask.
+    """
 
     def projections(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
-        """The last `count` of query, key and value (B, H, n, D / H) of x (B, n, D), by one product."""
-        biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
-        return project(x, self.heads, [self.query, self.key, self.value][-count:], biases[-count:])
+        """The last `count` of query, key and value (B, H, n, D / H) of x (B, n, D).
 
-    def forward(self, x: Tensor, hidden_keys: Tensor, inserted: Tensor | None) -> Tensor:
-        """(B, N, D) from x (B, N, D); inserted (B, 1, D); hidden_keys (B, 1, 1, 1 + N or N) is true if nobody sees the key."""
+        They are made by one product.
+        """
+        weights = [self.query, self.key, self.value]
+        biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
+        return project(x, self.heads, weights[-count:], biases[-count:])
+
+    def forward(self, x: Tensor, mask: Tensor, inserted: Tensor | None) -> Tensor:
+        """(B, N, D) from x (B, N, D) and inserted (B, 1, D).
+
+        mask (B, 1, 1, 1 + N, or N if nothing is inserted) is true if nobody sees the key.
+        """
         query, key, value = self.projections(x, 3)
         if inserted is not None:
-            slots = self.projections(inserted, 2)
-            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))
-        x = self.norm(x + self.attend(query, key, value, hidden_keys.expand(-1, 1, x.shape[1], -1)))
-        hidden = functional.gelu(
-            functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias)
-        )  # (B, N, F)
-        out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
+            inserted_key, inserted_value = self.projections(inserted, 2)
+            key = torch.cat([inserted_key, key], 2)
+            value = torch.cat([inserted_value, value], 2)
+        mask = mask.expand(-1, 1, x.shape[1], -1)
+        x = self.norm(x + self.attend(query, key, value, mask))
+
+        hidden = functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
+        out = functional.linear(functional.gelu(hidden), self.mlp_output, self.mlp_output_bias)
         return self.mlp_norm(x + functional.dropout(out, self.dropout_rate, self.training))
 
 
 class MaskedHead(nn.Module):
-    """What says which tokens were masked, in the pretraining; its output matrix is the embedding."""
+    """What says which tokens were masked, in the pretraining, by the embedding as output matrix."""
 
     def __init__(self, config: Config):
         super().__init__()
-        self.hidden, self.hidden_bias = (
-            parameter(config.width, config.width),
-            parameter(config.width),
-        )
-        self.norm, self.bias = LayerNorm(config.width, NORM_EPSILON), parameter(config.vocabulary)
+        self.hidden = parameter(config.width, config.width)
+        self.hidden_bias = parameter(config.width)
+        self.norm = LayerNorm(config.width, NORM_EPSILON)
+        self.bias = parameter(config.vocabulary)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Logits (..., V) of outputs x (..., D)."""
@@ -65,30 +84,31 @@ class MaskedHead(nn.Module):
 
 
 class Roberta(nn.Module):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model.
+
+    `config` is the reference's; the initial weights are those that the reference draws from `seed`.
+    """
 
     Config = Config
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__()
-        self.config, d = config, config.width
+        self.config = config
+        d = config.width
         self.embedding = parameter(config.vocabulary, d)  # (V, D)
         self.positions = parameter(config.segment, d)  # (N, D)
         self.embedding_norm = LayerNorm(d, NORM_EPSILON)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.masked = MaskedHead(config)
-        self.answer = nn.ParameterDict(
-            [("span", parameter(2, d)), ("kind", parameter(3, d)), ("kind_bias", parameter(3))]
-        )
+        self.answer = nn.ParameterDict()
+        self.answer["span"] = parameter(2, d)
+        self.answer["kind"] = parameter(3, d)
+        self.answer["kind_bias"] = parameter(3)
+        self.module = nn.ParameterDict()  # empty if not recurrent
         params = init_params(config, np.random.default_rng(seed))
-        shapes = {
-            name.removeprefix("module."): value.shape
-            for name, value in params.items()
-            if name.startswith("module.")
-        }
-        self.module = nn.ParameterDict(
-            (name, parameter(*shape)) for name, shape in shapes.items()
-        )  # empty if not recurrent
+        for name, value in params.items():
+            if name.startswith("module."):
+                self.module[name.removeprefix("module.")] = parameter(*value.shape)
         initialise(self, params)
 
     def initial_state(self, batch: int) -> State:
@@ -100,75 +120,80 @@ class Roberta(nn.Module):
         """h_prev (B, 1, D) from z (B, D), by a small network."""
         x = pooled
         for layer in range(1, self.config.module_layers + 1):
-            x = functional.gelu(
-                functional.linear(
-                    x, self.module[f"hidden_{layer}"], self.module[f"hidden_{layer}_bias"]
-                )
-            )
+            weight = self.module[f"hidden_{layer}"]
+            bias = self.module[f"hidden_{layer}_bias"]
+            x = functional.gelu(functional.linear(x, weight, bias))
         return functional.linear(x, self.module["inserted"], self.module["inserted_bias"])[:, None]
 
     def forward(self, tokens: Tensor, readable: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read a window: the final layer's outputs (B, N, D) and the next state.
+        """Read a window (B, N), N <= config.segment, as in Window.
 
-        tokens and readable (B, N), N <= config.segment; readable is false on padding, everywhere if a lane's example has ended.
+        Returns the final layer's outputs (B, N, D) and the next state.
         """
         x = self.embedding_norm(look_up(tokens, self.embedding) + self.positions[: tokens.shape[1]])
         x = functional.dropout(x, self.config.dropout, self.training)
-        hidden = torch.cat([torch.zeros_like(readable[:, :1]), ~readable[:, 1:]], 1)[
-            :, None, None
-        ]  # everybody sees [CLS]
+        mask = ~readable
+        mask[:, 0] = False  # everybody sees [CLS]
+        mask = mask[:, None, None]  # (B, 1, 1, N)
+        absent = ~state.present[:, None, None, None]
         for number, layer in enumerate(self.layers, start=1):
             if self.config.recurrent and number == self.config.insertion_layer:
-                absent = ~state.present[:, None, None, None]
-                x = layer(x, torch.cat([absent, hidden], -1), self.vector(state.pooled))
+                x = layer(x, torch.cat([absent, mask], -1), self.vector(state.pooled))
             else:
-                x = layer(x, hidden, None)
+                x = layer(x, mask, None)
         return x, self.next_state(state, x, readable)
 
     def next_state(self, state: State, x: Tensor, readable: Tensor) -> State:
-        """The State after outputs x (B, N, D) of a window; a lane whose example has ended keeps its own."""
+        """The State after outputs x (B, N, D) of a window.
+
+        A lane whose example has ended keeps its own.
+        """
         shares = readable / readable.sum(1, keepdim=True).clamp(min=1)  # (B, N)
         pooled = (x * shares[..., None].to(x.dtype)).sum(1)
-        cls, reads, kept = x[:, 0], readable[:, 0], readable[:, :1]
-        first = torch.where(
-            state.present[:, None], torch.where(state.first >= cls, state.first, cls), cls
-        )
+        cls = x[:, 0]
+        largest = torch.where(state.first >= cls, state.first, cls)
+        first = torch.where(state.present[:, None], largest, cls)
+        reads = readable[:, :1]
         return State(
-            torch.where(kept, pooled, state.pooled),
-            torch.where(kept, first, state.first),
-            state.present | reads,
+            torch.where(reads, pooled, state.pooled),
+            torch.where(reads, first, state.first),
+            state.present | reads[:, 0],
         )
 
-    def read(self, windows: list) -> tuple[Tensor, Tensor]:
-        """spans (B, 2, K N), -inf outside of the text, and kinds (B, 3), of examples in K windows [(tokens, readable, text)].
+    def read(self, windows: list[Window]) -> tuple[Tensor, Tensor]:
+        """spans (B, 2, K N), -inf outside of the text, and kinds (B, 3), of examples in K windows.
 
         spans are the logits of the span's start and end, kinds those of span, yes and no.
         """
-        state, outputs = self.initial_state(len(windows[0][0])), []
-        for tokens, readable, _ in windows:
-            x, state = self(tokens, readable, state)
+        state = self.initial_state(len(windows[0].tokens))
+        outputs = []
+        for window in windows:
+            x, state = self(window.tokens, window.readable, state)
             outputs.append(x)
         spans = functional.linear(torch.cat(outputs, 1), self.answer["span"]).transpose(1, 2)
-        spans = spans.masked_fill(
-            ~torch.cat([text for _, _, text in windows], 1)[:, None], -torch.inf
-        )
+        text = torch.cat([window.text for window in windows], 1)  # (B, K N)
+        spans = spans.masked_fill(~text[:, None], -torch.inf)
         return spans, functional.linear(state.first, self.answer["kind"], self.answer["kind_bias"])
 
-    def answer_loss(self, windows: list, kind: Tensor, places: Tensor) -> Tensor:
-        """The mean over examples of -log p of the kind (B,) and, of spans, half of those of start and end among all of the text.
+    def answer_loss(self, windows: list[Window], kind: Tensor, places: Tensor) -> Tensor:
+        """The mean over examples of -log p of the kind (B,), and of spans of their places (B, 2).
 
-        places (B, 2) count the tokens of all windows one after another. Without a span they are 0, a loss that is not taken.
+        Of a span, half of the -log p of start and end among all of the text is added. places count
+        the tokens of all windows one after another. Without a span they are 0, a loss that is not
+        taken.
         """
         spans, kinds = self.read(windows)
         of_kind = functional.cross_entropy(kinds, kind, reduction="sum")
-        of_places = (
-            functional.cross_entropy(spans.flatten(0, 1), places.flatten(), reduction="none")
-            .view(-1, 2)
-            .sum(1)
+        of_places = functional.cross_entropy(
+            spans.flatten(0, 1), places.flatten(), reduction="none"
         )
+        of_places = of_places.view(-1, 2).sum(1)
         return (of_kind + of_places[kind == 0].sum() / 2) / len(kinds)
 
     def masked_loss(self, tokens: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
-        """The mean loss of the masked tokens that are scored (B, N), of windows that begin anew: the pretraining."""
+        """The mean loss of the masked tokens that are scored (B, N): the pretraining.
+
+        Each window begins anew.
+        """
         x, _ = self(tokens, torch.ones_like(scored), self.initial_state(len(tokens)))
         return functional.cross_entropy(self.masked(x[scored], self.embedding), targets[scored])

@@ -1,5 +1,9 @@
-"""Generated questions of two hops, as HotpotQA's (Yang et al. 2018), and its scores of answers. reader.py answers them."""
+"""Generated questions of two hops, as HotpotQA's (Yang et al. 2018), and its scores of answers.
 
+reader.py answers them.
+"""
+
+import itertools
 import re
 import string
 from collections import Counter
@@ -20,17 +24,17 @@ PLACES = {  # {holder: its places}
     "thread": ("block", "line", "test"),
     "child": ("class", "index", "table"),
 }
-YES_NO = (
-    0.25  # share of the generated questions that are answered by yes or no, half of them by each
-)
+YES_NO = 0.25  # share of the questions that are answered by yes or no, half of them by each
 PROSE = re.compile(rb"^[ #]*([A-Z][A-Za-z0-9 ,'-]{30,70}\.)$", re.MULTILINE)
-OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\b", re.IGNORECASE)
+FACT_WORDS = [*PLACES, *itertools.chain(*PLACES.values())]
+OF_FACTS = re.compile(rf"\b({'|'.join(FACT_WORDS)})s?\b", re.IGNORECASE)
 
 
 class Question(NamedTuple):
-    """A question, the text to answer it from, its answer, and the hops, those sentences of the text that support it.
+    """A question, the text to answer it from, its answer, and the hops.
 
-    An answer that is a span stands in the last of these.
+    Hops are the sentences of the text that support the answer. One that is a span stands in the
+    last of these.
     """
 
     question: str
@@ -40,66 +44,84 @@ class Question(NamedTuple):
 
 
 def normalised(answer: str) -> str:
-    """An answer in lower case without punctuation, articles and extra white space, as HotpotQA's evaluation compares it."""
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
+    """An answer in lower case without punctuation, articles and extra white space.
+
+    So HotpotQA's evaluation compares it.
+    """
+    words = answer.lower().translate(PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", words).split())
 
 
 def f1(given: str, answer: str) -> float:
-    """The harmonic mean of precision and recall of the words; 0 if only one of the two is yes, no or noanswer."""
-    ours, theirs = normalised(given), normalised(answer)
-    if ours != theirs and {ours, theirs} & {*KINDS, "noanswer"}:
+    """The harmonic mean of precision and recall of the words.
+
+    It is 0 if only one of the two is yes, no or noanswer.
+    """
+    ours = normalised(given)
+    theirs = normalised(answer)
+    no_spans = {*KINDS, "noanswer"}
+    if ours != theirs and (ours in no_spans or theirs in no_spans):
         return 0.0
-    ours, theirs = ours.split(), theirs.split()
+    ours = ours.split()
+    theirs = theirs.split()
     common = (Counter(ours) & Counter(theirs)).total()
-    return (
-        2 * common / (len(ours) + len(theirs)) if common else 0.0
-    )  # 2PR / (P + R), P = common/ours, R = common/theirs
+    if common == 0:
+        return 0.0
+    # 2PR / (P + R), P = common/ours, R = common/theirs
+    return 2 * common / (len(ours) + len(theirs))
 
 
 def prose() -> tuple[list[str], list[str]]:
-    """(training lines, others) of the standard library that look like a sentence without a word of the facts."""
+    """(training lines, others) of the standard library that look like a sentence.
+
+    None has a word of the facts.
+    """
     lines = {split: {} for split in SPLITS}
     for split, text in standard_library().texts():
-        sentences = (line.decode() for line in PROSE.findall(text.read()))
+        sentences = [line.decode() for line in PROSE.findall(text.read())]
         lines[split] |= dict.fromkeys(line for line in sentences if not OF_FACTS.search(line))
-    return [*lines["train"]], [
-        line for split in SPLITS[1:] for line in lines[split] if line not in lines["train"]
-    ]
+    training = lines["train"]
+    others = [*lines["valid"], *lines["test"]]
+    return list(training), [line for line in others if line not in training]
 
 
 def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
-    """A question of two hops; its text has `between` (least, most) paragraphs of a line each besides those of facts.
+    """A question of two hops; its text has `between` (least, most) paragraphs besides the facts.
 
         Name    key parser.
         Test    a line
-        File    server path, parser module, thread block, child class,         all holders, in any order
+        File    server path, parser module, thread block, child class,    all holders, in any order
 
-    A paragraph is a line with its title and one with its sentences. "key?" asks where the key is. File alone leaves a guess among
-    as many places as there are holders: no two holders share a place. Some questions, "key module?", ask whether it is there.
+    A paragraph is a line with its title and one with its sentences. "key?" asks where the key is.
+    File alone leaves a guess among as many places as there are holders: no two holders share a
+    place. Some questions, "key module?", ask whether it is there.
     """
-    thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
+    thing = rng.choice(THINGS)
+    holders = rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    paragraphs = [
-        f"Test\n {line}\n" for line in rng.choice(lines, rng.integers(*between, endpoint=True))
-    ]
+    some = rng.choice(lines, rng.integers(*between, endpoint=True))
+    paragraphs = [f"Test\n {line}\n" for line in some]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
+
+    name = f" {thing} {holders[asked]}."
     facts = [f" {holder} {place}," for holder, place in zip(holders, places, strict=True)]
     paragraphs.insert(after, f"File\n{''.join(facts)}\n")
-    paragraphs.insert(at, f"Name\n {thing} {holders[asked]}.\n")
+    paragraphs.insert(at, f"Name\n{name}\n")
     text = "".join(paragraphs)
-    hops = tuple(
-        re.search(re.escape(fact), text).span()
-        for fact in (f" {thing} {holders[asked]}.", facts[asked])
-    )
-    question, answer = f" {thing}?", str(places[asked])
-    if rng.random() < YES_NO:
-        right = rng.random() < 0.5
-        question, answer = (
-            f" {thing} {places[asked if right else other]}?",
-            "yes" if right else "no",
-        )
-    return Question(question, text, answer, hops)
+    hops = (span_of(name, text), span_of(facts[asked], text))
+
+    if rng.random() >= YES_NO:
+        return Question(f" {thing}?", text, str(places[asked]), hops)
+    if rng.random() < 0.5:
+        return Question(f" {thing} {places[asked]}?", text, "yes", hops)
+    return Question(f" {thing} {places[other]}?", text, "no", hops)
+
+
+def span_of(part: str, text: str) -> tuple[int, int]:
+    """Where a part of a text first begins, and where it ends."""
+    start = text.index(part)
+    return start, start + len(part)
 
 
 def drawn(

@@ -1,1 +1,1 @@
-"""What the papers measured, measured here: tables of one command, and experiments with a command of their own."""
+"""What the papers measured, measured here: the tables of one command."""

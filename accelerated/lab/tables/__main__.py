@@ -1,8 +1,8 @@
-"""The command `python -m accelerated.lab.tables NAME`: trains what is missing of a table, evaluates it and writes its page.
+"""The command `python -m accelerated.lab.tables NAME`: measures a table and writes its page.
 
-Every table tunes each of its rows alike on seed 0, then trains seeds 0, 1 and 2, of headline rows 0 to 4, in one to three
-hours on two cores. What was interrupted is resumed by the same command; what was trained before, for this table or another,
-is not trained again.
+Every table tunes each of its rows alike on seed 0, then trains seeds 0, 1 and 2, of headline rows 0
+to 4, in one to three hours on two cores. What was interrupted is resumed by the same command; what
+was trained before, for this table or another, is not trained again.
 """
 
 import argparse
@@ -23,31 +23,22 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
     parser = OptionParser(
-        prog="python -m accelerated.lab.tables", usage="%(prog)s NAME [options]", allow_abbrev=False
+        prog="python -m accelerated.lab.tables",
+        usage="%(prog)s NAME [options]",
+        description=f"{__doc__}\nNAME is one of\n\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.description, parser.formatter_class = (
-        f"{__doc__}\nNAME is one of\n\n{lines}",
-        argparse.RawDescriptionHelpFormatter,
-    )
+    pages = Path("docs/results")
+    runs = Path("runs/experiments")
+    cores = os.cpu_count() or 1
     parser.add_argument("name", metavar="NAME", help="what to measure")
-    pages, runs, cores = Path("docs/results"), Path("runs/experiments"), os.cpu_count() or 1
-    parser.add_argument(
-        "--out", type=Path, default=pages, metavar="FOLDER", help=f"for pages (default {pages})"
-    )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=runs,
-        metavar="FOLDER",
-        help=f"for runs, many gigabytes (default {runs})",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=cores,
-        metavar="N",
-        help=f"runs at a time (default one a core, {cores})",
-    )
+    a_folder = {"type": Path, "metavar": "FOLDER"}
+    parser.add_argument("--out", default=pages, help=f"for pages (default {pages})", **a_folder)
+    of_runs = f"for runs, many gigabytes (default {runs})"
+    parser.add_argument("--runs", default=runs, help=of_runs, **a_folder)
+    of_jobs = f"runs at a time (default one a core, {cores})"
+    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help=of_jobs)
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
     if options.jobs < 1:
@@ -61,16 +52,11 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Measure the table that the command line names."""
     options = parse_options(argv)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # as Ctrl-C: the runs are told to save
+    # as Ctrl-C: the runs are told to save
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    workshop = Workshop(options.runs.absolute(), options.jobs)
     try:
-        measure(
-            options.name,
-            TABLES[options.name],
-            Workshop(options.runs.absolute(), options.jobs),
-            options.out,
-        )
+        measure(options.name, TABLES[options.name], workshop, options.out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("runs are saved; continue with the same command") from None
     print(f"wrote {options.out / options.name}.md and .json")

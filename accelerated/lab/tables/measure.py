@@ -1,10 +1,10 @@
-"""Measures a table: tunes, trains and evaluates its rows, times their steps, and writes the record and the page."""
+"""Measures a table: trains and evaluates its rows, times their steps, writes record and page."""
 
 import datetime
 import json
 import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -35,85 +35,93 @@ from accelerated.training.settings import Settings
 
 ROUNDS = 15  # in which the rows' training steps take turns
 PREPARE = {"speech": lambda: read_aloud(Path("runs/speech"))}
+ADVICE = "give another --out"
 
 
 def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
-    """Train, evaluate and time what is missing of a table; write its record NAME.json, page NAME.md and picture into pages.
+    """Train, evaluate and time what is missing of a table; write its page and record.
 
-    Then say which folders hold each row's runs, for eval.py.
+    They are NAME.md and NAME.json in pages, and the picture NAME.svg. Then say which folders hold
+    each row's runs, for eval.py.
     """
     if table.picture:
         figure_class()  # says now if matplotlib is missing
     if table.prepare:
         PREPARE[table.prepare]()
     tuning, trials = train_rows(table, workshop)
-    workshop.evaluate(
-        (t, m.words(row))
-        for name, row in table.rows.items()
-        for m in table.measures
-        for t in trials[name]
-    )
+    workshop.evaluate(questions(table, trials))
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
     if table.timed:
-        times = step_times([settings_of(trials[name][0]) for name in table.rows])
-        rows = [row | {"step_seconds": seconds} for row, seconds in zip(rows, times, strict=True)]
-    record = {"name": name, "date": datetime.date.today().isoformat(), "machine": machine()}
-    record |= {
+        settings = [settings_of(trials[name][0]) for name in table.rows]
+        for row, seconds in zip(rows, step_times(settings), strict=True):
+            row["step_seconds"] = seconds
+
+    record = {
+        "name": name,
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
         "torch": torch.__version__.partition("+")[0],
         "jobs": workshop.jobs,
         "options": table.options,
-    }
-    record |= {
         "first": table.first,
         "grid": table.grid,
         "rows": rows,
         "tuned_by": table.tuned_by[1],
     }
-    for kind, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page(table, record))):
-        with written_whole(pages / f"{name}.{kind}", "give another --out") as temporary:
-            temporary.write_text(text)
+    with written_whole(pages / f"{name}.json", ADVICE) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n")
+    with written_whole(pages / f"{name}.md", ADVICE) as temporary:
+        temporary.write_text(page(table, record))
     if table.picture:
         draw(table, record, pages / f"{name}.svg")
     for label, row in names_and_rows(record):
-        workshop.say(
-            f"{label}: {' '.join(str(workshop.folder(trial)) for trial in trials[row['name']])}"
-        )
+        folders = [str(workshop.folder(trial)) for trial in trials[row["name"]]]
+        workshop.say(f"{label}: {' '.join(folders)}")
+
+
+def questions(table: Table, trials: dict[str, list[Trial]]) -> Iterator[tuple[Trial, str]]:
+    """What eval.py is asked about the trials of a table's rows: (trial, words of eval.py)."""
+    for name, row in table.rows.items():
+        for each in table.measures:
+            for trial in trials[name]:
+                yield trial, each.words(row)
 
 
 def train_rows(
     table: Table, workshop: Workshop
 ) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
-    """Tune every row, then train its seeds; returns ({row: {choice: bits per byte on seed 0}}, {row: its trials})."""
+    """Tune every row, then train its seeds.
+
+    Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
+    """
     first = Trial("the first run", table.first)
     if table.first:
         workshop.train([first])
-    folder, score, tuning = str(workshop.folder(first)), LOG_NUMBERS[table.tuned_by[0]], {}
-    options = {
-        name: join(table.options, row.options).replace("FIRST", folder)
-        for name, row in table.rows.items()
-    }
-    workshop.train(
-        Trial(name, join(of_row, choice))
-        for name, of_row in options.items()
-        for choice in table.grid
-    )
-    for name, of_row in options.items():
-        logs = {
-            choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid
+    begun = str(workshop.folder(first))
+
+    tried = {}  # {row: {choice: its trial}}
+    for name, row in table.rows.items():
+        options = join(table.options, row.options).replace("FIRST", begun)
+        tried[name] = {choice: Trial(name, join(options, choice)) for choice in table.grid}
+    workshop.train(trial for choices in tried.values() for trial in choices.values())
+
+    score = LOG_NUMBERS[table.tuned_by[0]]
+    tuning = {}
+    trials = {}
+    for name, choices in tried.items():
+        tuning[name] = {
+            choice: score(workshop.answer(trial, LOG)) for choice, trial in choices.items()
         }
-        tuning[name] = {choice: score(log) for choice, log in logs.items()}
-    seeds = {name: HEADLINE_SEEDS if name in table.headline else SEEDS for name in options}
-    trials = {
-        name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds[name]]
-        for name in options
-    }
+        chosen = choices[best(tuning[name])]
+        seeds = HEADLINE_SEEDS if name in table.headline else SEEDS
+        trials[name] = [chosen._replace(seed=seed) for seed in seeds]
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return tuning, trials
 
 
 def best(tuning: dict[str, float]) -> str:
     """The choice with the fewest bits; of a tie the earlier one."""
-    return min(tuning, key=tuning.get)
+    return min(tuning, key=lambda choice: tuning[choice])
 
 
 def record_of_row(
@@ -121,48 +129,49 @@ def record_of_row(
 ) -> dict:
     """How a row was tuned, and its measures for every seed; None stands for a run that diverged."""
     row = table.rows[name]
-    measured = {
-        m.title: [
-            None if workshop.diverged(trial) else m.pick(workshop.answer(trial, m.words(row)))
-            for trial in trials
-        ]
-        for m in table.measures
-    }
-    finite = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
+    measured = {}
+    for each in table.measures:
+        measured[each.title] = []
+        for trial in trials:
+            value = None
+            if not workshop.diverged(trial):
+                value = each.pick(workshop.answer(trial, each.words(row)))
+            measured[each.title].append(value)
     settings = settings_of(trials[0])
-    parameters = sum(
-        parameter.numel()
-        for parameter in model_on_meta(settings.model, settings.model_config).parameters()
-    )
-    record = {
+    parameters = model_on_meta(settings.model, settings.model_config).parameters()
+    return {
         "name": name,
         "paper": row.paper,
         "options": row.options,
         "choice": best(tuning),
-        "tuning": finite,
+        "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "measured": measured,
     }
-    return record | {"parameters": parameters, "measured": measured}
 
 
 def settings_of(trial: Trial) -> Settings:
     """The Settings of a trial."""
-    return parse([*trial.words, "--out", "never-written"])[0]
+    settings, _ = parse([*trial.words, "--out", "never-written"])
+    return settings
 
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:
-    """[[seconds per 1,000 new tokens, forward and backward, of each round]] of every row: different rows take turns."""
+    """[[seconds per 1,000 new tokens, forward and backward, of each round]] of every row.
+
+    Different rows take turns.
+    """
     keep_freed_memory()  # as train.py does
-    steps, tokens = {}, {}
+    device = choose_device(settings[0].training.device)
+    steps = {}
+    tokens = {}
     for row in dict.fromkeys(settings):
+        config = row.model_config
         training = row.training
-        device = choose_device(training.device)
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
-        model = model_class(row.model)(row.model_config).to(device)
+        model = model_class(row.model)(config).to(device)
         steps[row] = rollout(model, training.backprop, training.horizon, options).step
-        tokens[row] = (
-            training.batch
-            * training.horizon
-            * (row.model_config.segment - overlap_of(row.model_config))
-        )
+        new = config.segment - overlap_of(config)
+        tokens[row] = training.batch * training.horizon * new
     times = time_in_turn(steps, ROUNDS, device)
     return [[1000 * seconds / tokens[row] for seconds in times[row]] for row in settings]

@@ -1,8 +1,9 @@
-"""A table as data: its rows as options of train.py, what is measured of them, and what the paper says of their order.
+"""A table as data: its rows as options of train.py, what is measured, and what the paper says.
 
-A paper has a file of tables, such as block_recurrent.ini: a section is a table, its keys are fields of Table. ${name} stands for
-another key of the section, or of DEFAULT. A line with {a;b;c} stands for three lines, one for each of a, b and c; several such
-groups in a line go together. Cells of a line are separated by |.
+A paper has a file of tables, such as block_recurrent.ini: a section is a table, its keys are fields
+of Table. ${name} stands for another key of the section, or of DEFAULT. A line with {a;b;c} stands
+for three lines, one for each of a, b and c; several such groups in a line go together. Cells of a
+line are separated by |.
 """
 
 import re
@@ -13,14 +14,16 @@ from typing import Any, NamedTuple
 from accelerated.lab.trials import LOG, LOG_NUMBERS, join
 
 SHARED = {  # keys that all files have
-    # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
+    # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows
+    # what context is worth there
     "small": "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40",
     "carried": "test, bits per byte | score --split test | bits_per_byte",
     "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
     "measures": "${carried}\n${cleared}",
-    # One pass, in updates of 4,096 tokens; a BPE of 1,024, so that a segment is a sentence or two and not a word
-    "epoch": "--data stdlib --train-bpe 1024 --width 64 --heads 4 --feed-forward 256 --dropout 0 --epochs 1 --validate-every 0"
-    " --validation-segments 0",
+    # One pass, in updates of 4,096 tokens; a BPE of 1,024, so that a segment is a sentence or two
+    # and not a word
+    "epoch": "--data stdlib --train-bpe 1024 --width 64 --heads 4 --feed-forward 256 --dropout 0"
+    " --epochs 1 --validate-every 0 --validation-segments 0",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
     "tuned_by": "validation | its last validation",
 }
@@ -35,11 +38,16 @@ class Row(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A number of a trained run, or a list of them, taken from the JSON of a report of eval.py or from the run's log."""
+    """A number of a trained run, or a list of them.
+
+    It is taken from the JSON of a report of eval.py or from the run's log.
+    """
 
     title: str
     report: str  # words of eval.py, or LOG
-    path: str  # to the number: keys and places; "name=all" is the item whose name is all; LOG's begins with one of LOG_NUMBERS
+    # to the number: keys and places; "name=all" is the item whose name is all; LOG's begins with
+    # one of LOG_NUMBERS
+    path: str
     form: str = ".3f"  # on the page; "hidden" if the page does not show it
     times: str = "1"
 
@@ -51,26 +59,27 @@ class Measure(NamedTuple):
         """The number in an answer."""
         path = self.path.split("/")
         if self.report == LOG:
-            answer = LOG_NUMBERS[path.pop(0)](answer)
+            answer = LOG_NUMBERS[path[0]](answer)
+            path = path[1:]
         for key in path:
-            name, _, value = key.rpartition("=")
-            if isinstance(answer, list):
-                answer = (
-                    next(item for item in answer if str(item[name]) == value)
-                    if name
-                    else answer[int(key)]
-                )
-            else:
-                answer = answer[key]
+            answer = item_of(answer, key) if isinstance(answer, list) else answer[key]
         return answer if self.times == "1" else answer * float(self.times)
 
 
+def item_of(items: list, key: str) -> Any:
+    """The item at a place, or of "name=all" the one whose name is all."""
+    name, _, value = key.rpartition("=")
+    if not name:
+        return items[int(key)]
+    return next(item for item in items if str(item[name]) == value)
+
+
 class Panel(NamedTuple):
-    """A part of a table's picture: a line of means over seeds for each name, which * in `sides` stands for."""
+    """A part of a table's picture: a line of means over seeds for each name."""
 
     title: str
     xlabel: str
-    sides: dict[str, str]  # {x: side of an ordering}
+    sides: dict[str, str]  # {x: side of an ordering}, in which * stands for a name
     names: list[str]
     across: str = ""  # the title of the measure that is x instead
     guess: str = ""  # what a guess reaches
@@ -84,9 +93,9 @@ class Table(NamedTuple):
     options: str  # of every row; FIRST stands for the folder of the first run
     rows: dict[str, Row]
     measures: list[Measure]
-    orderings: list[
-        str
-    ]  # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or "row - row"
+    # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or
+    # "row - row"
+    orderings: list[str]
     headline: list[str]  # rows that are trained with five seeds, the others with three
     gap: list[str]  # [floor, ceiling]: rows between which the share of the gap is said
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
@@ -101,11 +110,15 @@ class Table(NamedTuple):
 def lines_of(text: str) -> list[str]:
     """The lines that a text stands for."""
     lines = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        groups = [group.split(";") for group in re.findall(r"{(.*?)}", line)]
-        for choices in zip(*groups, strict=True) if groups else [()]:
-            left = iter(choices)
-            lines.append(re.sub(r"{.*?}", lambda group, left=left: next(left), line))
+    for line in text.splitlines():
+        plain, *groups = re.split(r"{(.*?)}", line.strip())
+        if not groups:
+            lines += [plain] if plain else []
+            continue
+        choices = [group.split(";") for group in groups[::2]]
+        for chosen in zip(*choices, strict=True):
+            pairs = zip(chosen, groups[1::2], strict=True)
+            lines.append(plain + "".join(word + after for word, after in pairs))
     return lines
 
 
@@ -123,26 +136,35 @@ def panel(line: str) -> Panel:
     """The panel of a line, whose sides differ in a group {a;b;c}."""
     title, xlabel, sides, lines, *others = cells(line)
     places = re.findall(r"{(.*?)}", sides)[0].split(";")
-    return Panel(
-        title, xlabel, dict(zip(places, lines_of(sides), strict=True)), names(lines), *others
-    )
+    of_places = dict(zip(places, lines_of(sides), strict=True))
+    return Panel(title, xlabel, of_places, names(lines), *others)
 
 
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
+
+    def prose(key: str) -> str:
+        return " ".join(section.get(key, "").split())
+
+    rows = {}
+    for line in lines_of(section["rows"]):
+        name, *fields = cells(line)
+        rows[name] = Row(*fields)
     return Table(
-        **{
-            key: " ".join(section.get(key, "").split())
-            for key in ("title", "about", "options", "first", "prepare", "notes")
-        },
-        rows={name: Row(*others) for name, *others in map(cells, lines_of(section["rows"]))},
+        title=prose("title"),
+        about=prose("about"),
+        options=prose("options"),
+        rows=rows,
         measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
         orderings=names(";".join(lines_of(section.get("orderings", "")))),
         headline=names(section.get("headline", "")),
         gap=names(section.get("gap", "")),
         grid=lines_of(section["grid"]) or [""],
+        first=prose("first"),
         tuned_by=cells(section["tuned_by"]),
         timed=section.getboolean("timed", True),
+        prepare=prose("prepare"),
+        notes=prose("notes"),
         picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 
@@ -150,15 +172,14 @@ def table_of(section: SectionProxy) -> Table:
 def read_tables() -> dict[str, Table]:
     """{name: table} of all papers."""
     tables = {}
+    interpolation = ExtendedInterpolation()
     for path in sorted(Path(__file__).parent.glob("*.ini")):
         parser = ConfigParser(
-            SHARED,
-            delimiters=("=",),
-            comment_prefixes=("#",),
-            interpolation=ExtendedInterpolation(),
+            SHARED, delimiters=("=",), comment_prefixes=("#",), interpolation=interpolation
         )
         parser.read_string(path.read_text())
-        tables |= {name: table_of(parser[name]) for name in parser.sections()}
+        for name in parser.sections():
+            tables[name] = table_of(parser[name])
     return tables
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.roberta import Roberta, Window
 from reference import roberta as ref
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
@@ -23,7 +23,7 @@ def drawn(config, seed):
     model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
     places = torch.tensor(np.stack([answer.start, answer.end], 1))
     asked = (
-        [tuple(map(torch.tensor, window)) for window in windows],
+        [Window(*map(torch.tensor, window)) for window in windows],
         torch.tensor(answer.kind),
         places,
     )
