@@ -1,1 +1,1 @@
-"""What the papers measured and built beside their method; nothing outside this folder imports from it."""
+"""What the papers measured and built beside their method; nothing outside imports from it."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from accelerated.evaluation.figures import figure_class, new_figure, save_figure
+from accelerated.evaluation.options import at_least
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
@@ -56,15 +57,13 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)")
-    add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
+    add("--rows", nargs="+", default=experiment.rows, metavar="NAME", help="(default all)")
+    add("--seeds", nargs="+", type=at_least(0), default=SEEDS, metavar="N", help="(default 0 1 2)")
     pages = Path("docs/results")
     add("--out", type=Path, default=pages, metavar="FOLDER", help=f"(default {pages})")
     options = parser.parse(argv)
     for row in options.rows:
         check_choice("--rows", row, experiment.rows, InputError)
-    if min(options.seeds) < 0:
-        raise InputError(f"--seeds {min(options.seeds)} must be at least 0")
     with disk_errors(options.out, ADVICE):
         options.out.mkdir(parents=True, exist_ok=True)
     return options
@@ -73,18 +72,16 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
 def read_record(path: Path, settings: dict) -> dict:
     """The record of earlier runs, or an empty one.
 
-    Raises InputError if it cannot be read, or if they were trained with other settings.
+    Raises InputError if they were trained with other settings.
     """
     if not path.exists():
         return {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
-    try:
-        record = json.loads(path.read_text())
-        earlier = record["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    if earlier != settings:
-        others = f"runs of other settings, {earlier} and not {settings}"
-        raise InputError(f"{path} has {others}; {ADVICE}, or the same options")
+    record = json.loads(path.read_text())
+    if record["settings"] != settings:
+        raise InputError(
+            f"{path} has runs of other settings, {record['settings']} and not {settings}; "
+            f"{ADVICE}, or the same options"
+        )
     return record
 
 

@@ -24,7 +24,7 @@ import torch
 
 from accelerated.data.corpus import fingerprint
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import written_whole
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import Log, read_metrics
 
@@ -86,15 +86,13 @@ class Workshop:
         words = [*trial.words, "--out", str(folder)]
         if checkpoint_path(folder).exists():
             words = ["--resume", str(folder)]
-        code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
+        code, _, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
 
         diverged = code == 2 and last.endswith(DIVERGED)
         if code and not diverged:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
-        with disk_errors(folder, ADVICE):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "output.txt").write_text(output)
         if diverged:
+            folder.mkdir(parents=True, exist_ok=True)
             Log(folder, math.inf).write(step=0, final=True, diverged=last)
 
         records = read_metrics(folder)

@@ -411,7 +411,7 @@ TWO = Table(
     first="",
     tuned_by=["validation", "its last validation"],
     timed=True,
-    prepare="",
+    reads_speech=False,
     notes="",
     picture=[],
 )

@@ -78,12 +78,6 @@ REFUSED = {  # what: (words, fields of the experiment, an earlier record, the me
         '{"settings": 5}',
         "toy.json has runs of other settings, 5 and not {'updates': 50}",
     ),
-    "half a record": (
-        "",
-        {},
-        '{"settings": ',
-        r"toy\.json cannot be read .*; remove it, or give another --out",
-    ),
     "no matplotlib": ("", {"draw": print}, None, "plots need the package matplotlib"),
 }
 

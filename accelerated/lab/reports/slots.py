@@ -77,7 +77,7 @@ def writing(
 
 
 def longest_beginnings(documents: Sequence[Document], lanes: int, tokens: int) -> Parts:
-    """The first `tokens` predictions of the longest documents that have as many, at most `lanes`."""
+    """The first `tokens` predictions of the longest documents that have them, at most `lanes`."""
     lengths = lengths_of(documents)
     longest = np.argsort(-lengths, kind="stable")[:lanes].tolist()
     return Parts(

@@ -19,10 +19,11 @@ import sys
 
 import torch
 
+from accelerated.evaluation.options import at_least
 from accelerated.lab.speed import agreement, counts, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
-from accelerated.program.errors import InputError, run_program
+from accelerated.program.errors import run_program
 from accelerated.training.options import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
@@ -37,7 +38,7 @@ TABLES = [*OF_A_MODEL, "agreement", "counts"]
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
-    """The options of a command line; raises InputError for a number below 1."""
+    """The options of a command line."""
     parser = OptionParser(
         prog="python -m accelerated.lab.speed",
         description=__doc__,
@@ -55,18 +56,19 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         help="auto takes a GPU if there is one (default)",
     )
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default float32)")
-    add("--repeats", type=int, default=9, help="how often a variant is measured (default 9)")
+    add(
+        "--repeats", type=at_least(1), default=9, help="how often a variant is measured (default 9)"
+    )
     no_later = "begin no turn of a model's variants later (default no limit)"
     add("--seconds", type=float, default=math.inf, help=no_later)
     add("--model", choices=NAMES, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
-    add("--horizons", type=int, nargs="+", help="of the table horizons (default the model's)")
-    options = parser.parse(argv)
-    if options.repeats < 1:
-        raise InputError(f"--repeats {options.repeats}: it must be at least 1")
-    shortest = min(options.horizons or [1])
-    if shortest < 1:
-        raise InputError(f"--horizons {shortest}: it must be at least 1")
-    return options
+    add(
+        "--horizons",
+        type=at_least(1),
+        nargs="+",
+        help="of the table horizons (default the model's)",
+    )
+    return parser.parse(argv)
 
 
 def main(argv: list[str]) -> None:

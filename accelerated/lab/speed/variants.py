@@ -2,7 +2,7 @@
 
 The sizes stand in accelerated/presets/<model>.py, whose SPEED has
 
-    sizes      fields of the Config that is measured on a CPU; on a GPU that of the first of `presets`
+    sizes      fields of the Config that is measured on a CPU; on a GPU that of the first preset
     small      fields that are smaller if a model is compared with a CPU: in a large one rounding
                may cross a ReLU's kink
     segments   of a step

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from accelerated.evaluation.options import at_least
 from accelerated.lab.tables.measure import measure
 from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import Workshop
@@ -38,11 +39,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     of_runs = f"for runs, many gigabytes (default {runs})"
     parser.add_argument("--runs", default=runs, help=of_runs, **a_folder)
     of_jobs = f"runs at a time (default one a core, {cores})"
-    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help=of_jobs)
+    parser.add_argument("--jobs", type=at_least(1), default=cores, metavar="N", help=of_jobs)
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
-    if options.jobs < 1:
-        raise InputError(f"--jobs {options.jobs} must be at least 1")
     for folder in (options.out, options.runs):
         with disk_errors(folder, "give another folder"):
             folder.mkdir(parents=True, exist_ok=True)

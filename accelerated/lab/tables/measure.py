@@ -34,7 +34,7 @@ from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
 
 ROUNDS = 15  # in which the rows' training steps take turns
-PREPARE = {"speech": lambda: read_aloud(Path("runs/speech"))}
+SPEECH = Path("runs/speech")
 ADVICE = "give another --out"
 
 
@@ -46,8 +46,8 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     """
     if table.picture:
         figure_class()  # says now if matplotlib is missing
-    if table.prepare:
-        PREPARE[table.prepare]()
+    if table.reads_speech:
+        read_aloud(SPEECH)
     tuning, trials = train_rows(table, workshop)
     workshop.evaluate(questions(table, trials))
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]

@@ -102,7 +102,7 @@ class Table(NamedTuple):
     first: str  # options of a run that rows begin from, with --init FIRST
     tuned_by: list[str]  # a name of LOG_NUMBERS, and in words
     timed: bool  # whether the rows' training steps are timed in turn
-    prepare: str  # a name of measure.PREPARE: makes the data that rows read
+    reads_speech: bool  # whether rows read recordings of measure.SPEECH
     notes: str  # a name of notes.NOTES: what the page says below the numbers
     picture: list[Panel]
 
@@ -163,7 +163,7 @@ def table_of(section: SectionProxy) -> Table:
         first=prose("first"),
         tuned_by=cells(section["tuned_by"]),
         timed=section.getboolean("timed", True),
-        prepare=prose("prepare"),
+        reads_speech=section.getboolean("reads_speech", False),
         notes=prose("notes"),
         picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
