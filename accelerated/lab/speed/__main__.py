@@ -6,7 +6,6 @@ Measures or counts speed and memory and prints a table in Markdown.
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
     compile     one training step with each choice of train.py's --compile
     generation  time per generated token after 1,000 and after 100,000 tokens
-    agreement   every model on a device against the CPU in float64
     counts      what a step of the papers' sizes costs on a GPU, and each preset; needs no GPU
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a
@@ -20,7 +19,7 @@ import sys
 import torch
 
 from accelerated.evaluation.options import at_least
-from accelerated.lab.speed import agreement, counts, steps
+from accelerated.lab.speed import counts, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import run_program
@@ -34,7 +33,7 @@ OF_A_MODEL = {
     "compile": steps.report_compiled,
     "generation": steps.report_generation,
 }
-TABLES = [*OF_A_MODEL, "agreement", "counts"]
+TABLES = [*OF_A_MODEL, "counts"]
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -82,9 +81,6 @@ def main(argv: list[str]) -> None:
     device = choose_device(options.device)
     threads = torch.get_num_threads()
     print(f"{device}, {threads} threads, torch {torch.__version__}, {options.dtype}\n")
-    if options.table == "agreement":
-        agreement.report(device)
-        return
     for model in options.model:
         measured = options_of(model, device, options.dtype)
         report = OF_A_MODEL[options.table]

@@ -1,4 +1,4 @@
-"""The bench prints its tables, at tiny sizes, takes times and memory as it says, and notices what a device computes wrongly."""
+"""The bench prints its tables, at tiny sizes, and takes times and memory as it says."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import agreement, steps, timing
+from accelerated.lab.speed import steps, timing
 from accelerated.lab.speed.timing import measured_rows
 from accelerated.lab.speed.variants import Variant
 from accelerated.models import NAMES, presets_of
@@ -148,47 +148,3 @@ def test_the_time_budget_ends_the_repeats(monkeypatch):
     assert [timing.time_in_turn(calls, 9, CPU, most)["b"] for most in (-1, 120, float("inf"))] == [
         [20] * n for n in (1, 2, 9)
     ]
-
-
-def test_every_model_agrees(capsys):
-    [(_, rows)] = tables(capsys, "agreement")
-    compared = {
-        "float32": {"logits", "generation", "gradients"},
-        "bfloat16": {"logits", "generation", "gradients, 1 - cosine"},
-    }
-    for dtype, names in compared.items():
-        assert all(
-            names < {row[2] for row in rows if row[:2] == [model, dtype]} for model in NAMES
-        ), "and states"
-    assert all(row[5] == "ok" and float(row[3]) <= float(row[4]) for row in rows)
-
-
-def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
-    """Gradients that are NaN, gradients that point elsewhere, and a model that raises."""
-    numbers = torch.arange(1.0, 5)
-    wrong = {"block_recurrent": numbers * torch.nan, "memorizing": numbers.flip(0)}
-
-    def results(model, device, dtype):
-        if dtype != torch.float64 and model == "memformer":
-            raise RuntimeError("device lost")
-        return {"gradients": numbers if dtype == torch.float64 else wrong.get(model, numbers)}
-
-    monkeypatch.setattr(agreement, "model_results", results)
-    with pytest.raises(SystemExit, match="1"):
-        bench.main(["agreement", "--device", "cpu"])
-    failed = [
-        line.split(" | ")[2]
-        for line in capsys.readouterr().out.splitlines()
-        if line.endswith("FAIL |")
-    ]
-    error, cosine = "RuntimeError: device lost", "gradients, 1 - cosine"
-    assert failed == ["gradients", error, "gradients", cosine, error, cosine]
-
-
-@pytest.mark.parametrize(
-    "value, error", [(1.5, 0.5), (torch.nan, torch.inf), (torch.inf, torch.inf)]
-)
-def test_nothing_but_numbers_agrees(value, error):
-    assert agreement.relative_error(torch.ones(3), torch.tensor([1.0, value, 1.0])) == error
-    assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
-    assert agreement.relative_error(torch.zeros(2), torch.ones(2)) > 1

@@ -1,0 +1,77 @@
+"""A GPU computes what a CPU does in float64, on its fastest paths and at the sizes of the bench.
+
+Without a GPU it is the CPU that is compared, at tiny sizes. tests/attention/ compares each attention
+with its plain path.
+"""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accelerated.attention.heads import at_least_float32
+from accelerated.generation.token_by_token import stepper_of
+from accelerated.models import NAMES, model_class, presets_of
+from accelerated.protocol import computing_in, evaluating
+from tests.helpers.comparison import TOLERANCE, assert_agree, named
+from tests.helpers.variants import PAPERS
+
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DIRECTION = 1e-3  # 1 - cosine of all gradients of a model together, in bfloat16; 1.1e-4
+STEPS = 32  # tokens that are read one by one
+
+
+def config_of(model):
+    """The Config that the bench measures, with sizes at which rounding crosses no ReLU's kink."""
+    if DEVICE == CPU:
+        return PAPERS[model].small
+    facts = presets_of(model)
+    return facts.Config(**facts.SPEED["sizes"] | facts.SPEED["small"])
+
+
+@torch.no_grad()
+def read_one_by_one(network, read, tokens):
+    """The logits (B, n, V) of tokens (B, n) that are read one by one, after a segment `read`."""
+    with evaluating(network):
+        stepper = stepper_of(network)
+        stream = stepper.start(network.advance(read, network.initial_state(len(read))))
+        stepped = []
+        for token in tokens.unbind(1):
+            logits, stream = stepper.step(token, stream)
+            stepped.append(logits)
+    return torch.stack(stepped, 1)
+
+
+def results(model, device, kind):
+    """({name: logits, states and generation of the second of two segments}, all gradients)."""
+    config = config_of(model)
+    network = model_class(model)(config).to(device, torch.promote_types(kind, torch.float32))
+    drawn = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocabulary, (2, 2, config.segment), generator=drawn).to(device)
+
+    with computing_in(network, kind):
+        first = network(tokens[0], network.initial_state(2))
+        second = network(tokens[1], first.state)
+        logits = at_least_float32(second.logits).flatten(0, 1)
+        loss = functional.cross_entropy(logits, tokens[1].flatten())
+        (loss + sum(first.auxiliary.values())).backward()
+        stepped = read_one_by_one(network, tokens[0], tokens[1, :, :STEPS])
+
+    found = {"logits": second.logits, "generation": stepped} | named("state", second.state)
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    return found, torch.cat([each.double().flatten().cpu() for each in gradients])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("model", NAMES)
+def test_a_device_computes_what_a_cpu_does_in_float64(model, kind):
+    """In bfloat16 gradients are held by their direction: ReLUs near zero flip."""
+    torch.set_default_dtype(torch.float32)
+    expected, gradients = results(model, CPU, torch.float64)
+    actual, found = results(model, DEVICE, kind)
+    if kind == torch.bfloat16:
+        assert 1 - functional.cosine_similarity(gradients, found, dim=0) <= DIRECTION
+    else:
+        expected["gradients"] = gradients
+        actual["gradients"] = found
+    assert_agree(expected, actual, TOLERANCE["cuda", kind], f"{model} on {DEVICE}")
