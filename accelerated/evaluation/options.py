@@ -202,9 +202,6 @@ CONSTANT = option(
 FOLDER = option(
     "folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER"
 )
-AGAINST = option(
-    "--against", "the horizontal axis (default steps)", choices=("steps", "tokens"), default="steps"
-)
 
 
 class Report(NamedTuple):
@@ -250,7 +247,7 @@ REPORTS = {
     "view": Report("evaluation.view.report", PAGE, sizes=False),
     "curves": Report(
         "lab.reports.curves.report",
-        (PLOT, AGAINST),
+        (PLOT,),
         splits=(),
         several=True,
         opens=False,

@@ -44,7 +44,7 @@ class Experiment(NamedTuple):
     train: Callable[[str, int], dict]  # a row with a seed
     said: Callable[[dict], str]  # what came out of a run, in a line
     page: Callable[[dict], str]  # of a record, in Markdown
-    draw: Callable[[dict, Path], None] | None = None  # a record's picture
+    draw: Callable[[dict, Path], None]  # a record's picture
 
 
 def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace:
@@ -108,8 +108,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         with written_whole(path, ADVICE) as temporary:
             temporary.write_text(json.dumps(record) + "\n")
         Progress.say(f"{row}, seed {seed}: {experiment.said(run)}, {run['seconds']:.0f} s")
-    if experiment.draw:
-        experiment.draw(record, path.with_suffix(".svg"))
+    experiment.draw(record, path.with_suffix(".svg"))
     with written_whole(path.with_suffix(".md"), ADVICE) as temporary:
         temporary.write_text(experiment.page(record))
 
@@ -130,8 +129,7 @@ def conduct(experiment: Experiment, argv: list[str]) -> None:
     One process works at a time in a folder.
     """
     options = parse_options(experiment, argv)
-    if experiment.draw:
-        figure_class()  # says now if matplotlib is missing
+    figure_class()  # says now if matplotlib is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     torch.set_num_threads(1)  # models so small are slower with more
     page = options.out / f"{experiment.name}.md"

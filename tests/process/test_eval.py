@@ -530,11 +530,7 @@ def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
         evaluation_script, "open_trained_run", lambda *_: pytest.fail("a model was loaded")
     )
     first, second = as_json(capsys, "curves", validated, new, validated)["runs"]
-    assert (second["step"], second["bits_per_byte"], second["tokens_per_step"]) == (
-        2,
-        training["bits_per_byte"],
-        3 * 3 * 8,
-    )
+    assert (second["step"], second["bits_per_byte"]) == (2, training["bits_per_byte"])
     assert (
         second["best_step"]
         is second["validation_bits_per_byte"]

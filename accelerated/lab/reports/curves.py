@@ -1,13 +1,11 @@
 """eval.py curves: the last and the best losses of runs, finished or not, from their logs alone."""
 
 import argparse
-import json
-from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
-from accelerated.training.folder import METRICS, SETTINGS
+from accelerated.training.folder import METRICS
 from accelerated.training.log import read_metrics
 
 
@@ -17,28 +15,20 @@ class Curves(NamedTuple):
     run: str
     training: dict[int, float]  # {step: mean since the previous line}
     validation: dict[int, float]
-    tokens: int  # read in a step, padding and overlaps included
 
 
 def read_curves(run: str) -> Curves:
-    """The Curves of a run, from its log and config.json alone; it may still be training.
-
-    Raises InputError if it has none.
-    """
-    try:
-        records = read_metrics(run)
-        training = losses_of(records, "bits_per_byte")
-        validation = losses_of(records, "validation_bits_per_byte")
-        settings = json.loads((Path(run) / SETTINGS).read_text())
-        config = settings["training_config"]
-        tokens = config["batch"] * config["horizon"] * settings["model_config"]["segment"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{run} has no log of train.py that can be read ({error!r})"
-        raise InputError(f"{what}; give a folder that it wrote") from None
-    if not training:
+    """The Curves of a run, which may still be training; raises InputError if it has none."""
+    records = read_metrics(run)
+    curves = Curves(
+        run,
+        losses_of(records, "bits_per_byte"),
+        losses_of(records, "validation_bits_per_byte"),
+    )
+    if not curves.training:
         what = f"{run} has no line of training in its {METRICS} yet"
         raise InputError(f"{what}; wait for it, or leave it out")
-    return Curves(run, training, validation, tokens)
+    return curves
 
 
 def losses_of(records: list[dict], name: str) -> dict[int, float]:
@@ -49,17 +39,21 @@ def losses_of(records: list[dict], name: str) -> dict[int, float]:
 def row_of(curves: Curves) -> dict:
     """The last losses and the best validation of a run; None without a validation."""
     step = max(curves.training)
-    last = max(curves.validation, default=None)
-    best = min(curves.validation, key=curves.validation.get, default=None)
-    return {
+    validation = curves.validation
+    row = {
         "run": curves.run,
         "step": step,
-        "tokens_per_step": curves.tokens,
         "bits_per_byte": curves.training[step],
-        "validation_bits_per_byte": curves.validation.get(last),
-        "best_validation_bits_per_byte": curves.validation.get(best),
-        "best_step": best,
+        "validation_bits_per_byte": None,
+        "best_validation_bits_per_byte": None,
+        "best_step": None,
     }
+    if validation:
+        best = min(validation, key=lambda step: validation[step])
+        row["validation_bits_per_byte"] = validation[max(validation)]
+        row["best_validation_bits_per_byte"] = validation[best]
+        row["best_step"] = best
+    return row
 
 
 def line_of(row: dict) -> str:
@@ -78,33 +72,25 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
     """eval.py curves: the losses of each run, which --plot draws too."""
     curves = [read_curves(run) for run in runs]
     if options.plot:
-        draw_several(curves, options.plot, tokens=options.against == "tokens")
+        draw_several(curves, options.plot)
     rows = [row_of(each) for each in curves]
     head = f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"
     return {"runs": rows}, ["losses in bits per byte", head, *map(line_of, rows)]
 
 
-def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
-    """Draw the curves of runs, one colour each, against steps or the tokens read.
+def points(losses: dict[int, float]) -> tuple[list, list]:
+    """The steps and the losses, to be drawn."""
+    return list(losses.keys()), list(losses.values())
 
-    A line is for training, dots for validation.
-    """
+
+def draw_several(curves: list[Curves], path: str) -> None:
+    """Draw the curves of runs, one colour each: a line for training, dots for validation."""
     figure, [axes] = new_figure()
-    names = [Path(each.run).name for each in curves]
-    for number, each in enumerate(curves):
+    for number, (run, training, validation) in enumerate(curves):
         colour = f"C{number}"
-        scale = each.tokens if tokens else 1
-        name = names[number]
-        label = name if names.count(name) == 1 else each.run
-        steps = [scale * step for step in each.training]
-        losses = list(each.training.values())
-        axes.plot(steps, losses, linewidth=0.8, alpha=0.7, color=colour, label=label)
-        steps = [scale * step for step in each.validation]
-        losses = list(each.validation.values())
-        axes.plot(steps, losses, "o:", linewidth=1, markersize=4, color=colour)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.xaxis.set_major_formatter(lambda place, _: f"{place:,.0f}")
-    axes.set(xlabel="tokens read" if tokens else "step", ylabel="loss (bits per byte)")
+        axes.plot(*points(training), color=colour, label=run, linewidth=0.8)
+        axes.plot(*points(validation), "o:", color=colour, markersize=4)
+    axes.set(xlabel="step", ylabel="loss (bits per byte)")
     axes.set_title("Training (lines) and validation (dots)", fontsize=10)
     axes.legend(frameon=False)
     save_figure(figure, path)

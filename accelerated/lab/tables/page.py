@@ -54,7 +54,6 @@ def page(table: Table, record: dict) -> str:
     parts = [
         f"![{table.title}]({name}.svg)" if table.picture else "",
         numbers(table, record),
-        untold_gap(table.gap, record),
         NOTES[table.notes](record) if table.notes else "",
         verdicts(table, record),
         cost(record),
@@ -109,7 +108,12 @@ def numbers(table: Table, record: dict) -> str:
         if has_paper:
             line.append(row["paper"])
         lines.append(line)
-    return markdown_table(head, *lines)
+    text = markdown_table(head, *lines)
+    if table.gap and not shares:
+        floor, ceiling = table.gap
+        why = f"{ceiling} is not clearly better than {floor}"
+        text += "\n\n" + wrapped(f"{why}, so no share of a gap can be given.")
+    return text
 
 
 def crossed(cells: dict[str, str], title: str) -> str:
@@ -141,15 +145,6 @@ def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
         part = differences(record, f"{row['name']} < {floor}")
         shares[row["name"]] = f"{sum(part[: len(whole)]) / sum(whole[: len(part)]):.0%}"
     return shares
-
-
-def untold_gap(gap: list[str], record: dict) -> str:
-    """Why no shares of a gap stand on a page that was to have them; empty if they do."""
-    if not gap or share_of_gap(record, gap):
-        return ""
-    floor, ceiling = gap
-    why = f"{ceiling} is not clearly better than {floor}"
-    return wrapped(f"{why}, so no share of a gap can be given.")
 
 
 def verdicts(table: Table, record: dict) -> str:
