@@ -1,5 +1,10 @@
-"""Adaptive inputs and adaptive softmax (Baevski and Auli, 2019) for large closed vocabularies; the Compressive Transformer's."""
+"""Adaptive inputs and adaptive softmax, for large closed vocabularies; the Compressive Transformer's.
 
+Baevski and Auli (2019): words are sorted by frequency and cut into bands. The first band has an
+embedding of the model's width; each other band, a tail, has a narrow one and a projection.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,77 +28,89 @@ class AdaptiveSoftmax(NamedTuple):
 
     embedding: Tensor  # (first cutoff, D)
     clusters: Tensor  # (tails, D), one vector for each tail
-    tails: tuple[Tail, ...]
+    tails: Sequence[Tail]
 
     @property
     def vocabulary(self) -> int:
         """V, how many words all bands have."""
         return len(self.embedding) + sum(len(tail.embedding) for tail in self.tails)
 
-    def look_up(self, tokens: Tensor) -> Tensor:
-        """Rows (B, N, D) of tokens (B, N). Each token is looked up in every band, so that the host never waits for the GPU."""
+    def bands(self) -> list[tuple[Tail, int, int]]:
+        """Each tail with its words' numbers, start to stop - 1."""
+        bands = []
         start = len(self.embedding)
-        h = look_up(tokens.clamp(max=start - 1), self.embedding)
         for tail in self.tails:
             stop = start + len(tail.embedding)
-            rows = functional.linear(
-                look_up((tokens - start).clamp(0, stop - start - 1), tail.embedding),
-                tail.projection,
-            )
-            h = torch.where((tokens >= start)[..., None], rows, h)
+            bands.append((tail, start, stop))
             start = stop
-        return h
+        return bands
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Rows (B, N, D) of tokens (B, N).
+
+        Each token is looked up in every band, so that the host never waits for the GPU.
+        """
+        hidden = look_up(tokens.clamp(max=len(self.embedding) - 1), self.embedding)
+        for tail, start, stop in self.bands():
+            in_band = (tokens - start).clamp(0, stop - start - 1)
+            rows = functional.linear(look_up(in_band, tail.embedding), tail.projection)
+            hidden = torch.where((tokens >= start)[..., None], rows, hidden)
+        return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., first cutoff + tails) of the first band's words and of each tail's cluster."""
-        return log_softmax(functional.linear(hidden, torch.cat([self.embedding, self.clusters])))
+        """Log-probabilities (..., first cutoff + tails) of the first band and of each cluster."""
+        matrix = torch.cat([self.embedding, self.clusters])
+        return log_softmax(functional.linear(hidden, matrix))
 
     def within(self, tail: Tail, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V') of a tail's words, given its cluster."""
-        return log_softmax(
-            functional.linear(functional.linear(hidden, tail.projection.T), tail.embedding)
-        )
+        narrow = functional.linear(hidden, tail.projection.T)  # (..., D')
+        return log_softmax(functional.linear(narrow, tail.embedding))
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D). They are their own logits."""
-        words, *clusters = self.head(hidden).split(
-            [len(self.embedding), *[1] * len(self.tails)], -1
-        )
-        tails = (
-            cluster + self.within(tail, hidden)
-            for cluster, tail in zip(clusters, self.tails, strict=True)
-        )
-        return torch.cat([words, *tails], -1)
+        """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D).
+
+        They are their own logits.
+        """
+        one_each = [1] * len(self.tails)
+        words, *clusters = self.head(hidden).split([len(self.embedding), *one_each], -1)
+        bands = [words]
+        for tail, cluster in zip(self.tails, clusters, strict=True):
+            bands.append(cluster + self.within(tail, hidden))
+        return torch.cat(bands, -1)
 
     def summed_nats(self, hidden: Tensor, targets: Tensor, ignored: int) -> Tensor:
-        """Summed -log p of targets (R,) from hidden (R, D); a tail is computed only for the rows whose target is in it.
+        """Summed -log p of targets (R,) from hidden (R, D).
 
-        The host asks the device which rows these are, and waits for it, as torch's AdaptiveLogSoftmaxWithLoss does.
+        A tail is computed only for the rows whose target is in it. The host asks the device which
+        rows these are, and waits for it, as torch's AdaptiveLogSoftmaxWithLoss does.
         """
-        start, heads, nats = len(self.embedding), targets, 0.0
-        for number, tail in enumerate(self.tails):
-            stop = start + len(tail.embedding)
+        first = len(self.embedding)
+        in_head = targets  # the target's column of the head: a word of the first band, or a cluster
+        nats = 0.0
+        for number, (tail, start, stop) in enumerate(self.bands()):
             rows = rows_of((targets >= start) & (targets < stop))
-            heads = heads.index_fill(0, rows, len(self.embedding) + number)
-            within = self.within(
-                tail, hidden.index_select(0, rows)
-            )  # the gradient of hidden[rows] would sort rows on a GPU
+            in_head = in_head.index_fill(0, rows, first + number)
+            # not hidden[rows], whose gradient would sort rows on a GPU
+            within = self.within(tail, hidden.index_select(0, rows))
             nats = nats + functional.nll_loss(within, targets[rows] - start, reduction="sum")
-            start = stop
-        return nats + functional.nll_loss(
-            self.head(hidden), heads, reduction="sum", ignore_index=ignored
-        )
+        head = self.head(hidden)
+        return nats + functional.nll_loss(head, in_head, reduction="sum", ignore_index=ignored)
 
 
 def rows_of(inside: Tensor) -> Tensor:
-    """The numbers of the rows (R,) that are true. The meta device has no values, so a tenth of the rows is assumed."""
-    return (
-        inside.new_empty(-(-len(inside) // 10), dtype=torch.long)
-        if inside.is_meta
-        else inside.nonzero()[:, 0]
-    )
+    """The numbers of the rows (R,) that are true.
+
+    The meta device has no values, so a tenth of the rows is assumed.
+    """
+    if inside.is_meta:
+        return inside.new_empty(-(-len(inside) // 10), dtype=torch.long)
+    return inside.nonzero()[:, 0]
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities over the last axis, in float32 or better: bfloat16 would round them to an eighth of a bit."""
+    """Log-probabilities over the last axis, in float32 or better.
+
+    bfloat16 would round them to an eighth of a bit.
+    """
     return at_least_float32(logits).log_softmax(-1)

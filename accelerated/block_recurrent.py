@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.content import scaled_attention
+from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -21,6 +21,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
+    takes_sdpa,
 )
 from accelerated.attention.sliding_window import (
     offsets_by_pair,
@@ -174,6 +175,30 @@ class Recurrence(Declared):
                 states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2)
             )
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
+
+
+def scaled_attention_plain(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
+    """softmax((q.k) scale) v without a mask, as states read tokens, states and tokens states.
+
+    query (B, H, ..., N, E), key and value (B, H, ..., K, E), scale (H, ...).
+    """
+    scores = (query * scale[..., None, None]) @ key.mT  # (B, H, ..., N, K)
+    return scores.softmax(-1) @ value
+
+
+def scaled_attention_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
+    """The same as scaled_attention_plain by SDPA, with at most one axis of tiles."""
+    query = query * scale[..., None, None]
+    if query.dim() == 4:
+        return sdpa(query, key, value, scale=1.0)
+    tiles = [fold_tiles(x) for x in (query, key, value)]
+    return unfold_tiles(sdpa(*tiles, scale=1.0), len(query))
+
+
+def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
+    """The same as scaled_attention_plain, by the fastest path."""
+    attend = scaled_attention_sdpa if takes_sdpa(query, key) else scaled_attention_plain
+    return attend(query, key, value, scale)
 
 
 def cross_attend(query: Tensor, state_keys: Tensor, state_values: Tensor, scale: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import Declared
-from accelerated.attention.on_a_cpu import Copies
 
 
 class Reading(NamedTuple):
@@ -157,6 +157,33 @@ def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tenso
     if dtype not in kept or [x.device for x in kept[dtype]] != [x.device for x in originals]:
         kept[dtype] = [torch.empty_like(x, dtype=dtype, requires_grad=False) for x in originals]
     return kept[dtype]
+
+
+class Copies(torch.autograd.Function):
+    """Copies all tensors into `copies`, of another type, in one operation.
+
+    A gradient comes back in its tensor's own type.
+    """
+
+    @staticmethod
+    def forward(ctx, copies: list[Tensor], *tensors: Tensor):
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        ctx.set_materialize_grads(False)  # what got no gradient keeps none
+        torch.ops.aten._foreach_copy_(copies, tensors)
+        return tuple(copy.detach() for copy in copies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor | None):
+        converted = [
+            None if gradient is None else torch.empty_like(gradient, dtype=dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        arrived = [gradient for gradient in gradients if gradient is not None]
+        if arrived:
+            targets = [copy for copy in converted if copy is not None]
+            torch.ops.aten._foreach_copy_(targets, arrived)
+        return None, *converted
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:

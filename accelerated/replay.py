@@ -18,12 +18,12 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import at_least_float32
-from accelerated.attention.on_a_cpu import ChunkedNats
 from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
@@ -110,6 +110,42 @@ def summed_nats(
         return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
     [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)
     return functional.cross_entropy(logits, aims, reduction="sum", ignore_index=IGNORED)
+
+
+class ChunkedNats(torch.autograd.Function):
+    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), in chunks.
+
+    It keeps no logits (R, V). Each chunk's logits give its gradients at once, so that they need not
+    be made again; backward only scales the gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, matrix, targets, rows, ignored):
+        exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
+        total = 0.0
+        dhidden = torch.empty_like(hidden)
+        dmatrix = torch.zeros_like(matrix, dtype=exact)
+        parts = [each.split(rows) for each in (hidden, targets, dhidden)]
+        for chunk, aims, dchunk in zip(*parts, strict=True):
+            logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)  # (n, V)
+            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
+
+            # the gradient of the logits: p, less 1 at the target; nothing for what is ignored
+            p = logs.exp_()
+            aim = aims.clamp(min=0)[:, None]
+            dlogits = p.scatter_add_(1, aim, p.new_full((len(p), 1), -1.0))
+            counts = (aims != ignored)[:, None]
+            dlogits = dlogits.mul_(counts).to(hidden.dtype)
+            torch.mm(dlogits, matrix, out=dchunk)
+            dmatrix += dlogits.T @ chunk
+        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dnats):
+        dhidden, dmatrix = ctx.saved_tensors
+        return dhidden * dnats, dmatrix * dnats, None, None, None
 
 
 def on_host(tensor: torch.Tensor) -> bool:

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
-from accelerated.attention.relative_shift import by_query_and_key
-from accelerated.attention.sliding_window import score_offset, tables_by_distance
+from accelerated.attention.sliding_window import (
+    by_query_and_key,
+    score_offset,
+    tables_by_distance,
+)
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
 from accelerated.protocol import computing_in, memory_of_copies

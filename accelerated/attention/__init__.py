@@ -1,1 +1,1 @@
-"""Heads and norms, which the models share, and one file per kind of attention, each with a plain and a fast path."""
+"""What the models share: heads, norms, and one file per kind of attention, plain and fast."""

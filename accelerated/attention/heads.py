@@ -1,6 +1,7 @@
-"""Parameters, norms and the splitting into heads, shared by all models and attentions."""
+"""What all models share: parameters, norms, heads, and which path an attention takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,14 @@ from accelerated.attention.on_a_cpu import ProjectHeads
 NORM_EPSILON = 1e-6  # added under the square roots
 
 
+# Parameters and norms
+
+
 def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or in its own type if more precise. Gates and losses need it: bfloat16 rounds a gate of 0.99909 to 1."""
+    """x in float32, or in its own type if more precise.
+
+    Gates and losses need it: bfloat16 rounds a gate of 0.99909 to 1.
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -25,11 +32,28 @@ class Declared(nn.Module):
     """A module with parameters of its own, whose shapes it shows."""
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name} {tuple(value.shape)}" for name, value in self._parameters.items())
+        own = self.named_parameters(recurse=False)
+        return ", ".join(f"{name} {tuple(value.shape)}" for name, value in own)
+
+
+LayerClass = TypeVar("LayerClass", bound=nn.Module)
+
+
+class Layers(nn.ModuleList, Generic[LayerClass]):
+    """A ModuleList whose modules are all of one class: `layers: Layers[Layer]` says of which."""
+
+    if TYPE_CHECKING:  # at run time it is a ModuleList
+
+        def __init__(self, layers: Iterable[LayerClass]): ...
+        def __iter__(self) -> Iterator[LayerClass]: ...
+        def __getitem__(self, index: int) -> LayerClass: ...
 
 
 class LayerNorm(Declared):
-    """Layer norm over the last axis, in the type of its parameters; they have the references' names."""
+    """Layer norm over the last axis, in the type of its parameters.
+
+    They have the references' names.
+    """
 
     def __init__(self, width: int, epsilon: float = NORM_EPSILON):
         super().__init__()
@@ -38,38 +62,58 @@ class LayerNorm(Declared):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(
-            x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon
-        )
-
-
-def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """Rows (..., D) of embedding (V, D), computed on a CPU in float32 or better.
-
-    A CPU adds up a row's gradient in the embedding's type, where 4,000 ones in bfloat16 would stop at 256; a GPU in float32.
-    """
-    table = at_least_float32(embedding) if embedding.device.type == "cpu" else embedding
-    return functional.embedding(tokens, table).to(embedding.dtype)
+        x = x.to(self.scale.dtype)
+        return functional.layer_norm(x, self.scale.shape, self.scale, self.bias, self.epsilon)
 
 
 def unit_norm(x: Tensor) -> Tensor:
     """x with unit length over the last axis: query-key normalisation."""
-    width = x.shape[
-        -1
-    ]  # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
-    return functional.rms_norm(x, (width,), eps=NORM_EPSILON / width) * width**-0.5
+    # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
+    width = x.shape[-1]
+    normal = functional.rms_norm(x, (width,), eps=NORM_EPSILON / width)
+    return normal * width**-0.5
+
+
+def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
+    """Rows (..., D) of embedding (V, D), looked up in float32 or better on a CPU.
+
+    A CPU adds up a row's gradient in the embedding's type: in bfloat16 4,000 ones would stop at
+    256. A GPU adds it up in float32.
+    """
+    on_a_cpu = embedding.device.type == "cpu"
+    table = at_least_float32(embedding) if on_a_cpu else embedding
+    return functional.embedding(tokens, table).to(embedding.dtype)
+
+
+# Which path to take
 
 
 def on_plain_cpu(x: Tensor) -> bool:
-    """Whether x is on the CPU and nothing is being compiled, as the fast paths with a hand-written backward pass need."""
+    """Whether x is on a CPU and nothing is being compiled, as on_a_cpu.py's operations need."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def takes_sdpa(query: Tensor, key: Tensor) -> bool:
+    """Whether attention goes through torch's SDPA, as on a GPU.
+
+    On a CPU only content_attention gains by it, and decides for itself. A query that has only one
+    key takes the plain path: its gradient is exactly zero, and SDPA would leave rounding errors.
+    """
+    return query.device.type != "cpu" and key.shape[-2] > 1
+
+
+# Heads
 
 
 def split_heads(x: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
     """Split x (B, n, m HE) into m = parts tensors (B, H, n, E)."""
-    width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
-    rows = x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4)
-    return rows.unbind(0) if parts > 1 else (rows.squeeze(0),)  # the gradient of unbind is a copy
+    batch, length, columns = x.shape
+    width = columns // (parts * heads)  # not -1: x may have no rows
+    rows = x.view(batch, length, parts, heads, width)
+    rows = rows.permute(2, 0, 3, 1, 4)  # (m, B, H, n, E)
+    if parts == 1:
+        return (rows.squeeze(0),)  # not unbind, whose gradient is a copy
+    return rows.unbind(0)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -78,21 +122,40 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def project(
-    x: Tensor, heads: int, weights: list[Tensor], biases: Sequence[Tensor | None] = (None,)
+    x: Tensor,  # (B, n, D)
+    heads: int,
+    weights: Sequence[Tensor],  # (HE, D) each
+    biases: Sequence[Tensor | None] = (),  # (HE,) each, or none
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for each weight, by one product, split into heads: (B, n, D) -> (B, H, n, E) each."""
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    bias = biases[0] if len(weights) == 1 or biases[0] is None else torch.cat(biases)
-    return split_heads(functional.linear(x, weight, bias), heads, len(weights))
+    """x W^T + b for each weight, by one product, split into heads: (B, H, n, E) each."""
+    given = [bias for bias in biases if bias is not None]
+    bias = concatenated(given) if given else None
+    rows = functional.linear(x, concatenated(weights), bias)  # (B, n, m HE)
+    return split_heads(rows, heads, len(weights))
 
 
-def project_heads_plain(x: Tensor, weight: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """Project x (B, N, D) by weight (m HE, D) to m = parts tensors (B, H, N, E), all except the last of unit length."""
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """All rows of the tensors; one tensor alone is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def project_heads_plain(
+    x: Tensor,  # (B, N, D)
+    weight: Tensor,  # (m HE, D)
+    heads: int,
+    parts: int,
+) -> tuple[Tensor, ...]:
+    """Project x by weight to m = parts tensors (B, H, N, E), all except the last of unit length."""
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     return *(unit_norm(vector) for vector in vectors), value
 
 
-def project_heads(x: Tensor, weight: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+def project_heads(
+    x: Tensor,  # (B, N, D)
+    weight: Tensor,  # (m HE, D)
+    heads: int,
+    parts: int,
+) -> tuple[Tensor, ...]:
     """The same as project_heads_plain, by the fastest path for x."""
     if on_plain_cpu(x):
         return ProjectHeads.apply(x, weight, heads, parts, NORM_EPSILON)

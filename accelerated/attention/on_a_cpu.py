@@ -1,19 +1,18 @@
-"""The operations whose backward pass is written by hand. Each equals a plain path.
+"""Operations for a CPU with a backward pass written by hand, because autograd's own are slower.
 
-    ProjectHeads        heads.project_heads_plain
-    SlidingAttention    sliding_window.sliding_attention_plain
-    RelativeAttention   relative_shift.relative_attention_plain
-    Copies              a copy of each tensor by `to`
-    ChunkedNats         replay.summed_nats in one chunk
+    ProjectHeads        equals heads.project_heads_plain
+    SlidingAttention    equals sliding_window.sliding_attention_plain
+    RelativeAttention   equals relative_shift.relative_attention_plain
 
-The first three are for a CPU, where autograd's own are slower. The last two run everywhere: they save operations and memory.
-Sums over many rows or tiles are made in float32 or better. B lanes, H heads, E width of a head, N queries, K keys.
+Sums over many rows or tiles are made in float32 or better. B lanes, H heads, E width of a head, N
+queries, K keys, T queries of a tile.
 """
 
-import itertools
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
@@ -24,343 +23,375 @@ class ProjectHeads(torch.autograd.Function):
     """The same as project_heads_plain; backward writes each gradient once, into one buffer."""
 
     @staticmethod
-    def forward(ctx, x, weight, heads, parts, epsilon):
-        y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
+    def forward(ctx, x: Tensor, weight: Tensor, heads: int, parts: int, epsilon: float):
+        batch, length = x.shape[:2]
+        y = functional.linear(x, weight).view(batch, length, parts, heads, -1)  # (B, N, m, H, E)
+        vectors = y[:, :, :-1]
+
+        # their lengths in one pass, without the squares of y
         exact = torch.promote_types(y.dtype, torch.float32)
-        length = torch.linalg.vector_norm(
-            y[:, :, :-1], dim=-1, keepdim=True, dtype=exact
-        )  # one pass, without y's squares
-        inverse = length.square_().add_(epsilon).rsqrt_().to(y.dtype)  # (B, N, m - 1, H, 1)
-        y[:, :, :-1].mul_(inverse)
-        outs = tuple(
-            y[:, :, part].transpose(1, 2).contiguous() for part in range(parts)
-        )  # (B, H, N, E) each
+        norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=exact)
+        inverse = norm.square_().add_(epsilon).rsqrt_().to(y.dtype)  # (B, N, m - 1, H, 1)
+        vectors.mul_(inverse)
+
+        outs = [part.transpose(1, 2).contiguous() for part in y.unbind(2)]
         ctx.save_for_backward(x, weight, inverse, *outs[:-1])
-        return outs
+        return tuple(outs)  # (B, H, N, E) each
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *douts):
+    def backward(ctx, *douts: Tensor):
         x, weight, inverse, *units = ctx.saved_tensors
-        dy = x.new_empty(*x.shape[:2], len(douts), *douts[-1].shape[1::2])  # (B, N, m, H, E)
-        for part, unit in enumerate(units):
-            dunit = douts[part]
-            along = (dunit * unit).sum(-1, keepdim=True)
-            dpart = torch.addcmul(dunit, unit, along, value=-1).transpose(1, 2)
-            torch.mul(dpart, inverse[:, :, part], out=dy[:, :, part])
-        dy[:, :, -1] = douts[-1].transpose(1, 2)
-        rows = dy.view(-1, weight.shape[0])
-        return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None, None
+        *dunits, dvalue = douts
+        batch, heads, length, width = dvalue.shape
+        dy = x.new_empty(batch, length, len(douts), heads, width)  # (B, N, m, H, E)
+        for part, (unit, dunit) in enumerate(zip(units, dunits, strict=True)):
+            # of u = y / |y|: dy = (du - u (u.du)) / |y|
+            along = (dunit * unit).sum(-1, keepdim=True)  # (B, H, N, 1)
+            across = torch.addcmul(dunit, unit, along, value=-1).transpose(1, 2)
+            torch.mul(across, inverse[:, :, part], out=dy[:, :, part])
+        dy[:, :, -1] = dvalue.transpose(1, 2)
+
+        rows = dy.view(-1, weight.shape[0])  # (BN, m HE)
+        dx = rows @ weight
+        dweight = rows.T @ x.view(dx.shape)
+        return dx.view(x.shape), dweight, None, None, None
 
 
 class SlidingAttention(torch.autograd.Function):
-    """The same as sliding_attention_plain without dropout, one tile at a time so that scores stay in the CPU cache.
+    """The same as sliding_attention_plain without dropout, one tile at a time.
 
-    A tile of T queries takes only the W + T keys that any of them sees, so T < W computes fewer masked scores than W x 2W.
-    Gradients that several tiles add to are summed in float32 or better.
+    The scores of a tile stay in the CPU's cache. A tile of T queries takes only the W + T keys that
+    any of them sees, so T < W computes fewer masked scores than W x 2W. Gradients that several
+    tiles add to are summed in float32 or better.
     """
 
     @staticmethod
-    def forward(ctx, query, keys, values, offset):
+    def forward(ctx, query: Tensor, keys: Tensor, values: Tensor, offset: Tensor):
         batch, heads, length, width = query.shape
         window = offset.shape[1]
-        height = window // 2 if window % 2 == 0 else window
-        q, k, v = (
-            query.flatten(0, 1),
-            keys.flatten(0, 1),
-            values.flatten(0, 1),
-        )  # (BH, N or W + N, E)
-        out = q.new_empty(
-            batch, length, heads, width
-        )  # heads last, as the output matrix reads them
+        height = window // 2 if window % 2 == 0 else window  # T
+        q = query.flatten(0, 1)  # (BH, N, E)
+        k = keys.flatten(0, 1)  # (BH, W + N, E)
+        v = values.flatten(0, 1)
+
+        out = heads_last(query)
         weights = q.new_empty(length // height, batch * heads, height, window + height)
-        scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
+        scores = torch.empty_like(weights[0])  # (BH, T, W + T)
+        attended = q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
             queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
             scores.view(batch, heads, height, -1).copy_(offset[:, rows, columns])
-            scores.baddbmm_(q[:, queries], k[:, near].transpose(1, 2))
+            scores.baddbmm_(q[:, queries], k[:, near].mT)
             torch.softmax(scores, -1, out=tile_weights)
-            torch.bmm(tile_weights, v[:, near], out=tile_out)
-            out[:, queries] = tile_out.view(batch, heads, height, width).transpose(1, 2)
+            torch.bmm(tile_weights, v[:, near], out=attended)
+            out[:, :, queries] = attended.view(batch, heads, height, width)
+
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = query.shape
-        return out.transpose(1, 2)
+        return out
 
     @staticmethod
-    def slices(tile, window, height):
-        """Slices of the tile's queries, of its keys, and of its rows and columns in the W x 2W offset."""
+    def slices(tile: int, window: int, height: int) -> tuple[slice, slice, slice, slice]:
+        """Slices of the tile's queries, of its keys, and of its rows and columns in the offset."""
         start = tile * height
         row = start % window
         reach = window + height
-        return (
-            slice(start, start + height),
-            slice(start, start + reach),
-            slice(row, row + height),
-            slice(row, row + reach),
-        )
+        queries = slice(start, start + height)
+        near = slice(start, start + reach)
+        rows = slice(row, row + height)
+        columns = slice(row, row + reach)
+        return queries, near, rows, columns
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
+    def backward(ctx, dout: Tensor):
         q, k, v, weights = ctx.saved_tensors
         batch, heads, length, width = ctx.shape
-        height, window = weights.shape[2], weights.shape[3] - weights.shape[2]
+        height = weights.shape[2]
+        window = weights.shape[3] - height
         dout = dout.reshape(batch * heads, length, width)
+
         exact = torch.promote_types(q.dtype, torch.float32)  # of sums over tiles
-        dquery, dkeys, dvalues = (
-            torch.empty_like(q),
-            torch.zeros_like(k, dtype=exact),
-            torch.zeros_like(v, dtype=exact),
-        )
+        dquery = torch.empty_like(q)
+        dkeys = torch.zeros_like(k, dtype=exact)
+        dvalues = torch.zeros_like(v, dtype=exact)
         doffset = q.new_zeros(heads, window, 2 * window, dtype=exact)
-        dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
-        dnear, dtile = (
-            q.new_empty(batch * heads, window + height, width),
-            q.new_empty(batch * heads, height, width),
-        )
+
+        dweights = torch.empty_like(weights[0])  # (BH, T, W + T)
+        dscores = torch.empty_like(weights[0])
+        dnear = q.new_empty(batch * heads, window + height, width)
+        dtile = q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
             queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
-            torch.bmm(dout[:, queries], v[:, near].transpose(1, 2), out=dweights)
-            torch._softmax_backward_data(
-                dweights, tile_weights, -1, dweights.dtype, grad_input=dscores
-            )
-            doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0, dtype=exact)
+            tile_dout = dout[:, queries]
+            torch.bmm(tile_dout, v[:, near].mT, out=dweights)
+            softmax_backward(dweights, tile_weights, out=dscores)
+
+            by_lane = dscores.view(batch, heads, height, -1)
+            doffset[:, rows, columns] += by_lane.sum(0, dtype=exact)
             dquery[:, queries] = torch.bmm(dscores, k[:, near], out=dtile)
-            dkeys[:, near] += torch.bmm(dscores.transpose(1, 2), q[:, queries], out=dnear)
-            dvalues[:, near] += torch.bmm(tile_weights.transpose(1, 2), dout[:, queries], out=dnear)
+            dkeys[:, near] += torch.bmm(dscores.mT, q[:, queries], out=dnear)
+            dvalues[:, near] += torch.bmm(tile_weights.mT, tile_dout, out=dnear)
+
         shape = (batch, heads, -1, width)
-        dkeys, dvalues, doffset = (x.to(q.dtype) for x in (dkeys, dvalues, doffset))
-        return dquery.view(shape), dkeys.view(shape), dvalues.view(shape), doffset
+        dkeys = dkeys.to(q.dtype).view(shape)
+        dvalues = dvalues.to(q.dtype).view(shape)
+        return dquery.view(shape), dkeys, dvalues, doffset.to(q.dtype)
+
+
+def heads_last(query: Tensor) -> Tensor:
+    """An empty (B, H, N, E), in memory (B, N, H, E): the output matrix reads it so."""
+    batch, heads, length, width = query.shape
+    return query.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def softmax_backward(dweights: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Fill out with the gradient of the scores, of which weights are the softmax."""
+    backward = torch.ops.aten._softmax_backward_data.out
+    backward(dweights, weights, -1, weights.dtype, grad_input=out)
 
 
 class RelativeAttention(torch.autograd.Function):
-    """relative_attention_plain without dropout, a tile of queries at a time: scores stay in the cache, later keys are skipped.
+    """The same as relative_attention_plain without dropout, a tile of queries at a time.
 
-    Distances that share a row of the distance keys are multiplied by it once. The relative shift is a view: in the flat array of
-    scores by distance, for T queries and K keys, the score of query i and key j is at i K + (T - 1 - i) + j = (T - 1) +
-    i (K - 1) + j, so the view's rows are K - 1 apart.
+    The scores of a tile stay in the CPU's cache, and the keys after its last query are left out.
+    What is computed by distance is written into one flat buffer, for one tile after another.
     """
 
     @staticmethod
     def forward(
-        ctx, query, key, value, distance_key, content_bias, distance_bias, measure, in_values
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        distance_key: Tensor,
+        content_bias: Tensor,
+        distance_bias: Tensor,
+        measure: bool,
+        in_values: bool,
     ):
         batch, heads, length, width = query.shape
-        k, v, total = key.flatten(0, 1), value.flatten(0, 1), key.shape[2]
-        scale = width**-0.5
-        content_query = query.new_empty(batch, heads, length, width)  # (q + u) / sqrt(E)
-        torch.add(query, content_bias[:, None], out=content_query).mul_(scale)
-        distance_query = query.new_empty(
-            heads, batch, length, width
-        )  # (q + v) / sqrt(E), heads first: r is shared by lanes
-        torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(
-            scale
-        )
-        content_query = content_query.flatten(0, 1)
-        out = query.new_empty(
-            batch, length, heads, width
-        )  # heads last, as the output matrix reads them
-        usage = (
-            query.new_zeros(batch, total, dtype=torch.promote_types(query.dtype, torch.float32))
-            if measure
-            else None
-        )
-        tiles, weights = RelativeAttention.tiles(length, total), []
-        height = tiles[0][0].stop
-        by_distance = query.new_empty(batch * heads * height * total)
-        mask = torch.full((height, height), -math.inf, dtype=query.dtype).triu_(1)
-        for rows, reach in tiles:
+        total = key.shape[2]
+        k = key.flatten(0, 1)  # (BH, K, E)
+        v = value.flatten(0, 1)
+        content_query, distance_query = biased_queries(query, content_bias, distance_bias)
+
+        out = heads_last(query)
+        exact = torch.promote_types(query.dtype, torch.float32)
+        usage = query.new_zeros(batch, total, dtype=exact) if measure else None
+        highest = min(TILE, length)
+        mask = query.new_full((highest, highest), -math.inf).triu_(1)
+        buffer = query.new_empty(batch * heads * highest * total)
+
+        all_weights = []
+        for rows, reach in tiles_of(length, total):
             shape = (batch, heads, rows.stop - rows.start, reach)
-            shifted = RelativeAttention.shifted(by_distance, shape)
+            near = near_distances(distance_key, reach)
             tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
-            near = RelativeAttention.near(distance_key, reach)
-            RelativeAttention.multiply(
-                tile_query, near, by_distance[: math.prod(shape)].view(heads, -1, reach)
-            )
-            tile_scores = query.new_empty(batch * heads, *shape[2:])
-            tile_scores.view(shape).copy_(shifted)
-            tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
-            tile_scores[:, :, reach - shape[2] :].add_(mask[: shape[2], : shape[2]])
-            weights.append(torch.softmax(tile_scores, -1, out=tile_scores))
-            out[:, rows] = (
-                torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
-            )
+            by_key = shifted_products(tile_query, near, buffer, shape)
+            weights = softmax_of_tile(by_key, content_query[:, rows], k[:, :reach], mask)
+            all_weights.append(weights)
+
+            attended = torch.bmm(weights, v[:, :reach])  # (BH, T, E)
+            out[:, :, rows] = attended.view(batch, heads, -1, width)
             if in_values:
-                of_distances = RelativeAttention.unshift(
-                    by_distance[: math.prod(shape)], weights[-1].view(shape), near
-                )
-                out[:, rows] += (
-                    torch.bmm(of_distances, near).view(heads, batch, -1, width).permute(1, 2, 0, 3)
-                )
-            if measure:
-                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=usage.dtype) / (
-                    heads * length
-                )
-        ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
-        ctx.shape, ctx.in_values = query.shape, in_values
-        if measure:
+                out[:, :, rows] += distance_values(weights.view(shape), near, buffer)
+            if usage is not None:
+                summed = weights.view(shape).sum((1, 2), dtype=exact)
+                usage[:, :reach] += summed / (heads * length)
+
+        ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *all_weights)
+        ctx.shape = query.shape
+        ctx.in_values = in_values
+        if usage is not None:
             ctx.mark_non_differentiable(usage)
-        return out.transpose(1, 2), usage
-
-    @staticmethod
-    def tiles(length, total):
-        """[(slice of the tile's queries, number of keys that its last query sees)]"""
-        cuts = [*range(0, length, TILE), length]
-        return [(slice(a, b), total - length + b) for a, b in itertools.pairwise(cuts)]
-
-    @staticmethod
-    def near(distance_key, reach):
-        """The rows (H, R', E) of the distances that occur among `reach` keys."""
-        return distance_key[:, max(0, distance_key.shape[1] - reach) :]
-
-    @staticmethod
-    def multiply(tile_query, near, out):
-        """Fill out (H, BT, K) with tile_query (H, BT, E) times the distances' rows near (H, R', E)."""
-        if beyond := out.shape[2] - near.shape[1]:
-            out[..., beyond:] = torch.bmm(tile_query, near.transpose(1, 2))
-            out[..., :beyond] = out[..., beyond : beyond + 1]
-        else:
-            torch.bmm(tile_query, near.transpose(1, 2), out=out)
-
-    @staticmethod
-    def shifted(by_distance, shape, columns=None):
-        """A tile's scores by key (B, H, T, columns), as a view of its scores by distance, which are stored as (H, B, T, K)."""
-        batch, heads, height, reach = shape
-        size = (heads, batch, height, columns or reach)
-        strides = (batch * height * reach, height * reach, reach - 1, 1)
-        return by_distance.as_strided(size, strides, height - 1).transpose(0, 1)
+        return out, usage
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout, _):
-        content_query, distance_query, k, v, distance_key, *weights = ctx.saved_tensors
+    def backward(ctx, dout: Tensor, _):
+        content_query, distance_query, k, v, distance_key, *all_weights = ctx.saved_tensors
         batch, heads, length, width = ctx.shape
-        total, scale = k.shape[1], width**-0.5
+        total = k.shape[1]
         dout = dout.reshape(batch * heads, length, width)
-        dcontent, ddistance = torch.empty_like(content_query), torch.empty_like(distance_query)
+
         exact = torch.promote_types(k.dtype, torch.float32)  # of sums over tiles
-        dk, dv, ddistance_key = (torch.zeros_like(x, dtype=exact) for x in (k, v, distance_key))
-        dby_distance, dweights, dscores = (
-            k.new_empty(max(w.numel() for w in weights)) for _ in range(3)
-        )
-        for (rows, reach), tile_weights in zip(
-            RelativeAttention.tiles(length, total), weights, strict=True
-        ):
-            shape = (batch, heads, *tile_weights.shape[1:])
-            size = tile_weights.numel()
-            tile_dweights, tile_dscores = (
-                buffer[:size].view(tile_weights.shape) for buffer in (dweights, dscores)
-            )
-            torch.bmm(dout[:, rows], v[:, :reach].transpose(1, 2), out=tile_dweights)
-            near = RelativeAttention.near(distance_key, reach)
+        dk = torch.zeros_like(k, dtype=exact)
+        dv = torch.zeros_like(v, dtype=exact)
+        ddistance_key = torch.zeros_like(distance_key, dtype=exact)
+        dcontent = torch.empty_like(content_query)
+        ddistance = torch.empty_like(distance_query)
+        largest = max(weights.numel() for weights in all_weights)
+        buffer, dweights_buffer, dscores_buffer = (k.new_empty(largest) for _ in range(3))
+
+        for (rows, reach), weights in zip(tiles_of(length, total), all_weights, strict=True):
+            shape = (batch, heads, *weights.shape[1:])
+            near = near_distances(distance_key, reach)
             dnear = ddistance_key[:, -near.shape[1] :]
+
+            tile_dout = dout[:, rows]
+            dweights = in_shape(dweights_buffer, weights.shape)
+            torch.bmm(tile_dout, v[:, :reach].mT, out=dweights)
             if ctx.in_values:
-                tile_dout = (
-                    dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)
-                )  # (H, BT, E)
-                RelativeAttention.multiply(
-                    tile_dout, near, dby_distance[:size].view(heads, -1, reach)
-                )
-                tile_dweights.view(shape).add_(RelativeAttention.shifted(dby_distance, shape))
-                of_distances = RelativeAttention.unshift(
-                    dby_distance[:size], tile_weights.view(shape), near
-                )
-                dnear += torch.bmm(of_distances.transpose(1, 2), tile_dout)
-            torch._softmax_backward_data(
-                tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores
-            )
-            dcontent[:, rows] = torch.bmm(tile_dscores, k[:, :reach])
-            dk[:, :reach] += torch.bmm(tile_dscores.transpose(1, 2), content_query[:, rows])
-            dv[:, :reach] += torch.bmm(tile_weights.transpose(1, 2), dout[:, rows])
-            by_distance = RelativeAttention.unshift(
-                dby_distance[:size], tile_dscores.view(shape), near
-            )  # (H, BT, R')
-            ddistance[:, :, rows] = torch.bmm(by_distance, near).view(heads, batch, -1, width)
+                views = (weights.view(shape), dweights.view(shape))
+                distance_values_backward(tile_dout, near, buffer, *views, dnear)
+            dscores = in_shape(dscores_buffer, weights.shape)
+            softmax_backward(dweights, weights, out=dscores)
+
+            dcontent[:, rows] = torch.bmm(dscores, k[:, :reach])
+            dk[:, :reach] += torch.bmm(dscores.mT, content_query[:, rows])
+            dv[:, :reach] += torch.bmm(weights.mT, tile_dout)
+            by_distance = unshifted(dscores.view(shape), near, buffer)  # (H, BT, R')
+            dtile = torch.bmm(by_distance, near)  # (H, BT, E)
+            ddistance[:, :, rows] = dtile.view(heads, batch, -1, width)
             tile_query = distance_query[:, :, rows].flatten(1, 2)
-            dnear += torch.bmm(by_distance.transpose(1, 2), tile_query)
-        dcontent, ddistance = dcontent.view(ctx.shape), ddistance.transpose(0, 1)
-        dbiases = (dcontent.sum((0, 2)).mul_(scale), ddistance.sum((0, 2)).mul_(scale))
-        dquery = dcontent.add_(ddistance).mul_(scale)
-        shape = (batch, heads, total, width)
-        dk, dv, ddistance_key = (x.to(k.dtype) for x in (dk, dv, ddistance_key))
-        return dquery, dk.view(shape), dv.view(shape), ddistance_key, *dbiases, None, None
+            dnear += torch.bmm(by_distance.mT, tile_query)
 
-    @staticmethod
-    def unshift(by_distance, dscores, near):
-        """The backward pass of the shift and of multiply: fills the flat by_distance from dscores (B, H, T, K).
-
-        Returns (H, BT, R'), of the distances' rows near (H, R', E). Rows of length K that begin K - 1 apart would overlap; in the
-        last key's column only the last query's entry is not masked.
-        """
-        batch, heads, height, reach = dscores.shape
-        rows = by_distance.view(heads, batch, height * reach)
-        rows[:, :, : height - 1] = 0  # distances at which the first query has no key
-        if reach > 1:
-            RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(
-                dscores[..., :-1]
-            )
-        rows[:, :, -1] = dscores[:, :, -1, -1].transpose(0, 1)
-        by_distance, beyond = by_distance.view(heads, batch * height, reach), reach - near.shape[1]
-        if beyond:
-            by_distance[..., beyond] += by_distance[..., :beyond].sum(-1)
-        return by_distance[..., beyond:]
+        dquery, *dbiases = biased_queries_backward(dcontent.view(ctx.shape), ddistance)
+        dkey = dk.to(k.dtype).view(batch, heads, total, width)
+        dvalue = dv.to(k.dtype).view(batch, heads, total, width)
+        return dquery, dkey, dvalue, ddistance_key.to(k.dtype), *dbiases, None, None
 
 
-class Copies(torch.autograd.Function):
-    """Copies all tensors into `copies`, of another type, in one operation; a gradient comes back in its tensor's own type."""
-
-    @staticmethod
-    def forward(ctx, copies, *tensors):
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        ctx.set_materialize_grads(False)  # what got no gradient keeps none
-        torch._foreach_copy_(copies, tensors)
-        return tuple(copy.detach() for copy in copies)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients):
-        arrived = [
-            (number, gradient) for number, gradient in enumerate(gradients) if gradient is not None
-        ]
-        converted = {
-            number: torch.empty_like(gradient, dtype=ctx.dtypes[number])
-            for number, gradient in arrived
-        }
-        if converted:
-            torch._foreach_copy_([*converted.values()], [gradient for _, gradient in arrived])
-        return None, *(converted.get(number) for number in range(len(gradients)))
+def tiles_of(length: int, total: int) -> list[tuple[slice, int]]:
+    """Of each tile the slice of its queries, and the number of keys that its last query sees."""
+    tiles = []
+    for start in range(0, length, TILE):
+        stop = min(start + TILE, length)
+        tiles.append((slice(start, stop), total - length + stop))
+    return tiles
 
 
-class ChunkedNats(torch.autograd.Function):
-    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), some rows at a time; keeps no logits (R, V).
+def near_distances(distance_key: Tensor, reach: int) -> Tensor:
+    """The rows (H, R', E) of the distances that occur among `reach` keys."""
+    return distance_key[:, max(0, distance_key.shape[1] - reach) :]
 
-    Each chunk's logits give its gradients at once, so that they need not be made again; backward only scales the gradients.
+
+def in_shape(buffer: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first numbers of a flat buffer, seen in a shape."""
+    return buffer[: math.prod(shape)].view(shape)
+
+
+def biased_queries(
+    query: Tensor, content_bias: Tensor, distance_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(q + u) / sqrt(E), (BH, N, E), and (q + v) / sqrt(E), (H, B, N, E), of query (B, H, N, E).
+
+    The second has heads first, because all lanes share the distances' rows.
     """
+    scale = query.shape[-1] ** -0.5
+    content_query = query.new_empty(query.shape)
+    torch.add(query, content_bias[:, None], out=content_query).mul_(scale)
+    by_head = query.transpose(0, 1)
+    distance_query = query.new_empty(by_head.shape)
+    torch.add(by_head, distance_bias[:, None, None], out=distance_query).mul_(scale)
+    return content_query.flatten(0, 1), distance_query
 
-    @staticmethod
-    def forward(ctx, hidden, matrix, targets, rows, ignored):
-        exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
-        total, dhidden, dmatrix = (
-            0.0,
-            torch.empty_like(hidden),
-            torch.zeros_like(matrix, dtype=exact),
-        )
-        for chunk, aims, dchunk in zip(
-            *(each.split(rows) for each in (hidden, targets, dhidden)), strict=True
-        ):
-            logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)
-            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
-            dlogits = logs.exp_().scatter_add_(
-                1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0)
-            )
-            dlogits = dlogits.mul_((aims != ignored)[:, None]).to(hidden.dtype)  # (n, V)
-            torch.mm(dlogits, matrix, out=dchunk)
-            dmatrix += dlogits.T @ chunk
-        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
-        return total
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dnats):
-        dhidden, dmatrix = ctx.saved_tensors
-        return dhidden * dnats, dmatrix * dnats, None, None, None
+def biased_queries_backward(dcontent: Tensor, ddistance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query (B, H, N, E), u and v (H, E).
+
+    dcontent (B, H, N, E) is the gradient of (q + u) / sqrt(E), ddistance (H, B, N, E) of the other.
+    """
+    scale = dcontent.shape[-1] ** -0.5
+    ddistance = ddistance.transpose(0, 1)
+    dcontent_bias = dcontent.sum((0, 2)).mul_(scale)
+    ddistance_bias = ddistance.sum((0, 2)).mul_(scale)
+    dquery = dcontent.add_(ddistance).mul_(scale)
+    return dquery, dcontent_bias, ddistance_bias
+
+
+def softmax_of_tile(
+    by_key: Tensor,  # (B, H, T, K), the scores by distance
+    content_query: Tensor,  # (BH, T, E)
+    key: Tensor,  # (BH, K, E)
+    mask: Tensor,  # at least (T, T), -inf above the diagonal
+) -> Tensor:
+    """The weights of a tile, (BH, T, K)."""
+    batch, heads, height, reach = by_key.shape
+    scores = content_query.new_empty(batch * heads, height, reach)
+    scores.view(by_key.shape).copy_(by_key)
+    scores.baddbmm_(content_query, key.mT)
+    own = scores[:, :, reach - height :]  # of the tile's own keys, (BH, T, T)
+    own.add_(mask[:height, :height])
+    return torch.softmax(scores, -1, out=scores)
+
+
+def distance_values(weights: Tensor, near: Tensor, buffer: Tensor) -> Tensor:
+    """What the distances add to a tile's output, (B, H, T, E), of weights (B, H, T, K)."""
+    batch, heads, height, _ = weights.shape
+    by_distance = unshifted(weights, near, buffer)  # (H, BT, R')
+    attended = torch.bmm(by_distance, near)  # (H, BT, E)
+    return attended.view(heads, batch, height, -1).transpose(0, 1)
+
+
+def distance_values_backward(
+    dout: Tensor,  # (BH, T, E)
+    near: Tensor,
+    buffer: Tensor,
+    weights: Tensor,  # (B, H, T, K)
+    dweights: Tensor,
+    dnear: Tensor,
+) -> None:
+    """Adds to the gradients of weights and near."""
+    batch, heads, height, _ = weights.shape
+    by_lane = dout.view(batch, heads, height, -1)
+    by_head = by_lane.transpose(0, 1).flatten(1, 2)  # (H, BT, E)
+    dweights.add_(shifted_products(by_head, near, buffer, weights.shape))
+    by_distance = unshifted(weights, near, buffer)  # (H, BT, R')
+    dnear.add_(torch.bmm(by_distance.mT, by_head))
+
+
+def shifted_products(
+    by_head: Tensor,  # (H, BT, E)
+    near: Tensor,  # (H, R', E)
+    buffer: Tensor,
+    shape: Sequence[int],  # B, H, T, K
+) -> Tensor:
+    """The products of queries and the distances' rows by key, (B, H, T, K): a view of the buffer.
+
+    Distances beyond the rows share the first one, and are multiplied by it once.
+    """
+    batch, heads, height, reach = shape
+    by_distance = in_shape(buffer, (heads, batch * height, reach))
+    beyond = reach - near.shape[1]
+    if beyond:
+        by_distance[..., beyond:] = torch.bmm(by_head, near.mT)
+        by_distance[..., :beyond] = by_distance[..., beyond : beyond + 1]
+    else:
+        torch.bmm(by_head, near.mT, out=by_distance)
+    return shift(buffer, shape, reach)
+
+
+def shift(buffer: Tensor, shape: Sequence[int], columns: int) -> Tensor:
+    """The relative shift: a view (B, H, T, columns) of scores by distance, stored as (H, B, T, K).
+
+    In the flat buffer the score of query i and key j is at i K + (T - 1 - i) + j =
+    (T - 1) + i (K - 1) + j, so the view's rows are K - 1 apart.
+    """
+    batch, heads, height, reach = shape
+    size = (heads, batch, height, columns)
+    strides = (batch * height * reach, height * reach, reach - 1, 1)
+    return buffer.as_strided(size, strides, height - 1).transpose(0, 1)
+
+
+def unshifted(by_key: Tensor, near: Tensor, buffer: Tensor) -> Tensor:
+    """The backward pass of shifted_products: by_key (B, H, T, K) by distance, (H, BT, R').
+
+    Rows of length K that begin K - 1 apart would overlap in the buffer; in the last key's column
+    only the last query's entry is not masked.
+    """
+    batch, heads, height, reach = by_key.shape
+    rows = in_shape(buffer, (heads, batch, height * reach))
+    rows[:, :, : height - 1] = 0  # distances at which the first query has no key
+    if reach > 1:
+        shift(buffer, by_key.shape, reach - 1).copy_(by_key[..., :-1])
+    last = by_key[:, :, -1, -1]  # (B, H)
+    rows[:, :, -1] = last.T
+
+    by_distance = in_shape(buffer, (heads, batch * height, reach))
+    beyond = reach - near.shape[1]
+    if beyond:
+        by_distance[..., beyond] += by_distance[..., :beyond].sum(-1)
+    return by_distance[..., beyond:]

@@ -1,87 +1,136 @@
-"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
+"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases.
+
+A segment is cut into blocks of W tokens. The queries of a block and the keys of the previous block
+and its own make a tile of scores, W x 2W (section 3.1). Whatever depends on the distance i - j
+alone is first made once for each of the 3W - 1 distances of a tile, from far to near.
+"""
 
 import math
+from collections.abc import Iterable
+from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.nn import ModuleList, functional
+from torch import Tensor, nn
+from torch.nn import functional
 
-from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
-from accelerated.attention.heads import at_least_float32, on_plain_cpu
+from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
+from accelerated.attention.heads import at_least_float32, on_plain_cpu, takes_sdpa
 from accelerated.attention.on_a_cpu import SlidingAttention
-from accelerated.attention.relative_shift import by_query_and_key, columns_of_query
+
+# What is added to the scores, by distance
 
 
 def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """T5's causal bucket of each distance: half of the buckets hold one distance each, the others grow logarithmically."""
+    """T5's causal bucket of each distance.
+
+    Half of the buckets hold one distance each, the others grow logarithmically.
+    """
     exact = buckets // 2
-    ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(max_distance / exact)
-    coarse = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    far = distance.clamp(min=exact).double()
+    ratio = torch.log(far / exact) / math.log(max_distance / exact)
+    coarse = exact + (ratio * (buckets - exact)).long()
+    coarse = coarse.clamp(max=buckets - 1)
     return torch.where(distance < exact, distance.clamp(min=0), coarse)
 
 
 def tables_by_distance(window: int, buckets: int, max_distance: int) -> tuple[Tensor, Tensor]:
-    """Two tables by the distance i - j of a block's W queries and the 2W keys of the previous block and its own, far to near:
+    """Two tables by a tile's distances, far to near.
 
-    its bucket, one-hot (3W - 1, buckets), and whether a query sees it (3W - 1,): it sees exactly the previous W tokens.
+    The first is a distance's bucket, one-hot (3W - 1, buckets). The second says whether a query
+    sees a key at that distance (3W - 1,): it sees exactly the previous W tokens.
     """
     distance = torch.arange(2 * window - 1, -window, -1)
-    in_bucket = position_bucket(distance, buckets, max_distance)[:, None] == torch.arange(buckets)
-    return in_bucket, (distance >= 1) & (distance <= window)
+    bucket = position_bucket(distance, buckets, max_distance)
+    in_bucket = bucket[:, None] == torch.arange(buckets)
+    seen = (distance >= 1) & (distance <= window)
+    return in_bucket, seen
 
 
-def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: Tensor) -> Tensor:
-    """The addition to a tile's scores by distance, (..., 3W - 1): the scaled bias of a table (..., buckets), or -inf if masked.
+def score_offset(
+    position_bias: Tensor,  # (..., buckets)
+    scale: Tensor,  # (...)
+    in_bucket: Tensor,  # (3W - 1, buckets)
+    mask: Tensor,  # (3W - 1,)
+) -> Tensor:
+    """What is added to a tile's scores by distance, (..., 3W - 1): the scaled bias, or -inf.
 
-    in_bucket (3W - 1, buckets) says which bucket a distance is in. A product picks it: its gradient adds up nothing by an index.
-    (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
+    The scores are (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before
+    the sum. A product with in_bucket looks the bias up: its gradient adds up nothing by an index.
     """
     by_bucket = position_bias * scale[..., None]
-    return at_least_float32(by_bucket @ in_bucket.T.to(by_bucket.dtype)).masked_fill(
-        ~mask, -math.inf
-    )
+    by_distance = by_bucket @ in_bucket.T.to(by_bucket.dtype)
+    return at_least_float32(by_distance).masked_fill(~mask, -math.inf)
 
 
-def offsets_of(layers: ModuleList, in_bucket: Tensor, mask: Tensor) -> Tensor:
+class LayerWithBias(Protocol):
+    """What offsets_of needs of a layer."""
+
+    position_bias: nn.Parameter  # (H, buckets)
+    scale: nn.Parameter  # (H,)
+
+
+def offsets_of(layers: Iterable[LayerWithBias], in_bucket: Tensor, mask: Tensor) -> Tensor:
     """score_offset of all layers at once, (L, H, 3W - 1)."""
-    bias, scale = (
-        torch.stack([getattr(layer, name) for layer in layers])
-        for name in ("position_bias", "scale")
-    )
+    bias = torch.stack([layer.position_bias for layer in layers])  # (L, H, buckets)
+    scale = torch.stack([layer.scale for layer in layers])  # (L, H)
     return score_offset(bias, scale, in_bucket, mask)
 
 
+# From distances to pairs of a query and a key
+
+
+def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
+    """Spread what depends on the distance alone over n queries and K keys.
+
+    (..., n + K - 1) -> (..., n, K): out[i, j] = by_distance[n - 1 - i + j]. The gradient adds up
+    diagonals; that of an index matrix is slow on a GPU.
+    """
+    keys = by_distance.shape[-1] + 1 - queries
+    return by_distance.unfold(-1, keys, 1).flip(-2)
+
+
 def offsets_by_pair(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """by_query_and_key(by_distance, W) in a type (..., W, 2W), in dense rows: SDPA's fused kernels take no others."""
-    return (
-        by_query_and_key(by_distance, window)
-        .to(dtype, memory_format=torch.contiguous_format)
-        .contiguous()
-    )
+    """by_query_and_key(by_distance, W) in a type, (..., W, 2W).
+
+    Its rows are dense: SDPA's fused kernels take no others.
+    """
+    pairs = by_query_and_key(by_distance, window)
+    return pairs.to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
+def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:
+    """Where row `position` (1,) of by_query_and_key(by_distance, queries) stands, (keys,)."""
+    first = torch.arange(queries - 1, queries - 1 + keys, device=position.device)
+    return first - position
 
 
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
     """Row `position` (1,) of by_query_and_key(by_distance, W), (..., 1, 2W) of (..., 3W - 1)."""
     window = (by_distance.shape[-1] + 1) // 3
-    return by_distance.index_select(-1, columns_of_query(position, window, 2 * window))[
-        ..., None, :
-    ]
+    columns = columns_of_query(position, window, 2 * window)
+    return by_distance.index_select(-1, columns)[..., None, :]
+
+
+# Attention
 
 
 def sliding_attention_plain(
-    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
+    query: Tensor,  # (B, H, N, E), already scaled
+    keys: Tensor,  # (B, H, W + N, E), which begin with the previous segment's last block
+    values: Tensor,  # (B, H, W + N, E)
+    offset: Tensor,  # (H, W, 2W)
+    dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of each block to the keys of the previous block and its own, all tiles at once.
-
-    query (B, H, N, E) already scaled, keys and values (B, H, W + N, E), offset (H, W, 2W). Returns (B, H, N, E).
-    """
+    """Attention (B, H, N, E) of each block to the previous block and itself, all tiles at once."""
     batch, heads, length, width = query.shape
     window = offset.shape[1]
-    tiles = query.view(batch, heads, length // window, window, width)
+    tiles = query.view(batch, heads, length // window, window, width)  # (B, H, N/W, W, E)
     near_keys = keys.unfold(2, 2 * window, window)  # (B, H, N/W, E, 2W)
-    near_values = values.unfold(2, 2 * window, window).transpose(-1, -2)
-    weights = (tiles @ near_keys + offset[:, None]).softmax(-1)  # (B, H, N/W, W, 2W)
-    return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
+    near_values = values.unfold(2, 2 * window, window).mT  # (B, H, N/W, 2W, E)
+    scores = tiles @ near_keys + offset[:, None]  # (B, H, N/W, W, 2W)
+    weights = functional.dropout(scores.softmax(-1), dropout)
+    attended = weights @ near_values
+    return attended.reshape(query.shape)
 
 
 def sliding_attention_sdpa(
@@ -90,10 +139,10 @@ def sliding_attention_sdpa(
     """The same as sliding_attention_plain by SDPA: the tiles are its batch."""
     window = offset.shape[1]
     tiles = fold_tiles(query.unflatten(2, (-1, window)))  # (B N/W, H, W, E)
-    near = (
-        fold_tiles(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)
-    )  # (B N/W, H, 2W, E)
-    return unfold_tiles(sdpa(tiles, *near, offset, dropout, scale=1.0), len(query)).flatten(2, 3)
+    near_keys = fold_tiles(keys.unfold(2, 2 * window, window).mT)  # (B N/W, H, 2W, E)
+    near_values = fold_tiles(values.unfold(2, 2 * window, window).mT)
+    attended = sdpa(tiles, near_keys, near_values, offset, dropout, scale=1.0)
+    return unfold_tiles(attended, len(query)).flatten(2, 3)
 
 
 def sliding_attention(

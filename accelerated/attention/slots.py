@@ -17,11 +17,12 @@ from accelerated.attention.heads import (
 
 
 class Writer(Declared):
-    """Each slot attends to [itself | encoded], not to other slots; its value of itself is the slot."""
+    """Each slot attends to [itself | encoded], not to other slots. Its own value is the slot."""
 
     def __init__(self, width: int, heads: int, head_width: int):
         super().__init__()
-        inner, self.heads = heads * head_width, heads
+        inner = heads * head_width
+        self.heads = heads
         self.memory_norm = LayerNorm(width)
         self.norm = LayerNorm(width)
         self.query = parameter(inner, width)  # (HE, D)
@@ -33,25 +34,33 @@ class Writer(Declared):
         self.retention = parameter(heads)  # (H,), bias on a slot's score for itself
 
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
-        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false for padding."""
+        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D).
+
+        readable (B, N) is false for padding.
+        """
         source = self.norm(encoded)
-        weights = self.weights(memory, source, readable)
+        weights = self.weights(memory, source, readable)  # (B, H, S, 1 + N)
+        itself = weights[..., :1]
+        others = weights[..., 1:]
         [value] = project(source, self.heads, [self.value], [self.value_bias])  # (B, H, N, D/H)
         [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
-        return merge_heads(weights[..., :1] * slots + weights[..., 1:].to(value.dtype) @ value)
+        return merge_heads(itself * slots + others.to(value.dtype) @ value)
 
     def weights(self, memory: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
-        """Each slot's attention to itself and to source (B, N, D), the normalised tokens: (B, H, S, 1 + N)."""
-        normal, key_bias = self.memory_norm(memory), self.key_bias.detach()
-        query, slot_key = project(
-            normal, self.heads, [self.query, self.key], [self.query_bias, key_bias]
-        )  # (B, H, S, E)
+        """Each slot's attention to itself and to source, (B, H, S, 1 + N).
+
+        memory (B, S, D); source (B, N, D) are the normalised tokens.
+        """
+        key_bias = self.key_bias.detach()
+        normal = self.memory_norm(memory)
+        matrices = [self.query, self.key]
+        query, slot_key = project(normal, self.heads, matrices, [self.query_bias, key_bias])
         [key] = project(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
-        query = query * query.shape[-1] ** -0.5
-        itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[
-            :, None, None
-        ]  # (B, H, S, 1)
-        others = query @ key.transpose(-1, -2)  # (B, H, S, N)
+        query = query * query.shape[-1] ** -0.5  # (B, H, S, E)
+
+        itself = (query * slot_key).sum(-1, keepdim=True)  # (B, H, S, 1)
+        itself = itself + self.retention[:, None, None]
+        others = query @ key.mT  # (B, H, S, N)
         if readable is not None:
             others = others.masked_fill(~readable[:, None, None], -math.inf)
         return at_least_float32(torch.cat([itself, others], -1)).softmax(-1)

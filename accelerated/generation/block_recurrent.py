@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import scaled_attention, sdpa
+from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
 from accelerated.attention.sliding_window import of_query, offsets_of
-from accelerated.block_recurrent import BlockRecurrent, State
+from accelerated.block_recurrent import BlockRecurrent, State, scaled_attention
 from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.relative_shift import columns_of_query
+from accelerated.attention.sliding_window import columns_of_query
 from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 from accelerated.memformer import Memformer, State

@@ -30,7 +30,7 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
         values=rows,
         offset=(heads, window, 2 * window),
     )
-    mask = relative_shift.by_query_and_key(
+    mask = sliding_window.by_query_and_key(
         sliding_window.tables_by_distance(window, 4, 8)[1], window
     )
     for name in ("keys", "values"):

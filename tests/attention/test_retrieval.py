@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.content import scaled_attention_plain
 from accelerated.attention.retrieval import (
     retrieval_attention,
     retrieval_attention_plain,
     searchable,
 )
+from accelerated.block_recurrent import scaled_attention_plain
 from reference import memorizing
 from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
 

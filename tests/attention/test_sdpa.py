@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
@@ -100,7 +101,7 @@ def test_the_path_is_that_of_the_device(device, off_cpu, rate, monkeypatch):
     usage = relative_shift.relative_attention(*relative, rate)[1]
     signed_distance.transformer_xl_attention(*relative, 8, None, rate)
     assert rates == [rate] * (3 * off_cpu) and usage is None
-    content.scaled_attention(
+    block_recurrent.scaled_attention(
         query, key, value, bias[:, 0]
     )  # a scale for each head; it has no dropout
     assert rates == [rate] * (3 * off_cpu) + [0.0] * off_cpu
@@ -122,5 +123,5 @@ def test_the_path_is_that_of_the_device(device, off_cpu, rate, monkeypatch):
     rates.clear()
     one_key, one_value = key[:, :, :1], value[:, :, :1]
     content.content_attention(query, one_key, one_value)
-    content.scaled_attention(query, one_key, one_value, bias[:, 0])
+    block_recurrent.scaled_attention(query, one_key, one_value, bias[:, 0])
     assert not rates, "of one key the gradient of query and key must be exactly zero"

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated import replay
 from accelerated.attention import sliding_window
-from accelerated.attention.relative_shift import by_query_and_key
+from accelerated.attention.sliding_window import by_query_and_key
 from accelerated.data.lanes import Segment
 from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, process

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.attention import relative_shift, sliding_window
+from accelerated.attention import sliding_window
 from accelerated.models import model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 
@@ -128,7 +128,7 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
     by_distance = sliding_window.score_offset(
         bias, scale, *sliding_window.tables_by_distance(2, 8, 128)
     )
-    offset = relative_shift.by_query_and_key(by_distance, 2)
+    offset = sliding_window.by_query_and_key(by_distance, 2)
     for weights in (
         *by_numpy[0],
         *sliding_window.sliding_attention(query * scale[:, None, None], keys, values, offset)[0],
