@@ -1,32 +1,34 @@
-"""Block-Recurrent Transformer (Hutchins, Schlag, Wu, Dyer, Neyshabur, 2022), forward and backward in NumPy.
+"""Block-Recurrent Transformer (Hutchins, Schlag, Wu, Dyer, Neyshabur, 2022) in NumPy.
 
-A Transformer reads a document in blocks of W tokens. Attention slides over the previous W tokens, so it forgets. One layer
-therefore also keeps S state vectors: tokens read them with cross-attention, and a gate rewrites them after each block.
-`forward` maps (tokens, state) to (logits, next state). `backward` maps the gradient of the next state to that of the incoming
-state, so segments chain into back-propagation through time.
+A Transformer reads a document in blocks of W tokens. Attention slides over the previous W tokens,
+so it forgets. One layer therefore also keeps S state vectors: tokens read them with
+cross-attention, and a gate rewrites them after each block. `forward` maps (tokens, state) to
+(logits, next state). `backward` maps the gradient of the next state to that of the incoming state,
+so segments chain into back-propagation through time.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens          token ids of one segment; below, their vectors are x             (B, N); x: (B, N, D)
-    states          state vectors of a layer (State: of all R layers)    c_t         (B, S, D), (B, R, S, D)
-    keys, values    of the previous block, then of the segment's tokens  K_e, V_e    (B, H, W + N, E)
-    query           vertical self-attention (token to token)             Q_e^v       (B, H, N, E)
-    cross_query     vertical cross-attention (token to state)            Q_s^v       (B, H, N, E)
+    tokens        token ids of one segment; below, their vectors are x          (B, N); x: (B, N, D)
+    states        state vectors of a layer; in State (B, R, S, D)      c_t       (B, S, D)
+    keys, values  of the previous block, then of the segment's tokens  K_e, V_e  (B, H, W + N, E)
+    query         vertical self-attention (token to token)             Q_e^v     (B, H, N, E)
+    cross_query   vertical cross-attention (token to state)            Q_s^v     (B, H, N, E)
     and below a recurrent layer's `state.`, projected from its states:
-    key, value      read by tokens and by states                         K_s, V_s    (B, H, S, E)
-    query           horizontal self-attention (state to state)           Q_s^h       (B, H, S, E)
-    cross_query     horizontal cross-attention (state to token)          Q_e^h       (B, H, S, E)
-    attended        [self; cross] attention, heads concatenated                      (B, S, 2HE)
-    hidden          a gate's input: attended, or an MLP's hidden layer   h_t         (B, S, 2HE or F)
-    z               what the gate may write                              z_t         (B, S, D)
+    key, value    read by tokens and by states                         K_s, V_s  (B, H, S, E)
+    query         horizontal self-attention (state to state)           Q_s^h     (B, H, S, E)
+    cross_query   horizontal cross-attention (state to token)          Q_e^h     (B, H, S, E)
+    attended      [self; cross] attention, heads concatenated                    (B, S, 2HE)
+    hidden        a gate's input: attended, or an MLP's hidden layer   h_t       (B, S, 2HE or F)
+    z             what the gate may write                              z_t       (B, S, D)
 
-B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head width, F feed-forward width,
-V vocabulary, L layers, R recurrent layers, K keys. Layers are counted from 1, as in the paper; arrays and the names of parameters
-from 0. Decisions are numbered in docs/decisions/block_recurrent.md.
+B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head
+width, F feed-forward width, V vocabulary, L layers, R recurrent layers, K keys. Layers are counted
+from 1, as in the paper; arrays and the names of parameters from 0. Decisions are numbered in
+docs/decisions/block_recurrent.md.
 """
 
 import runpy
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +48,7 @@ class Config:
         head_width: E, width of a head
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
-        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL style)
+        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL)
         recurrent_layers: recurrent layers, counted from 1; none gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)
@@ -89,10 +91,14 @@ class State(NamedTuple):
 
 
 # ----------------------------------------------------------------------------
-# the method: a layer whose states are read by each block's tokens, then rewritten through a gate; start here
+# the method: a layer's states, which each block's tokens read, then rewrite through a gate
 def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states):
-    """Run the cell over all blocks (3.2): what tokens read of the states (B, H, N, E), the states after the last, caches."""
-    outs, caches = [], []
+    """Run the cell over all blocks (3.2).
+
+    Returns what tokens read of the states (B, H, N, E), the states after the last block, caches.
+    """
+    outs = []
+    caches = []
     for own, tile in blocks_of(cross_query.shape[2], config.window):
         projected, projection_cache = state_projection_forward(p, config, states)
         # decision 9: tokens read the states before this block's update
@@ -107,71 +113,72 @@ def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states
     return np.concatenate(outs, axis=2), states, caches
 
 
-# c_{t+1} = update(c_t), y_t = read(c_t): dc_t = update'(dc_{t+1}) + read'(dy_t), from the last block to the first
+# c_{t+1} = update(c_t), y_t = read(c_t): dc_t = update'(dc_{t+1}) + read'(dy_t), last block first
 def recurrence_backward(config, dout, dstates, caches, dkeys, dvalues):
-    """Adds to dkeys, dvalues; returns dcross_query, dcross_scale, dstates, and the gradients of the state's parameters."""
-    grads, dcross_query, dcross_scale = {}, np.zeros_like(dout), 0.0
+    """Adds to dkeys, dvalues; returns dcross_query, dcross_scale, dstates, the cell's gradients."""
+    grads = {}
+    dcross_query = np.zeros_like(dout)
+    dcross_scale = 0.0
     blocks = blocks_of(dout.shape[2], config.window)
-    for (own, tile), (projection_cache, read_cache, update_cache) in zip(
-        reversed(blocks), reversed(caches), strict=True
-    ):
+    for t in reversed(range(len(blocks))):
+        own, tile = blocks[t]
+        projection_cache, read_cache, update_cache = caches[t]
+
         dcarry, dprojected, dkey, dvalue, dupdate = state_update_backward(
             config, dstates, update_cache
         )
         dkeys[:, :, tile] += dkey
         dvalues[:, :, tile] += dvalue
-        dcross_query[:, :, own], dstate_key, dstate_value, dscale, _ = attention_backward(
+
+        dquery, dstate_key, dstate_value, dscale, _ = attention_backward(
             dout[:, :, own], read_cache
         )
+        dcross_query[:, :, own] = dquery
         dcross_scale = dcross_scale + dscale
-        add_into(
-            dprojected, {"key": dstate_key, "value": dstate_value}
-        )  # K_s and V_s serve both directions
+
+        # K_s and V_s serve both directions
+        add_into(dprojected, {"key": dstate_key, "value": dstate_value})
         dinput, dprojection = state_projection_backward(dprojected, projection_cache)
         dstates = dcarry + dinput
-        add_into(grads, dupdate | dprojection)
+        add_into(grads, dupdate)
+        add_into(grads, dprojection)
     return dcross_query, dcross_scale, dstates, grads
 
 
 def state_update_forward(p, config, states, projected, keys, values):
-    """The horizontal direction on one block: states see each other and the tile's 2W tokens, then pass the gate (3.2)."""
+    """The next states (B, S, D): the horizontal direction on one block (3.2).
+
+    The states attend to each other and to the tile's 2W tokens; a gate decides what is written.
+    """
     to_states, self_cache = attention_forward(
         projected["query"], projected["key"], projected["value"], p["scale"]
     )
+    # decision 8: no mask
     to_tokens, cross_cache = attention_forward(
         projected["cross_query"], keys, values, p["cross_scale"]
-    )  # decision 8: no mask
-    attended = np.concatenate(
-        [merge_heads(to_states), merge_heads(to_tokens)], axis=-1
-    )  # (B, S, 2HE)
-    # decision 10: the raw states are carried. In the skip configuration gating is the gate alone, by default the fixed one
+    )
+    halves = [merge_heads(to_states), merge_heads(to_tokens)]
+    attended = np.concatenate(halves, axis=-1)  # (B, S, 2HE)
+    # decision 10: the raw states are carried. By default gating is one gate, the fixed one below
     next_states, gating_cache = gating_forward(p, config, states, attended)
     return next_states, (self_cache, cross_cache, gating_cache)
 
 
-# c' = gating(c, [self; cross]): dc and d[self; cross] from the gates; each half then goes back through its own attention
+# c' = gating(c, [self; cross]): dc and d[self; cross] by the gates; each half by its attention
 def state_update_backward(config, dnext_states, cache):
-    """Returns dstates (the carry's part), {name: dprojected}, dkeys and dvalues of the tile, and parameter gradients."""
+    """dstates (the carry's part), {name: dprojected}, the tile's dkeys and dvalues, parameters'."""
     self_cache, cross_cache, gating_cache = cache
     dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
     dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
+
     dquery, dkey, dvalue, grads["scale"], _ = attention_backward(
         split_heads(dto_states, config.heads), self_cache
     )
     dcross_query, dkeys, dvalues, grads["cross_scale"], _ = attention_backward(
         split_heads(dto_tokens, config.heads), cross_cache
     )
-    return (
-        dstates,
-        {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query},
-        dkeys,
-        dvalues,
-        grads,
-    )
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+    dprojected = {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query}
+    return dstates, dprojected, dkeys, dvalues, grads
 
 
 def fixed_gate_forward(p, carry, hidden):
@@ -179,29 +186,28 @@ def fixed_gate_forward(p, carry, hidden):
     projected, linear_cache = linear_forward(hidden, p["weight_z"])
     z = projected + p["bias_z"]  # Eq. 1; decision 2: no tanh here
     g = sigmoid(p["bias_g"])  # Eq. 2, (D,)
-    return carry * g + z * (1 - g), (linear_cache, carry, z, g)  # Eq. 3
+    out = carry * g + z * (1 - g)  # Eq. 3
+    return out, (linear_cache, carry, z, g)
 
 
 # c' = c g + z (1 - g), g = sigmoid(b): dc = dc' g, dz = dc' (1 - g), db = g (1 - g) Σ dc' (c - z)
 def fixed_gate_backward(dout, cache):
+    """Gradients of the carry, of hidden and of the parameters."""
     linear_cache, carry, z, g = cache
+    dcarry = dout * g
     dz = dout * (1 - g)
-    dhidden, dweight = linear_backward(dz, linear_cache)
     dg = (dout * (carry - z)).sum((0, 1))
-    return (
-        dout * g,
-        dhidden,
-        {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)},
-    )
+    dhidden, dweight = linear_backward(dz, linear_cache)
+    grads = {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)}
+    return dcarry, dhidden, grads
 
 
 def state_projection_forward(p, config, states):
-    """Unit keys and queries, and values, of norm(states) + state IDs (3.3): {name: (B, H, S, E)}."""
+    """Unit keys and queries, and values, of norm(states) + IDs (3.3): {name: (B, H, S, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", states)
     identified = normed + p["ids"]  # (B, S, D)
-    projected, caches = head_projections_forward(
-        p, ("key", "value", "query", "cross_query"), config.heads, identified
-    )
+    names = ("key", "value", "query", "cross_query")
+    projected, caches = head_projections_forward(p, names, config.heads, identified)
     return projected, (norm_cache, caches)
 
 
@@ -210,272 +216,326 @@ def state_projection_backward(dprojected, cache):
     """dstates and parameter gradients, from the gradients of any of the four projections."""
     norm_cache, caches = cache
     didentified, grads = head_projections_backward(dprojected, caches)
+    grads["ids"] = didentified.sum(0)
     dstates, dnorm = layer_norm_backward(didentified, norm_cache)
-    return dstates, grads | {"ids": didentified.sum(0)} | dnorm
+    return dstates, grads | dnorm
 
 
 def blocks_of(length, window):
-    """For each block, the slice of its tokens in the segment, and of its tile: the keys of the previous block and its own."""
-    return [(slice(at, at + window), slice(at, at + 2 * window)) for at in range(0, length, window)]
+    """[(own, tile)] of each block: slices of its tokens in the segment, and of its keys.
 
-
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
-    return by_head.transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
-
-
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+    A tile has the keys of the previous block and the block's own.
+    """
+    blocks = []
+    for at in range(0, length, window):
+        own = slice(at, at + window)
+        tile = slice(at, at + 2 * window)  # keys begin one block before the segment
+        blocks.append((own, tile))
+    return blocks
 
 
 # ----------------------------------------------------------------------------
-# the model: blocks of tokens through the layers, whose attention slides over the previous W tokens; read it next
+# the model: the whole of it first, then the stack, its layers and attention that slides over tokens
 def initial_state(params, config, batch):
-    """What a document starts with: the learned states, and keys and values of zero (decision 7: unmasked zeros before)."""
-    shape = (batch, config.layers, config.heads, config.window, config.head_width)
+    """What a document starts with: the learned states; keys and values of zero.
+
+    Zeros are read like any other keys (decision 7: unmasked zeros before).
+    """
     states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
     for r, layer in enumerate(config.recurrent_layers):
         states[:, r] = params[f"layers.{layer - 1}.state.initial"]
+    shape = (batch, config.layers, config.heads, config.window, config.head_width)
     return State(states, np.zeros(shape), np.zeros(shape))
 
 
 def initial_state_backward(config, dstate):
-    """Gradient of the learned initial states, summed over lanes; set dstate to zero in lanes that do not start a document."""
-    return {
-        f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0)
-        for r, layer in enumerate(config.recurrent_layers)
-    }
+    """Gradient of the learned initial states, summed over lanes.
+
+    Set dstate to zero in lanes that do not start a document.
+    """
+    grads = {}
+    for r, layer in enumerate(config.recurrent_layers):
+        grads[f"layers.{layer - 1}.state.initial"] = dstate.states[:, r].sum(0)
+    return grads
 
 
 def forward(params, config, tokens, state, rng=None):
-    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
+    """Logits (B, N, V), the next state, and the cache for `backward`.
 
-    tokens (B, N) of ids below V; state from `initial_state` or from the previous segment; rng turns dropout on. Raises ValueError
-    if N is not a positive multiple of the window.
+    tokens (B, N) of ids below V; position i of the logits predicts token i + 1. state is from
+    `initial_state` or from the previous segment; rng turns dropout on. Raises ValueError if N is
+    not a positive multiple of the window.
     """
-    n, w = tokens.shape[1], config.window
-    if n == 0 or n % w:
+    n = tokens.shape[1]
+    if n == 0 or n % config.window:
         raise ValueError(
-            f"a segment of {n} tokens is not a positive multiple of window {w}; pad it"
+            f"a segment of {n} tokens is not a positive multiple of window {config.window}; pad it"
         )
+    spans = [slice(0, n)]
+    if config.feedback:  # decision 12: feedback, block by block
+        spans = [own for own, _ in blocks_of(n, config.window)]
+
     x = params["embedding"][tokens]  # (B, N, D)
-    spans = (
-        [own for own, _ in blocks_of(n, w)] if config.feedback else [slice(0, n)]
-    )  # decision 12: feedback, block by block
-    outs, caches = [], []
+    outs = []
+    caches = []
     for span in spans:
         y, state, cache = stack_forward(params, config, x[:, span], state, rng)
         outs.append(y)
         caches.append(cache)
-    normed, norm_cache = layer_norm_forward(params, "final_norm", np.concatenate(outs, axis=1))
-    logits, output_cache = linear_forward(
-        normed * config.width**-0.5, params["embedding"]
-    )  # decision 13: divided by sqrt(D)
+    y = np.concatenate(outs, axis=1)
+    normed, norm_cache = layer_norm_forward(params, "final_norm", y)
+    scaled = normed * config.width**-0.5  # decision 13: divided by sqrt(D)
+    logits, output_cache = linear_forward(scaled, params["embedding"])
     return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
 
-# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
+# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
+# dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+    """Gradients of the parameters and of the incoming state.
 
-    dnext_state None stops the gradient at the segment's end (decision 14: none across segments): "the final set of state vectors
-    from the last block are stored in a non-differentiable cache" (3.2).
+    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
+    the gradient at the segment's end (decision 14: none across segments): "the final set of state
+    vectors from the last block are stored in a non-differentiable cache" (3.2).
     """
     tokens, spans, caches, norm_cache, output_cache = cache
     if dnext_state is None:
-        dnext_state = State(
-            *(np.zeros_like(field) for field in initial_state(params, config, len(tokens)))
-        )
-    dnormed, dembedding = linear_backward(dlogits, output_cache)
-    dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
+        fresh = initial_state(params, config, len(tokens))
+        dnext_state = State(*map(np.zeros_like, fresh))
+
+    dscaled, dembedding = linear_backward(dlogits, output_cache)
+    dnormed = dscaled * config.width**-0.5
+    dy, dnorm = layer_norm_backward(dnormed, norm_cache)
     grads = {"embedding": dembedding} | dnorm
-    dx, dstate = np.zeros_like(dy), dnext_state
-    for span, span_cache in zip(reversed(spans), reversed(caches), strict=True):
-        dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, span_cache)
+    dx = np.zeros_like(dy)
+    dstate = dnext_state
+    for i in reversed(range(len(spans))):
+        span = spans[i]
+        dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, caches[i])
         add_into(grads, dstack)
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
+
     for name in initial_state_backward(config, dstate):
-        grads[name] = np.zeros_like(
-            params[name]
-        )  # they act through `state`: see initial_state_backward
+        grads[name] = np.zeros_like(params[name])  # they act through state: initial_state_backward
     return grads, dstate
 
 
 def stack_forward(params, config, x, state, rng):
-    """All layers over the blocks of x (B, N, D); with feedback x is one block (3.7). Returns y, the next State, the cache."""
-    shared, shared_cache = None, None
-    if (
-        config.feedback
-    ):  # decision 12: the recurrent layer's own matrices project what the previous block left
+    """All layers over the blocks of x (B, N, D); with feedback x is one block (3.7).
+
+    Returns y (B, N, D), the next State and the cache.
+    """
+    shared = None
+    shared_cache = None
+    if config.feedback:
+        # decision 12: the recurrent layer's own matrices project what the previous block left
         owner = subtree(params, f"layers.{config.recurrent_layers[0] - 1}.state.")
         projected, shared_cache = state_projection_forward(owner, config, state.states[:, 0])
         shared = (projected["key"], projected["value"])
-    states, lasts, caches = [], [], []
+
+    next_state = State(*map(np.empty_like, state))
+    caches = []
     for layer in range(config.layers):
-        own = (
-            state.states[:, len(states)] if layer + 1 in config.recurrent_layers else None
-        )  # (B, S, D)
+        p = subtree(params, f"layers.{layer}.")
         previous = (state.keys[:, layer], state.values[:, layer])
-        x, last, own, cache = layer_forward(
-            subtree(params, f"layers.{layer}."), config, x, previous, own, shared, rng
-        )
-        lasts.append(last)
+        r = recurrent_index(config, layer)
+        states = None if r is None else state.states[:, r]  # (B, S, D)
+
+        x, last, states, cache = layer_forward(p, config, x, previous, states, shared, rng)
+        next_state.keys[:, layer], next_state.values[:, layer] = last
+        if r is not None:
+            next_state.states[:, r] = states
         caches.append(cache)
-        if own is not None:
-            states.append(own)
-    states = np.stack(states, axis=1) if states else state.states  # (B, R, S, D)
-    keys, values = (
-        np.stack(field, axis=1) for field in zip(*lasts, strict=True)
-    )  # (B, L, H, W, E)
-    return x, State(states, keys, values), (caches, shared_cache)
+    return x, next_state, (caches, shared_cache)
 
 
-# under feedback the other layers all read one K_s, V_s: dK_s, dV_s = sums over those layers, then back through the projections
+# with feedback the other layers all read one K_s, V_s: their gradients are summed over those layers
 def stack_backward(config, dy, dnext, cache):
-    """dx, the incoming State's gradient, and the gradients of all layers' parameters."""
+    """Gradients of x, of the incoming State and of all layers' parameters."""
     caches, shared_cache = cache
-    grads, dshared = {}, {}
-    dstate = State(*(np.zeros_like(field) for field in dnext))
+    grads = {}
+    dshared = {}
+    dstate = State(*map(np.zeros_like, dnext))
     for layer in reversed(range(config.layers)):
-        r = (
-            config.recurrent_layers.index(layer + 1)
-            if layer + 1 in config.recurrent_layers
-            else None
-        )
         dlast = (dnext.keys[:, layer], dnext.values[:, layer])
-        dnext_states = None if r is None else dnext.states[:, r]
+        r = recurrent_index(config, layer)
+        dstates = None if r is None else dnext.states[:, r]
+
         dy, dprevious, dstates, dread, dlayer = layer_backward(
-            config, dy, dlast, dnext_states, caches[layer]
+            config, dy, dlast, dstates, caches[layer]
         )
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
         if r is not None:
             dstate.states[:, r] = dstates
         add_into(dshared, dread)
         grads |= prefixed(f"layers.{layer}.", dlayer)
-    if dshared:
+
+    if dshared:  # empty without feedback, and if no other layer reads the states
         dstates, downer = state_projection_backward(dshared, shared_cache)
         dstate.states[:, 0] += dstates
         add_into(grads, prefixed(f"layers.{config.recurrent_layers[0] - 1}.state.", downer))
     return dy, dstate, grads
 
 
+def recurrent_index(config, layer):
+    """Where State.states has those of a layer, counted from 0; None if it is not recurrent."""
+    if layer + 1 in config.recurrent_layers:
+        return config.recurrent_layers.index(layer + 1)
+    return None
+
+
 def layer_forward(p, config, x, previous, states, shared, rng):
-    """y (B, N, D), last, next states (or None), cache. previous, last: a block's keys and values; shared: K_s, V_s."""
+    """y (B, N, D), the last block's keys and values, the next states, and the cache.
+
+    previous: keys and values (B, H, W, E) of the block before. states: (B, S, D) of a recurrent
+    layer, else None. shared: with feedback the K_s and V_s that other layers read, else None.
+    """
     projected, projection_cache = token_projection_forward(p, config, x, rng)
-    previous_keys, previous_values = previous  # (B, H, W, E)
+    previous_keys, previous_values = previous
     keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
     values = np.concatenate([previous_values, projected["value"]], axis=2)
-    attended, self_cache = sliding_attention_forward(
-        p, config, projected["query"], keys, values, rng
-    )
-    attended, cross_cache = merge_heads(attended), None  # (B, N, HE)
+    local, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
+    parts = [merge_heads(local)]  # (B, N, HE)
+
+    cross_cache = None
     if states is not None:
-        cell, query = subtree(p, "state."), projected["cross_query"]
+        cell = subtree(p, "state.")
+        cross_query = projected["cross_query"]
         cross, states, cross_cache = recurrence_forward(
-            cell, config, query, p["cross_scale"], keys, values, states
+            cell, config, cross_query, p["cross_scale"], keys, values, states
         )
+        parts.append(merge_heads(cross))
     elif shared is not None:  # feedback: read another layer's states
-        cross, cross_cache = attention_forward(projected["cross_query"], *shared, p["cross_scale"])
-    if cross_cache is not None:
-        attended = np.concatenate([attended, merge_heads(cross)], axis=-1)  # (B, N, 2HE)
+        key, value = shared
+        cross, cross_cache = attention_forward(
+            projected["cross_query"], key, value, p["cross_scale"]
+        )
+        parts.append(merge_heads(cross))
+
+    attended = np.concatenate(parts, axis=-1)  # (B, N, HE), or (B, N, 2HE) if states are read
     out, output_cache = linear_forward(attended, p["output"])
     y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
     last = (keys[:, :, -config.window :], values[:, :, -config.window :])
     return y, last, states, (projection_cache, self_cache, cross_cache, output_cache, mlp_cache)
 
 
-# tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four, then back through W_k
+# tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four
 def layer_backward(config, dy, dlast, dstates, cache):
-    """Gradients of x, previous, states (None unless recurrent), shared {name: gradient} and parameters."""
+    """Gradients of x, previous, states (None unless recurrent), shared {name: its}, parameters."""
     projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
-    w = config.window
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
-    dkeys, dvalues = (
-        np.pad(dpart, ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))) for dpart in dlast
-    )  # (B, H, W + N, E)
-    dprojected, dshared = {}, {}
+
+    dlast_keys, dlast_values = dlast
+    before_last = ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))
+    dkeys = np.pad(dlast_keys, before_last)  # (B, H, W + N, E)
+    dvalues = np.pad(dlast_values, before_last)
+    dprojected = {}
+    dshared = {}
     if cross_cache is not None:
         dattended, dcross = np.split(dattended, 2, axis=-1)
         dcross = split_heads(dcross, config.heads)
         if dstates is not None:
-            recurrence = recurrence_backward(config, dcross, dstates, cross_cache, dkeys, dvalues)
-            dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence
+            dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence_backward(
+                config, dcross, dstates, cross_cache, dkeys, dvalues
+            )
             grads |= prefixed("state.", dcell)
         else:
             dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(
                 dcross, cross_cache
             )
             dshared = {"key": dkey, "value": dvalue}
-    dprojected["query"], dself = sliding_attention_backward(
-        split_heads(dattended, config.heads), self_cache, dkeys, dvalues
-    )
-    dprojected |= {"key": dkeys[:, :, w:], "value": dvalues[:, :, w:]}
+
+    dlocal = split_heads(dattended, config.heads)
+    dprojected["query"], dself = sliding_attention_backward(dlocal, self_cache, dkeys, dvalues)
+    dprojected["key"] = dkeys[:, :, config.window :]
+    dprojected["value"] = dvalues[:, :, config.window :]
+    dprevious = (dkeys[:, :, : config.window], dvalues[:, :, : config.window])
     dinput, dprojection = token_projection_backward(dprojected, projection_cache)
-    return (
-        dx + dinput,
-        (dkeys[:, :, :w], dvalues[:, :, :w]),
-        dstates,
-        dshared,
-        grads | dself | dprojection,
-    )
+    return dx + dinput, dprevious, dstates, dshared, grads | dself | dprojection
 
 
 def token_projection_forward(p, config, x, rng):
-    """norm, dropout, then unit key and queries, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
+    """norm, dropout, then unit key and queries, and value, of tokens x: {name: (B, H, N, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: no RMS norm
-    normed, dropout_mask = dropout_forward(
-        normed, config.dropout, rng
-    )  # decision 11: dropout for tokens
+    # decision 11: dropout for tokens
+    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)
     names = [name for name in ("key", "value", "query", "cross_query") if name in p]
     projected, caches = head_projections_forward(p, names, config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
 
 
 def token_projection_backward(dprojected, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
-    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
+    dnormed = dropout_backward(dnormed, dropout_mask)
+    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dx, grads | dnorm
 
 
 def token_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x)))"""
     normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
-    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, N, F)
+    before, hidden_cache = linear_forward(normed, p["mlp_hidden"])
+    hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout for tokens
+    # decision 11: dropout after the MLP
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
+    dout = dropout_backward(dy, dropout_mask)
+    dhidden, doutput = linear_backward(dout, output_cache)
+    dbefore = dhidden * (hidden > 0)
+    dnormed, dweight = linear_backward(dbefore, hidden_cache)
+    dinput, dnorm = layer_norm_backward(dnormed, norm_cache)
+    return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
 
-def tile_distance(window):
-    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
-    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
+def sliding_attention_forward(p, config, query, keys, values, rng):
+    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E) (Figure 2)."""
+    mask = tile_mask(config.window)
+    # decision 6: one table a layer, for this attention alone
+    bias, bias_cache = position_bias_forward(
+        p["position_bias"], config.window, config.max_distance
+    )  # (H, W, 2W)
+    outs = []
+    caches = []
+    for own, tile in blocks_of(query.shape[2], config.window):
+        key = keys[:, :, tile]
+        value = values[:, :, tile]
+        # decision 11: dropout for tokens
+        out, cache = attention_forward(
+            query[:, :, own], key, value, p["scale"], bias, mask, config.dropout, rng
+        )
+        outs.append(out)
+        caches.append(cache)
+    return np.concatenate(outs, axis=2), (caches, bias_cache)
+
+
+# tile t reads the keys of blocks t - 1 and t: dkeys of a block = its own tile's + the next tile's
+def sliding_attention_backward(dout, cache, dkeys, dvalues):
+    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the parameters' gradients."""
+    caches, bias_cache = cache
+    dquery = np.zeros_like(dout)
+    dscale = 0.0
+    dbias = 0.0
+    window = dout.shape[2] // len(caches)
+    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], window), caches, strict=True):
+        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(
+            dout[:, :, own], tile_cache
+        )
+        dkeys[:, :, tile] += dkey
+        dvalues[:, :, tile] += dvalue
+        dscale = dscale + dscale_tile
+        dbias = dbias + dbias_tile
+    dtable = position_bias_backward(dbias, bias_cache)
+    return dquery, {"scale": dscale, "position_bias": dtable}
 
 
 def tile_mask(window):
@@ -484,59 +544,35 @@ def tile_mask(window):
     return (distance >= 1) & (distance <= window)  # decision 4: not itself
 
 
-def sliding_attention_forward(p, config, query, keys, values, rng):
-    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E): tiles of W x 2W (3.1, Figure 2)."""
-    mask = tile_mask(config.window)
-    # decision 6: one table a layer, for this attention alone
-    bias, bias_cache = position_bias_forward(
-        p["position_bias"], config.window, config.max_distance
-    )  # (H, W, 2W)
-    outs, caches = [], []
-    for own, tile in blocks_of(query.shape[2], config.window):
-        inputs = query[:, :, own], keys[:, :, tile], values[:, :, tile]
-        out, cache = attention_forward(
-            *inputs, p["scale"], bias, mask, config.dropout, rng
-        )  # decision 11: dropout for tokens
-        outs.append(out)
-        caches.append(cache)
-    return np.concatenate(outs, axis=2), (caches, bias_cache)
-
-
-# tile t reads the keys of blocks t - 1 and t: dkeys of a block = what its own tile sends back + what the next tile sends back
-def sliding_attention_backward(dout, cache, dkeys, dvalues):
-    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the gradients of scale and position_bias."""
-    caches, bias_cache = cache
-    dquery, dscale, dbias = np.zeros_like(dout), 0.0, 0.0
-    for (own, tile), tile_cache in zip(
-        blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True
-    ):
-        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(
-            dout[:, :, own], tile_cache
-        )
-        dkeys[:, :, tile] += dkey
-        dvalues[:, :, tile] += dvalue
-        dscale, dbias = dscale + dscale_tile, dbias + dbias_tile
-    return dquery, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
+def tile_distance(window):
+    """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
+    query_position = np.arange(window)[:, None] + window
+    key_position = np.arange(2 * window)[None, :]
+    return query_position - key_position
 
 
 # ----------------------------------------------------------------------------
 # through segments: a document's loss, back-propagated through all of it
 def loss_and_gradients(params, config, segments):
-    """Mean loss over a document cut into segments [(tokens, targets)], and its gradients through all of them."""
-    total, count, caches = 0.0, 0, []
+    """Mean loss of a document cut into segments [(tokens, targets)], and its gradients."""
+    total = 0.0
+    count = 0
+    caches = []
     state = initial_state(params, config, len(segments[0][0]))
     for tokens, targets in segments:
         logits, state, cache = forward(params, config, tokens, state)
-        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-        total, count = total + loss, count + targets.size
+        scored = np.ones(targets.shape, bool)
+        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
+        total += loss
+        count += targets.size
         caches.append((cache, loss_cache))
-    grads, dstate = {}, None
-    for cache, loss_cache in reversed(
-        caches
-    ):  # decision 14: an extension, with the gradient passed on between segments
-        dparams, dstate = backward(
-            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
-        )
+
+    grads = {}
+    dstate = None
+    # decision 14: an extension, with the gradient passed on between segments
+    for cache, loss_cache in reversed(caches):
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
     add_into(grads, initial_state_backward(config, dstate))
     return total / count, grads
@@ -569,11 +605,25 @@ def check_gradients(loss, params, grads, rng):
         raise SystemExit("gradients disagree with finite differences")
 
 
+def signed_step(params, grads, step):
+    """The parameters after a step against the signs of their gradients; later steps are smaller."""
+    rate = 0.02 * 0.98**step
+    return {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
+
+
+def bits_per_token(params, config, segment, state):
+    """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
+    tokens, targets = segment
+    logits, _, _ = forward(params, config, tokens, state)
+    nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+    return nats / targets.size / np.log(2)
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
     config = Config(
-        11,
+        vocabulary=11,
         width=12,
         layers=3,
         heads=2,
@@ -581,103 +631,110 @@ def demonstrate():
         feed_forward=20,
         window=4,
         segment=12,
+        recurrent_layers=(2,),
         states=3,
+        buckets=6,
+        max_distance=5,
+        dropout=0.0,
     )
-    config = replace(config, recurrent_layers=(2,), buckets=6, max_distance=5, dropout=0.0)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
+
     print(
-        "Block-Recurrent Transformer, fixed gate, skip configuration; two segments of three blocks, back-propagated as one."
+        "Block-Recurrent Transformer, fixed gate, skip configuration; "
+        "two segments of three blocks, back-propagated as one."
     )
     _, grads = loss_and_gradients(params, config, segments)
     check_gradients(
         lambda moved: loss_and_gradients(moved, config, segments)[0], params, grads, rng
     )
     print(
-        "Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+        "Fitting these 48 predictions of random tokens by the gradients' signs "
+        "(there is nothing to learn but the text):"
     )
+    uniform = np.log2(config.vocabulary)
     for step in range(1, 151):
         loss, grads = loss_and_gradients(params, config, segments)
-        params = {
-            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
-        }
+        params = signed_step(params, grads, step)
         if step in (1, 10, 50, 150):
-            print(
-                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
-            )
+            bits = loss / np.log(2)
+            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+
+    first, second = segments
     fresh = initial_state(params, config, 2)
-    _, state, _ = forward(params, config, segments[0][0], fresh)
-    cleared = state._replace(states=fresh.states)
-    for label, start in (
-        ("state and cached block carried", state),
-        ("states cleared", cleared),
-        ("both cleared", fresh),
-    ):
-        logits, _, _ = forward(params, config, segments[1][0], start)
-        nats, _ = cross_entropy_forward(logits, segments[1][1], np.ones((2, 12), bool))
-        print(f"Second segment, {label}: {nats / 24 / np.log(2):.3f} bits per token")
+    _, carried, _ = forward(params, config, first[0], fresh)
+    starts = {
+        "state and cached block carried": carried,
+        "states cleared": carried._replace(states=fresh.states),
+        "both cleared": fresh,
+    }
+    for label, state in starts.items():
+        bits = bits_per_token(params, config, second, state)
+        print(f"Second segment, {label}: {bits:.3f} bits per token")
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: attention and its projections, norms, softmax, dropout; a first reading takes it as known
+# what every Transformer has: attention and its projections, norms, softmax, dropout; known before
 NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
-    """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
+    """softmax((q·k + bias) scale) v, (B, H, N, E).
+
+    query (B, H, N, E), key and value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K).
+    """
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
     scores = similarity * scale[:, None, None]  # decision 5: learned scale, no 1/sqrt(E)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, (
-        (query, key, value, scale),
-        (similarity, weights, dropped, dropout_mask),
-    )
+    out = dropped @ value
+    return out, (query, key, value, scale, similarity, weights, dropped, dropout_mask)
 
 
-# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
+# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T),
+# dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
-    (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
+    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(
-        dweights, weights
-    )  # exactly zero where masked, since the weights are
+    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dweights = dropout_backward(ddropped, dropout_mask)
+    dscores = softmax_backward(dweights, weights)  # exactly zero where weights are: where masked
     dscale = (dscores * similarity).sum((0, 2, 3))
     dsimilarity = dscores * scale[:, None, None]
-    return (
-        dsimilarity @ key,
-        dsimilarity.swapaxes(-1, -2) @ query,
-        dvalue,
-        dscale,
-        dsimilarity.sum(0),
-    )
+    dquery = dsimilarity @ key
+    dkey = dsimilarity.swapaxes(-1, -2) @ query
+    return dquery, dkey, dvalue, dscale, dsimilarity.sum(0)
 
 
 def head_projections_forward(p, names, heads, x):
     """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length."""
-    projected, caches = {}, {}
+    projected = {}
+    caches = {}
     for name in names:
-        out, linear_cache = linear_forward(x, p[name])
-        out, norm_cache = split_heads(out, heads), None
+        flat, linear_cache = linear_forward(x, p[name])  # (B, N, HE)
+        rows = split_heads(flat, heads)
+        norm_cache = None
         if name != "value":
-            out, norm_cache = unit_norm_forward(out)
-        projected[name], caches[name] = out, (linear_cache, norm_cache)
+            rows, norm_cache = unit_norm_forward(rows)
+        projected[name] = rows
+        caches[name] = (linear_cache, norm_cache)
     return projected, caches
 
 
-# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W over the names, dW = du^T x
+# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W, dW = du^T x
 def head_projections_backward(dprojected, caches):
     """dx, summed over the projections that have a gradient, and {name: dW}."""
-    dx, grads = 0.0, {}
-    for name, dout in dprojected.items():
+    dx = 0.0
+    grads = {}
+    for name, drows in dprojected.items():
         linear_cache, norm_cache = caches[name]
-        dlinear = dout if norm_cache is None else unit_norm_backward(dout, norm_cache)
-        dx_of_name, grads[name] = linear_backward(merge_heads(dlinear), linear_cache)
+        if norm_cache is not None:
+            drows = unit_norm_backward(drows, norm_cache)
+        dx_of_name, grads[name] = linear_backward(merge_heads(drows), linear_cache)
         dx = dx + dx_of_name
     return dx, grads
 
@@ -692,22 +749,14 @@ def unit_norm_forward(x):
 # y = x / |x|: dx = (dy - y (y·dy)) / |x|
 def unit_norm_backward(dunit, cache):
     unit, inverse = cache
-    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
-
-
-def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
-    exact = buckets // 2
-    distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
-    return np.where(distance < exact, distance, coarse)
+    along = (dunit * unit).sum(-1, keepdims=True)
+    return inverse * (dunit - unit * along)
 
 
 def position_bias_forward(table, window, max_distance):
-    """Bias of every query-key pair of a tile from the table (H, buckets)."""
+    """Bias (H, W, 2W) of every query-key pair of a tile from the table (H, buckets)."""
     bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
-    return table[:, bucket], (bucket, table)  # (H, W, 2W)
+    return table[:, bucket], (bucket, table)
 
 
 # bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
@@ -717,6 +766,29 @@ def position_bias_backward(dbias, cache):
     for b in range(table.shape[1]):
         dtable[:, b] = dbias[:, bucket == b].sum(-1)
     return dtable
+
+
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max."""
+    exact = buckets // 2
+    distance = np.maximum(distance, 0)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = exact + (ratio * (buckets - exact)).astype(int)
+    coarse = np.minimum(coarse, buckets - 1)
+    return np.where(distance < exact, distance, coarse)
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
+    return by_head.transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
 def layer_norm_forward(p, name, x):
@@ -759,6 +831,10 @@ def linear_backward(dy, cache):
     x_rows = x.reshape(-1, x.shape[-1])
     dweight = dy_rows.T @ x_rows
     return dx, dweight
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def softmax_forward(scores):
@@ -804,6 +880,11 @@ def cross_entropy_backward(dloss, cache):
     return dlogits * scored[..., None]
 
 
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
+
+
 def subtree(params, prefix):
     """The parameters below prefix, by their names without it."""
     return {
@@ -813,33 +894,44 @@ def subtree(params, prefix):
     }
 
 
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
+
+
 # ----------------------------------------------------------------------------
-# variants: the LSTM gate, gates with an MLP (dual, single); a first reading skips them, and `feedback` and `shared` above
+# variants: the LSTM gate, gates with an MLP (dual, single); and `feedback` and `shared` above
 def lstm_gate_forward(p, carry, hidden):
     """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
-    (z, z_cache), (i, i_cache), (f, f_cache) = (
-        linear_forward(hidden, p[f"weight_{name}"]) for name in "zif"
-    )
-    z = np.tanh(z + p["bias_z"])  # Eq. 4
-    i = sigmoid(i + p["bias_i"] - 1)  # Eq. 5
-    f = sigmoid(f + p["bias_f"] + 1)  # Eq. 6
-    return carry * f + z * i, ({"z": z_cache, "i": i_cache, "f": f_cache}, carry, z, i, f)  # Eq. 7
+    z_linear, z_cache = linear_forward(hidden, p["weight_z"])
+    i_linear, i_cache = linear_forward(hidden, p["weight_i"])
+    f_linear, f_cache = linear_forward(hidden, p["weight_f"])
+    z = np.tanh(z_linear + p["bias_z"])  # Eq. 4
+    i = sigmoid(i_linear + p["bias_i"] - 1)  # Eq. 5
+    f = sigmoid(f_linear + p["bias_f"] + 1)  # Eq. 6
+    out = carry * f + z * i  # Eq. 7
+    return out, (z_cache, i_cache, f_cache, carry, z, i, f)
 
 
-# c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z, dc' z i (1 - i) for i, dc' c f (1 - f) for f
+# c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z,
+# dc' z i (1 - i) for i, dc' c f (1 - f) for f
 def lstm_gate_backward(dout, cache):
-    linear_caches, carry, z, i, f = cache
-    dlinear = {
-        "z": dout * i * (1 - z**2),
-        "i": dout * z * i * (1 - i),
-        "f": dout * carry * f * (1 - f),
-    }
-    dhidden, grads = 0.0, {}
-    for name, dname in dlinear.items():
-        dhidden_of_name, grads[f"weight_{name}"] = linear_backward(dname, linear_caches[name])
-        dhidden = dhidden + dhidden_of_name
-        grads[f"bias_{name}"] = dname.sum((0, 1))
-    return dout * f, dhidden, grads
+    """Gradients of the carry, of hidden and of the parameters."""
+    z_cache, i_cache, f_cache, carry, z, i, f = cache
+    dcarry = dout * f
+    dz_linear = dout * i * (1 - z**2)
+    di_linear = dout * z * i * (1 - i)
+    df_linear = dout * carry * f * (1 - f)
+
+    grads = {}
+    dhidden_z, grads["weight_z"] = linear_backward(dz_linear, z_cache)
+    grads["bias_z"] = dz_linear.sum((0, 1))
+    dhidden_i, grads["weight_i"] = linear_backward(di_linear, i_cache)
+    grads["bias_i"] = di_linear.sum((0, 1))
+    dhidden_f, grads["weight_f"] = linear_backward(df_linear, f_cache)
+    grads["bias_f"] = df_linear.sum((0, 1))
+    return dcarry, dhidden_z + dhidden_i + dhidden_f, grads
 
 
 GATES = {
@@ -849,48 +941,64 @@ GATES = {
 
 
 def gating_forward(p, config, states, attended):
-    """The next states, from states (B, S, D) and attended (B, S, 2HE): through a gate, an MLP with a gate, or both (3.6)."""
+    """The next states, from states (B, S, D) and attended (B, S, 2HE).
+
+    They pass a gate (skip), an MLP with a gate (single), or one after the other (dual) (3.6).
+    """
     gate_forward, _ = GATES[config.gate]
-    carry, x, gate_cache, norm_cache = states, attended, None, None
-    if config.configuration != "single":  # single: attention feeds the MLP directly
-        carry, gate_cache = gate_forward(subtree(p, "attention_gate."), states, attended)
-    if config.configuration == "skip":  # no MLP
-        return carry, (gate_cache, None, None, None, None)
-    if config.configuration == "dual":  # a gate for each residual (Figure 1)
-        x, norm_cache = layer_norm_forward(p, "mlp_norm", carry)
-    hidden, hidden_cache = linear_forward(x, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, S, F), whose output layer is the gate's matrix (3.4)
-    out, mlp_gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
-    return out, (gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache)
+    if config.configuration == "skip":
+        return gate_forward(subtree(p, "attention_gate."), states, attended)
+    if config.configuration == "single":
+        return gated_mlp_forward(p, config, states, attended)
+    # dual: a gate for each residual (Figure 1)
+    middle, gate_cache = gate_forward(subtree(p, "attention_gate."), states, attended)
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", middle)
+    out, mlp_cache = gated_mlp_forward(p, config, middle, normed)
+    return out, (gate_cache, norm_cache, mlp_cache)
 
 
-# m = gate(c, h), η = relu(W norm(m)), c' = gate(m, η): dm = its part of gate'(dc') + norm'(W^T (dη where η > 0)), dc from dm
+# dual: m = gate(c, h), c' = mlp(m, norm(m)): dm = the carry's part + norm'(the MLP's), dc from dm
 def gating_backward(config, dout, cache):
     """Gradients of states, attended and the parameters."""
     _, gate_backward = GATES[config.gate]
-    gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache = cache
-    dcarry, grads = dout, {}
-    if config.configuration != "skip":
-        dcarry, dhidden, dgate = gate_backward(dout, mlp_gate_cache)
-        dx, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-        grads |= {"mlp_hidden": dweight} | prefixed("mlp_gate.", dgate)
+    if config.configuration == "skip":
+        dstates, dattended, dgate = gate_backward(dout, cache)
+        return dstates, dattended, prefixed("attention_gate.", dgate)
     if config.configuration == "single":
-        return dcarry, dx, grads
-    if config.configuration == "dual":
-        dnorm_input, dnorm = layer_norm_backward(dx, norm_cache)
-        dcarry = dcarry + dnorm_input
-        grads |= dnorm
-    dstates, dattended, dgate = gate_backward(dcarry, gate_cache)
-    return dstates, dattended, grads | prefixed("attention_gate.", dgate)
+        return gated_mlp_backward(config, dout, cache)
+    gate_cache, norm_cache, mlp_cache = cache
+    dmiddle, dnormed, grads = gated_mlp_backward(config, dout, mlp_cache)
+    dmiddle_normed, dnorm = layer_norm_backward(dnormed, norm_cache)
+    dstates, dattended, dgate = gate_backward(dmiddle + dmiddle_normed, gate_cache)
+    return dstates, dattended, grads | dnorm | prefixed("attention_gate.", dgate)
+
+
+def gated_mlp_forward(p, config, carry, x):
+    """The carry (B, S, D) after relu(W x), whose output layer is the gate's matrix (3.4)."""
+    gate_forward, _ = GATES[config.gate]
+    before, hidden_cache = linear_forward(x, p["mlp_hidden"])
+    hidden = np.maximum(before, 0)  # (B, S, F)
+    out, gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
+    return out, (hidden_cache, hidden, gate_cache)
+
+
+# c' = gate(c, η), η = relu(W x): dx = W^T (dη where η > 0)
+def gated_mlp_backward(config, dout, cache):
+    """Gradients of carry, x and the parameters."""
+    _, gate_backward = GATES[config.gate]
+    hidden_cache, hidden, gate_cache = cache
+    dcarry, dhidden, dgate = gate_backward(dout, gate_cache)
+    dbefore = dhidden * (hidden > 0)
+    dx, dweight = linear_backward(dbefore, hidden_cache)
+    return dcarry, dx, {"mlp_hidden": dweight} | prefixed("mlp_gate.", dgate)
 
 
 # ----------------------------------------------------------------------------
 # starting values: how every parameter is drawn; a first reading skips them
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {
-        "embedding": rng.normal(0, 1, (config.vocabulary, config.width))
-    }  # decision 13: starts at N(0, 1)
+    # decision 13: starts at N(0, 1)
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
     return params | prefixed("final_norm.", init_norm(config.width))
@@ -898,27 +1006,24 @@ def init_params(config, rng):
 
 def init_layer(config, rng, layer):
     """Parameters of a layer, counted from 0 (decision 2: no biases here)."""
-    d, h, he = config.width, config.heads, config.heads * config.head_width
+    d = config.width
+    h = config.heads
+    he = config.heads * config.head_width
     recurrent = layer + 1 in config.recurrent_layers
     reads_state = config.feedback or recurrent
-    p = prefixed("norm.", init_norm(d)) | {
-        name: init_linear(rng, he, d) for name in ("key", "value", "query")
-    }
+    p = prefixed("norm.", init_norm(d))
+    for name in ("key", "value", "query"):
+        p[name] = init_linear(rng, he, d)
     p["scale"] = np.full(h, config.attention_scale)  # decision 5: a learned scale
-    p["position_bias"] = rng.normal(
-        0, config.buckets**-0.5, (h, config.buckets)
-    )  # decision 6: variance 1/buckets
+    # decision 6: variance 1/buckets
+    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))
     if reads_state:
-        p |= {
-            "cross_query": init_linear(rng, he, d),
-            "cross_scale": np.full(h, config.attention_scale),
-        }
+        p["cross_query"] = init_linear(rng, he, d)
+        p["cross_scale"] = np.full(h, config.attention_scale)
     p["output"] = init_linear(rng, d, 2 * he if reads_state else he)
     p |= prefixed("mlp_norm.", init_norm(d))
-    p |= {
-        "mlp_hidden": init_linear(rng, config.feed_forward, d),
-        "mlp_output": init_linear(rng, d, config.feed_forward),
-    }
+    p["mlp_hidden"] = init_linear(rng, config.feed_forward, d)
+    p["mlp_output"] = init_linear(rng, d, config.feed_forward)
     if recurrent:
         p |= prefixed("state.", init_recurrence(config, rng))
     return p
@@ -926,34 +1031,36 @@ def init_layer(config, rng, layer):
 
 def init_recurrence(config, rng):
     """Parameters of the horizontal direction of one recurrent layer."""
-    d, he = config.width, config.heads * config.head_width
-    p = {
-        "initial": rng.normal(0, 0.1, (config.states, d)),
-        "ids": rng.normal(0, 1, (config.states, d)),
-    }
+    d = config.width
+    he = config.heads * config.head_width
+    p = {"initial": rng.normal(0, 0.1, (config.states, d))}
+    p["ids"] = rng.normal(0, 1, (config.states, d))
     p |= prefixed("norm.", init_norm(d))
-    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query", "cross_query")}
-    p |= {name: np.full(config.heads, config.attention_scale) for name in ("scale", "cross_scale")}
+    for name in ("key", "value", "query", "cross_query"):
+        p[name] = init_linear(rng, he, d)
+    for name in ("scale", "cross_scale"):
+        p[name] = np.full(config.heads, config.attention_scale)
+
     if config.configuration != "single":
         p |= prefixed("attention_gate.", init_gate(config, rng, 2 * he))
     if config.configuration == "dual":
         p |= prefixed("mlp_norm.", init_norm(d))
     if config.configuration != "skip":
-        p["mlp_hidden"] = init_linear(
-            rng, config.feed_forward, 2 * he if config.configuration == "single" else d
-        )
+        fan_in = 2 * he if config.configuration == "single" else d
+        p["mlp_hidden"] = init_linear(rng, config.feed_forward, fan_in)
         p |= prefixed("mlp_gate.", init_gate(config, rng, config.feed_forward))
     return p
 
 
 def init_gate(config, rng, fan_in):
-    """Section 3.5: gate biases N(0, 0.1^2), gate weights truncated normal (decision 3: variance 0.1 / fan_in)."""
+    """Section 3.5: biases N(0, 0.1^2), weights cut normal (decision 3: variance 0.1 / fan_in)."""
     matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
-    gate = {
-        f"weight_{m}": init_linear(rng, config.width, fan_in, (0.1 / fan_in) ** 0.5)
-        for m in matrices
-    }
-    return gate | {f"bias_{m}": rng.normal(0, 0.1, config.width) for m in biases}
+    gate = {}
+    for name in matrices:
+        gate[f"weight_{name}"] = init_linear(rng, config.width, fan_in, (0.1 / fan_in) ** 0.5)
+    for name in biases:
+        gate[f"bias_{name}"] = rng.normal(0, 0.1, config.width)
+    return gate
 
 
 def init_linear(rng, fan_out, fan_in, deviation=None):
@@ -974,57 +1081,54 @@ def init_norm(width):
 
 # ----------------------------------------------------------------------------
 # checks: what Config refuses; a first reading skips them
+SIZES = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward")
+SIZES += ("window", "segment", "states")
+
+
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name in (
-        "vocabulary",
-        "width",
-        "layers",
-        "heads",
-        "head_width",
-        "feed_forward",
-        "window",
-        "segment",
-        "states",
-    ):
+    for name in SIZES:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
-    n, w, layers, recurrent, kind = (
-        config.segment,
-        config.window,
-        config.layers,
-        config.recurrent_layers,
-        config.configuration,
-    )
-    buckets, far, rate, scale = (
-        config.buckets,
-        config.max_distance,
-        config.dropout,
-        config.attention_scale,
-    )
-    refused = {
-        f"segment {n} is not a multiple of window {w}; the nearest is {max(1, round(n / w)) * w}": n
-        % w,
-        f"recurrent_layers names {recurrent}; they must lie in 1..{layers}": any(
-            not 1 <= layer <= layers for layer in recurrent
-        ),
-        f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once": tuple(
-            sorted(set(recurrent))
+    n = config.segment
+    w = config.window
+    if n % w:
+        nearest = max(1, round(n / w)) * w
+        raise ValueError(f"segment {n} is not a multiple of window {w}; the nearest is {nearest}")
+    check_variants(config)
+    if config.buckets < 2 or config.buckets % 2:
+        raise ValueError(f"buckets is {config.buckets}; it must be even and at least 2")
+    if config.max_distance <= config.buckets // 2:
+        raise ValueError(
+            f"max_distance {config.max_distance} must exceed half of buckets {config.buckets}"
         )
-        != recurrent,
-        f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'": config.gate not in GATES,
-        f"configuration is {kind!r}; it must be 'dual', 'single' or 'skip'": kind
-        not in ("dual", "single", "skip"),
-        f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}": config.feedback
-        and len(recurrent) != 1,
-        f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
-        f"max_distance {far} must exceed half of buckets {buckets}": far <= buckets // 2,
-        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
-        f"attention_scale is {scale}; it must be positive and finite": not 0 < scale < np.inf,
-    }
-    for message, wrong in refused.items():
-        if wrong:
-            raise ValueError(message)
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
+    if not 0 < config.attention_scale < np.inf:
+        raise ValueError(
+            f"attention_scale is {config.attention_scale}; it must be positive and finite"
+        )
+
+
+def check_variants(config):
+    """Raise ValueError for recurrent layers, a gate or a configuration that do not exist."""
+    recurrent = config.recurrent_layers
+    if any(not 1 <= layer <= config.layers for layer in recurrent):
+        raise ValueError(f"recurrent_layers names {recurrent}; they must lie in 1..{config.layers}")
+    if tuple(sorted(set(recurrent))) != recurrent:
+        raise ValueError(
+            f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once"
+        )
+    if config.gate not in GATES:
+        raise ValueError(f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'")
+    if config.configuration not in ("dual", "single", "skip"):
+        raise ValueError(
+            f"configuration is {config.configuration!r}; it must be 'dual', 'single' or 'skip'"
+        )
+    if config.feedback and len(recurrent) != 1:
+        raise ValueError(
+            f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}"
+        )
 
 
 if __name__ == "__main__":

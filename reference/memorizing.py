@@ -1,23 +1,26 @@
-"""Memorizing Transformer (Wu, Rabe, Hutchins, Szegedy, 2022), forward and backward in NumPy.
+"""Memorizing Transformer (Wu, Rabe, Hutchins, Szegedy, 2022) in NumPy.
 
-A Transformer-XL whose attention reaches N tokens back, and forgets. One layer therefore keeps the keys and values of the last
-M tokens as they were. Each of its queries looks up the K nearest of those keys, attends to them, and a gate per head mixes the
-result with the layer's local attention. No gradient flows into the memory, so it can be long.
-`forward` maps (tokens, state) to (logits, next state). `backward` maps the gradient of the next state to that of the incoming
-state. A first reading ends with the demonstration. Decisions are numbered in docs/decisions/memorizing.md.
+A Transformer-XL whose attention reaches N tokens back, and forgets. One layer therefore keeps the
+keys and values of the last M tokens as they were. Each of its queries looks up the K nearest of
+those keys, attends to them, and a gate per head mixes the result with the layer's local attention.
+No gradient flows into the memory, so it can be long. `forward` maps (tokens, state) to (logits,
+next state). `backward` maps the gradient of the next state to that of the incoming state. A first
+reading ends with the demonstration. Decisions are numbered in docs/decisions/memorizing.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens          token ids of one segment; below, their vectors are x             (B, N); x: (B, N, D)
-    keys, values    of the previous segment, then of this one            K, V        (B, H, 2N, E)
-    query           of local attention and of the lookup alike           Q           (B, H, N, E)
-    memory_keys     of the last M tokens before this segment             K_m         (B, H, M, E)
-    memory_values   their values                                                     (B, H, M, E)
-    nearest         indices of each query's K nearest keys in memory                 (B, H, N, K)
-    local, found    what a query takes from the last N tokens; from M    V_c, V_m    (B, H, N, E)
-    g               how much of `found` a head takes                     g           (H,)
+    tokens         token ids of one segment; below, their vectors are x         (B, N); x: (B, N, D)
+    keys, values   of the previous segment, then of this one          K, V      (B, H, 2N, E)
+    query          of local attention and of the lookup alike         Q         (B, H, N, E)
+    memory_keys    of the last M tokens before this segment           K_m       (B, H, M, E)
+    memory_values  their values                                                 (B, H, M, E)
+    nearest        indices of each query's K nearest keys in memory             (B, H, N, K)
+    local          what a query takes from the last N tokens          V_c       (B, H, N, E)
+    found          what it takes from memory                          V_m       (B, H, N, E)
+    g              how much of `found` a head takes                   g         (H,)
 
-B batch (lanes), N tokens in a segment, M tokens in memory, K retrieved keys, D width, H heads, E head width, F feed-forward
-width, V vocabulary, L layers. Config counts layers from 1, as the papers do; indices of arrays count from 0.
+B batch (lanes), N tokens in a segment, M tokens in memory, K retrieved keys, D width, H heads, E
+head width, F feed-forward width, V vocabulary, L layers. Config counts layers from 1, as the papers
+do; indices of arrays count from 0.
 """
 
 import runpy
@@ -71,141 +74,110 @@ class Config:
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one; axis 0 of every field is the lane."""
+    """What a segment hands to the next one; axis 0 of every field is the lane.
+
+    No gradient flows into the memory, whose newest row is the last.
+    """
 
     keys: np.ndarray  # (B, L, H, N, E), the previous segment's, unit length
     values: np.ndarray  # (B, L, H, N, E)
-    memory_keys: (
-        np.ndarray
-    )  # (B, H, M, E), the memory layer's, the newest last; no gradient flows into them
+    memory_keys: np.ndarray  # (B, H, M, E), the memory layer's
     memory_values: np.ndarray  # (B, H, M, E)
 
 
 # ----------------------------------------------------------------------------
-# the method: each query looks up its nearest keys in memory, and a gate mixes what it finds with local attention
+# the method: each query looks up its nearest keys, and a gate mixes what it finds with what is near
 def nearest_keys(query, memory_keys, retrieved):
-    """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
+    """Indices (B, H, N, K) of the K keys in memory most similar to each query, in any order.
+
+    query (B, H, N, E), memory_keys (B, H, M, E), and retrieved is K.
+    """
     similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact search
-    filled = memory_keys.any(-1)[
-        :, :, None
-    ]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
-    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[
-        ..., :retrieved
-    ]
+    # decision 6: empty rows, whose keys are 0, come last
+    filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M)
+    distance = np.where(filled, -similarity, np.inf)
+    nearest_first = np.argpartition(distance, retrieved - 1, axis=-1)
+    return nearest_first[..., :retrieved]
 
 
 def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
-    """softmax((q·k) scale) v over each query's K nearest keys in memory, (B, H, N, E) (decision 8: no positions here)."""
+    """softmax((q·k) scale) v over each query's K nearest keys in memory, (B, H, N, E).
+
+    The similarity is q·k alone (decision 8: no positions here).
+    """
     nearest = nearest_keys(query, memory_keys, retrieved)[..., None]  # (B, H, N, K, 1)
     key = np.take_along_axis(memory_keys[:, :, None], nearest, axis=3)  # (B, H, N, K, E)
     value = np.take_along_axis(memory_values[:, :, None], nearest, axis=3)
     similarity = (key * query[..., None, :]).sum(-1)  # (B, H, N, K)
-    weights, _ = softmax_forward(
-        similarity * scale[:, None, None]
-    )  # decision 3: local attention's scale
-    return (weights[..., None] * value).sum(-2), (key, value, scale, similarity, weights)
+    scores = similarity * scale[:, None, None]  # decision 3: local attention's scale
+    weights, _ = softmax_forward(scores)
+    found = (weights[..., None] * value).sum(-2)  # (B, H, N, E)
+    return found, (key, value, scale, similarity, weights)
 
 
-# u = q·k, w = softmax(α u), φ = Σ w v: ds = softmax'(dφ·v), dα = Σ ds u, dq = α Σ ds k; nothing for the memory's k and v
-def retrieval_backward(dout, cache):
-    """Gradients of query and scale (H,); the lookup is "non-differentiable" (decision 10: memory is data)."""
+# u = q·k, w = softmax(α u), φ = Σ w v: ds = softmax'(dφ·v), dα = Σ ds u, dq = α Σ ds k;
+# nothing for the memory's k and v
+def retrieval_backward(dfound, cache):
+    """Gradients of query and scale (H,); the lookup is "non-differentiable".
+
+    Nothing goes to the keys and values (decision 10: memory is data).
+    """
     key, value, scale, similarity, weights = cache
-    dscores = softmax_backward((value * dout[..., None, :]).sum(-1), weights)  # (B, H, N, K)
+    dweights = (value * dfound[..., None, :]).sum(-1)  # (B, H, N, K)
+    dscores = softmax_backward(dweights, weights)
     dscale = (dscores * similarity).sum((0, 2, 3))
-    return (dscores[..., None] * key).sum(-2) * scale[:, None, None], dscale
+    dquery = (dscores[..., None] * key).sum(-2) * scale[:, None, None]  # (B, H, N, E)
+    return dquery, dscale
 
 
 def memory_gate_forward(local, found, bias):
-    """A learned mixture of what was near and what was found, g = sigmoid(bias) of each head (decision 9: one per head)."""
-    g = sigmoid(bias)[:, None, None]  # (H, 1, 1)
-    return found * g + local * (1 - g), (local, found, g)
+    """A learned mixture of what was near and what was found, by g = sigmoid(bias) of each head."""
+    g = sigmoid(bias)[:, None, None]  # (H, 1, 1), decision 9: one per head
+    mixed = found * g + local * (1 - g)
+    return mixed, (local, found, g)
 
 
 # y = φ g + λ (1 - g), g = sigmoid(b): dφ = dy g, dλ = dy (1 - g), db = g (1 - g) Σ dy (φ - λ)
-def memory_gate_backward(dout, cache):
+def memory_gate_backward(dmixed, cache):
     """Gradients of local, found and bias (H,)."""
     local, found, g = cache
-    dg = (dout * (found - local)).sum((0, 2, 3))
-    return dout * (1 - g), dout * g, dg * (g * (1 - g))[:, 0, 0]
+    dlocal = dmixed * (1 - g)
+    dfound = dmixed * g
+    dg = (dmixed * (found - local)).sum((0, 2, 3))  # (H,)
+    dbias = dg * (g * (1 - g))[:, 0, 0]
+    return dlocal, dfound, dbias
 
 
 def remember(memory, rows):
     """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), newest last."""
-    return np.concatenate([memory, rows], axis=2)[:, :, rows.shape[2] :]
+    queue = np.concatenate([memory, rows], axis=2)
+    return queue[:, :, rows.shape[2] :]
 
 
 def local_attention_forward(p, config, query, keys, values, rng):
-    """Each query (B, H, N, E) attends to the N tokens before it, of keys and values (B, H, 2N, E)."""
+    """Each query (B, H, N, E) attends to the N tokens before it, of keys, values (B, H, 2N, E)."""
+    # decision 4: T5's biases
     bias, bias_cache = position_bias_forward(
         p["position_bias"], config.segment, config.max_distance
-    )  # decision 4: T5's biases
-    mask = tile_mask(config.segment)  # decision 2: not the token itself
-    out, cache = attention_forward(
+    )
+    mask = tile_mask(config.segment)
+    # decision 11: dropout here
+    out, attention_cache = attention_forward(
         query, keys, values, p["scale"], bias, mask, config.dropout, rng
-    )  # decision 11: dropout here
-    return out, (cache, bias_cache)
+    )
+    return out, (attention_cache, bias_cache)
 
 
 def local_attention_backward(dout, cache):
     """dquery, dkeys, dvalues, and the gradients of scale and position_bias."""
     attention_cache, bias_cache = cache
     dquery, dkeys, dvalues, dscale, dbias = attention_backward(dout, attention_cache)
-    return (
-        dquery,
-        dkeys,
-        dvalues,
-        {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)},
-    )
+    dtable = position_bias_backward(dbias, bias_cache)
+    return dquery, dkeys, dvalues, {"scale": dscale, "position_bias": dtable}
 
 
 # ----------------------------------------------------------------------------
-# the model: a layer, the stack, forward and backward
-def layer_forward(p, config, x, previous, memory, rng):
-    """y (B, N, D), the segment's (keys, values) and the cache. previous: the last segment's; memory: None, or keys and values."""
-    projected, projection_cache = projection_forward(p, config, x, rng)
-    last = (projected["key"], projected["value"])
-    keys, values = (
-        np.concatenate(pair, axis=2) for pair in zip(previous, last, strict=True)
-    )  # (B, H, 2N, E)
-    attended, local_cache = local_attention_forward(
-        p, config, projected["query"], keys, values, rng
-    )
-    memory_cache = None
-    if memory is not None:
-        found, retrieval_cache = retrieval_forward(
-            projected["query"], *memory, p["scale"], config.retrieved
-        )
-        attended, gate_cache = memory_gate_forward(attended, found, p["memory_gate"])
-        memory_cache = (retrieval_cache, gate_cache)
-    out, output_cache = linear_forward(merge_heads(attended), p["output"])
-    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
-    return y, last, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
-
-
-# the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale likewise
-def layer_backward(config, dy, dlast, cache):
-    """Gradients of x, previous and parameters."""
-    projection_cache, local_cache, memory_cache, output_cache, mlp_cache = cache
-    dx, grads = token_mlp_backward(dy, mlp_cache)
-    dattended, grads["output"] = linear_backward(dx, output_cache)
-    dattended = split_heads(dattended, config.heads)
-    if memory_cache is not None:
-        retrieval_cache, gate_cache = memory_cache
-        dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
-    dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
-    if memory_cache is not None:
-        dquery_found, dscale = retrieval_backward(dfound, retrieval_cache)
-        dquery, dlocal["scale"] = dquery + dquery_found, dlocal["scale"] + dscale
-    n = dy.shape[1]
-    dkey, dvalue = (
-        own[:, :, n:] + later for own, later in zip((dkeys, dvalues), dlast, strict=True)
-    )
-    dinput, dprojection = projection_backward(
-        {"key": dkey, "value": dvalue, "query": dquery}, projection_cache
-    )
-    return dx + dinput, (dkeys[:, :, :n], dvalues[:, :, :n]), grads | dlocal | dprojection
-
-
+# the model: the whole of it first, then a layer
 def initial_state(params, config, batch):
     """What a document starts with: zero keys and values (decision 6: empty rows)."""
     cache = np.zeros((batch, config.layers, config.heads, config.segment, config.head_width))
@@ -214,54 +186,56 @@ def initial_state(params, config, batch):
 
 
 def forward(params, config, tokens, state, rng=None):
-    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
+    """Logits (B, N, V), the next state, and the cache for `backward`.
 
-    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
+    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError. Position i of the
+    logits predicts token i + 1; rng turns dropout on.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(
             f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
         )
     x = params["embedding"][tokens]  # (B, N, D)
-    lasts, caches = [], []
+    keys = np.empty_like(state.keys)
+    values = np.empty_like(state.values)
+    caches = []
     for layer in range(config.layers):
+        p = subtree(params, f"layers.{layer}.")
         previous = (state.keys[:, layer], state.values[:, layer])
-        memory = (
-            (state.memory_keys, state.memory_values)
-            if layer + 1 == config.memory_layer and config.memory
-            else None
-        )
-        x, last, cache = layer_forward(
-            subtree(params, f"layers.{layer}."), config, x, previous, memory, rng
-        )
-        lasts.append(last)
+        memory = None
+        if config.memory and layer + 1 == config.memory_layer:
+            memory = (state.memory_keys, state.memory_values)
+        x, last, cache = layer_forward(p, config, x, previous, memory, rng)
+        keys[:, layer], values[:, layer] = last
         caches.append(cache)
     normed, norm_cache = layer_norm_forward(params, "final_norm", x)
-    logits, output_cache = linear_forward(
-        normed * config.width**-0.5, params["embedding"]
-    )  # decision 12: tied and scaled
-    keys, values = (
-        np.stack(field, axis=1) for field in zip(*lasts, strict=True)
-    )  # (B, L, H, N, E)
-    key, value = lasts[config.memory_layer - 1]
-    memory = (
-        remember(state.memory_keys, key),
-        remember(state.memory_values, value),
-    )  # decision 5: after the segment
-    return logits, State(keys, values, *memory), (tokens, caches, norm_cache, output_cache)
+    scaled = normed * config.width**-0.5  # decision 12: tied and scaled
+    logits, output_cache = linear_forward(scaled, params["embedding"])
+
+    # decision 5: after the segment
+    memory_keys = remember(state.memory_keys, keys[:, config.memory_layer - 1])
+    memory_values = remember(state.memory_values, values[:, config.memory_layer - 1])
+    next_state = State(keys, values, memory_keys, memory_values)
+    return logits, next_state, (tokens, caches, norm_cache, output_cache)
 
 
-# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
+# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
+# dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+    """Gradients of the parameters and of the incoming state; the memory's is always zero.
 
-    dnext_state None stops the gradient at the segment's end (decision 10: as at horizon 1). The memory's gradient is always zero.
+    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
+    the gradient at the segment's end (decision 10: as at horizon 1).
     """
     tokens, caches, norm_cache, output_cache = cache
-    dstate = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
-    dnext_state = dstate if dnext_state is None else dnext_state
-    dnormed, dembedding = linear_backward(dlogits, output_cache)
-    dx, grads = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
+    fresh = initial_state(params, config, len(tokens))
+    dstate = State(*map(np.zeros_like, fresh))
+    if dnext_state is None:
+        dnext_state = State(*map(np.zeros_like, fresh))
+
+    dscaled, dembedding = linear_backward(dlogits, output_cache)
+    dnormed = dscaled * config.width**-0.5
+    dx, grads = layer_norm_backward(dnormed, norm_cache)
     for layer in reversed(range(config.layers)):
         dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
         dx, dprevious, dlayer = layer_backward(config, dx, dlast, caches[layer])
@@ -271,30 +245,93 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     return grads | {"embedding": dembedding}, dstate
 
 
+def layer_forward(p, config, x, previous, memory, rng):
+    """y (B, N, D), the segment's keys and values (B, H, N, E), and the cache.
+
+    previous: the last segment's keys and values. memory: keys and values (B, H, M, E), or None.
+    """
+    projected, projection_cache = projection_forward(p, config, x, rng)
+    query = projected["query"]
+    previous_keys, previous_values = previous
+    keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, 2N, E)
+    values = np.concatenate([previous_values, projected["value"]], axis=2)
+    attended, local_cache = local_attention_forward(p, config, query, keys, values, rng)
+
+    memory_cache = None
+    if memory is not None:
+        memory_keys, memory_values = memory
+        found, retrieval_cache = retrieval_forward(
+            query, memory_keys, memory_values, p["scale"], config.retrieved
+        )
+        attended, gate_cache = memory_gate_forward(attended, found, p["memory_gate"])
+        memory_cache = (retrieval_cache, gate_cache)
+
+    out, output_cache = linear_forward(merge_heads(attended), p["output"])
+    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
+    last = (projected["key"], projected["value"])
+    return y, last, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
+
+
+# the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale too
+def layer_backward(config, dy, dlast, cache):
+    """Gradients of x, previous and parameters."""
+    projection_cache, local_cache, memory_cache, output_cache, mlp_cache = cache
+    dx, grads = token_mlp_backward(dy, mlp_cache)
+    dattended, grads["output"] = linear_backward(dx, output_cache)
+    dattended = split_heads(dattended, config.heads)
+
+    if memory_cache is None:
+        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
+    else:
+        retrieval_cache, gate_cache = memory_cache
+        dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
+        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
+        dquery_found, dscale_found = retrieval_backward(dfound, retrieval_cache)
+        dquery = dquery + dquery_found
+        dlocal["scale"] = dlocal["scale"] + dscale_found
+
+    n = dy.shape[1]
+    dlast_keys, dlast_values = dlast
+    dkey = dkeys[:, :, n:] + dlast_keys
+    dvalue = dvalues[:, :, n:] + dlast_values
+    dprojected = {"key": dkey, "value": dvalue, "query": dquery}
+    dinput, dprojection = projection_backward(dprojected, projection_cache)
+    dprevious = (dkeys[:, :, :n], dvalues[:, :, :n])
+    return dx + dinput, dprevious, grads | dlocal | dprojection
+
+
 # ----------------------------------------------------------------------------
 # through segments: a document's loss, back-propagated through all of it
 def loss_and_gradients(params, config, segments, held=None):
-    """Mean loss of segments [(tokens, targets)], gradients through all of them, and the memories they read (held, or carried)."""
-    total, memories, caches = 0.0, [], []
-    state, count = (
-        initial_state(params, config, len(segments[0][0])),
-        sum(targets.size for _, targets in segments),
-    )
+    """Mean loss of segments [(tokens, targets)], its gradients, and the memories they read.
+
+    A segment reads what the one before it left, or the memory (keys, values) of its number in held.
+    """
+    total = 0.0
+    count = 0
+    memories = []
+    caches = []
+    state = initial_state(params, config, len(segments[0][0]))
     for number, (tokens, targets) in enumerate(segments):
-        memories.append(held[number] if held else (state.memory_keys, state.memory_values))
-        logits, state, cache = forward(
-            params, config, tokens, State(state.keys, state.values, *memories[-1])
-        )
-        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        memory = (state.memory_keys, state.memory_values)
+        if held is not None:
+            memory = held[number]
+        memories.append(memory)
+        state = State(state.keys, state.values, *memory)
+
+        logits, state, cache = forward(params, config, tokens, state)
+        scored = np.ones(targets.shape, bool)
+        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
         total += loss
+        count += targets.size
         caches.append((cache, loss_cache))
-    grads, dstate = {}, None
-    for cache, loss_cache in reversed(
-        caches
-    ):  # decision 10: an extension passes the gradient on between segments
-        dparams, dstate = backward(
-            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
-        )
+
+    grads = {}
+    dstate = None
+    # decision 10: an extension passes the gradient on between segments
+    for cache, loss_cache in reversed(caches):
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
     return total / count, grads, memories
 
@@ -331,115 +368,131 @@ def check_gradients(loss, params, grads, rng):
         raise SystemExit("gradients disagree with finite differences")
 
 
+def signed_step(params, grads, step):
+    """The parameters after a step against the signs of their gradients; later steps are smaller."""
+    rate = 0.02 * 0.98**step
+    return {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
+
+
+def bits_per_token(params, config, segment, state):
+    """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
+    tokens, targets = segment
+    logits, _, _ = forward(params, config, tokens, state)
+    nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+    return nats / targets.size / np.log(2)
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    sizes = {
-        "vocabulary": 11,
-        "width": 12,
-        "layers": 3,
-        "heads": 2,
-        "head_width": 5,
-        "feed_forward": 20,
-        "segment": 4,
-    }
     config = Config(
-        **sizes, memory_layer=2, memory=10, retrieved=3, buckets=6, max_distance=5, dropout=0.0
+        vocabulary=11,
+        width=12,
+        layers=3,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        segment=4,
+        memory_layer=2,
+        memory=10,
+        retrieved=3,
+        buckets=6,
+        max_distance=5,
+        dropout=0.0,
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
     segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
+
     print(
-        "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one."
+        "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; "
+        "four segments, back-propagated as one."
     )
-    _, grads, held = loss_and_gradients(
-        params, config, segments
-    )  # no gradient flows into the memory, so it is held
+    # no gradient flows into the memory, so it is held
+    _, grads, held = loss_and_gradients(params, config, segments)
     check_gradients(
         lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, grads, rng
     )
     print(
-        "Fitting these 32 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+        "Fitting these 32 predictions of random tokens by the gradients' signs "
+        "(there is nothing to learn but the text):"
     )
+    uniform = np.log2(config.vocabulary)
     for step in range(1, 151):
         loss, grads, _ = loss_and_gradients(params, config, segments)
-        params = {
-            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
-        }
+        params = signed_step(params, grads, step)
         if step in (1, 10, 50, 150):
-            print(
-                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
-            )
-    fresh = state = initial_state(params, config, 2)
+            bits = loss / np.log(2)
+            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+
+    fresh = initial_state(params, config, 2)
+    carried = fresh
     for tokens, _ in segments[:3]:
-        _, state, _ = forward(params, config, tokens, state)
-    cleared = state._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
-    for label, start in {
-        "memory carried": state,
+        _, carried, _ = forward(params, config, tokens, carried)
+    cleared = carried._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
+    starts = {
+        "memory carried": carried,
         "memory cleared": cleared,
         "cache cleared too": fresh,
-    }.items():
-        logits, _, _ = forward(params, config, segments[3][0], start)
-        nats, _ = cross_entropy_forward(logits, segments[3][1], np.ones((2, 4), bool))
-        print(f"Fourth segment, {label}: {nats / 8 / np.log(2):.3f} bits per token")
+    }
+    for label, state in starts.items():
+        bits = bits_per_token(params, config, segments[3], state)
+        print(f"Fourth segment, {label}: {bits:.3f} bits per token")
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: attention with T5's positions, projections, norm, MLP; a first reading skips all from here on
-NORM_EPSILON = (
-    1e-6  # under the square roots of layer_norm and unit_norm (decision 1: epsilon is 1e-6)
-)
+# what every Transformer has: attention with T5's positions, projections, norm, MLP; known before
+NORM_EPSILON = 1e-6  # of layer_norm and unit_norm, below the roots (decision 1: epsilon is 1e-6)
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
-    """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
+    """softmax((q·k + bias) scale) v, (B, H, N, E).
+
+    query (B, H, N, E), key and value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K).
+    """
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
-    scores = similarity * scale[:, None, None]  # decision 3: a learned scale, no 1/sqrt(E)
+    scores = similarity * scale[:, None, None]  # decision 3: learned scale, no 1/sqrt(E)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, (
-        (query, key, value, scale),
-        (similarity, weights, dropped, dropout_mask),
-    )
+    out = dropped @ value
+    return out, (query, key, value, scale, similarity, weights, dropped, dropout_mask)
 
 
-# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
+# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T),
+# dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
-    (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
+    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(
-        dweights, weights
-    )  # exactly zero where masked, since the weights are
+    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dweights = dropout_backward(ddropped, dropout_mask)
+    dscores = softmax_backward(dweights, weights)  # exactly zero where weights are: where masked
     dscale = (dscores * similarity).sum((0, 2, 3))
     dsimilarity = dscores * scale[:, None, None]
-    return (
-        dsimilarity @ key,
-        dsimilarity.swapaxes(-1, -2) @ query,
-        dvalue,
-        dscale,
-        dsimilarity.sum(0),
-    )
+    dquery = dsimilarity @ key
+    dkey = dsimilarity.swapaxes(-1, -2) @ query
+    return dquery, dkey, dvalue, dscale, dsimilarity.sum(0)
 
 
 def tile_mask(window):
-    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself."""
+    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W."""
     distance = tile_distance(window)
-    return (distance >= 1) & (distance <= window)
+    return (distance >= 1) & (distance <= window)  # decision 2: not the token itself
 
 
 def tile_distance(window):
-    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
-    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
+    """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
+    query_position = np.arange(window)[:, None] + window
+    key_position = np.arange(2 * window)[None, :]
+    return query_position - key_position
 
 
 def position_bias_forward(table, window, max_distance):
-    """Bias of every query-key pair of a tile from the table (H, buckets)."""
+    """Bias (H, W, 2W) of every query-key pair of a tile from the table (H, buckets)."""
     bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
-    return table[:, bucket], (bucket, table)  # (H, W, 2W)
+    return table[:, bucket], (bucket, table)
 
 
 # bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
@@ -452,58 +505,65 @@ def position_bias_backward(dbias, cache):
 
 
 def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max."""
     exact = buckets // 2
     distance = np.maximum(distance, 0)
     ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
+    coarse = exact + (ratio * (buckets - exact)).astype(int)
+    coarse = np.minimum(coarse, buckets - 1)
     return np.where(distance < exact, distance, coarse)
 
 
 def projection_forward(p, config, x, rng):
-    """norm, dropout, then unit key and query, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
+    """norm, dropout, then unit key and query, and value, of tokens x: {name: (B, H, N, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: before each sublayer
-    normed, dropout_mask = dropout_forward(
-        normed, config.dropout, rng
-    )  # decision 11: dropout after norm
+    # decision 11: dropout after norm
+    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)
     projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
 
 
 # y = W dropout(norm(x)): dx = norm'(dropout'(W^T dy))
 def projection_backward(dprojected, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
-    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
+    dnormed = dropout_backward(dnormed, dropout_mask)
+    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dx, grads | dnorm
 
 
 def head_projections_forward(p, names, heads, x):
-    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries have unit length."""
-    projected, caches = {}, {}
+    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length."""
+    projected = {}
+    caches = {}
     for name in names:
-        out, linear_cache = linear_forward(x, p[name])
-        out, norm_cache = split_heads(out, heads), None
+        flat, linear_cache = linear_forward(x, p[name])  # (B, N, HE)
+        rows = split_heads(flat, heads)
+        norm_cache = None
         if name != "value":
-            out, norm_cache = unit_norm_forward(out)
-        projected[name], caches[name] = out, (linear_cache, norm_cache)
+            rows, norm_cache = unit_norm_forward(rows)
+        projected[name] = rows
+        caches[name] = (linear_cache, norm_cache)
     return projected, caches
 
 
-# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W over the names, dW = du^T x
+# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W, dW = du^T x
 def head_projections_backward(dprojected, caches):
     """dx, summed over the projections that have a gradient, and {name: dW}."""
-    dx, grads = 0.0, {}
-    for name, dout in dprojected.items():
+    dx = 0.0
+    grads = {}
+    for name, drows in dprojected.items():
         linear_cache, norm_cache = caches[name]
-        dlinear = dout if norm_cache is None else unit_norm_backward(dout, norm_cache)
-        dx_of_name, grads[name] = linear_backward(merge_heads(dlinear), linear_cache)
+        if norm_cache is not None:
+            drows = unit_norm_backward(drows, norm_cache)
+        dx_of_name, grads[name] = linear_backward(merge_heads(drows), linear_cache)
         dx = dx + dx_of_name
     return dx, grads
 
 
 def unit_norm_forward(x):
-    """Unit length over the last axis: query-key normalisation (3.3; decision 3: keys and queries)."""
+    """Unit length over the last axis: query-key normalisation (decision 3: keys and queries)."""
     inverse = 1 / np.sqrt((x**2).sum(-1, keepdims=True) + NORM_EPSILON)
     unit = x * inverse
     return unit, (unit, inverse)
@@ -512,26 +572,31 @@ def unit_norm_forward(x):
 # y = x / |x|: dx = (dy - y (y·dy)) / |x|
 def unit_norm_backward(dunit, cache):
     unit, inverse = cache
-    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
+    along = (dunit * unit).sum(-1, keepdims=True)
+    return inverse * (dunit - unit * along)
 
 
 def token_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x)))"""
     normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
-    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, N, F)
+    before, hidden_cache = linear_forward(normed, p["mlp_hidden"])
+    hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout after MLP
+    # decision 11: dropout after the MLP
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
+    dout = dropout_backward(dy, dropout_mask)
+    dhidden, doutput = linear_backward(dout, output_cache)
+    dbefore = dhidden * (hidden > 0)
+    dnormed, dweight = linear_backward(dbefore, hidden_cache)
+    dinput, dnorm = layer_norm_backward(dnormed, norm_cache)
+    return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
 
 def split_heads(x, heads):
@@ -660,35 +725,31 @@ def add_into(total, part):
 # starting values: of all parameters; a first reading skips them
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params, d = (
-        {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))},
-        config.width,
-    )  # decision 12: tied with output
+    # decision 12: tied with output
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
-    return params | {"final_norm.scale": np.ones(d), "final_norm.bias": np.zeros(d)}
+    return params | prefixed("final_norm.", init_norm(config.width))
 
 
 def init_layer(config, rng, layer):
     """Parameters of layer (from 0); its matrices have no biases."""
-    d, h, he = config.width, config.heads, config.heads * config.head_width
-    p = {"norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
-    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
+    d = config.width
+    h = config.heads
+    he = config.heads * config.head_width
+    p = prefixed("norm.", init_norm(d))
+    for name in ("key", "value", "query"):
+        p[name] = init_linear(rng, he, d)
     p["scale"] = np.full(h, config.attention_scale)  # decision 3: one for each head
-    p["position_bias"] = rng.normal(
-        0, config.buckets**-0.5, (h, config.buckets)
-    )  # decision 4: T5's position biases
-    if layer + 1 == config.memory_layer and config.memory:
+    # decision 4: T5's position biases
+    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))
+    if config.memory and layer + 1 == config.memory_layer:
         p["memory_gate"] = np.zeros(h)  # decision 9: half from memory
-    p |= {
-        "output": init_linear(rng, d, he),
-        "mlp_norm.scale": np.ones(d),
-        "mlp_norm.bias": np.zeros(d),
-    }
-    return p | {
-        "mlp_hidden": init_linear(rng, config.feed_forward, d),
-        "mlp_output": init_linear(rng, d, config.feed_forward),
-    }
+    p["output"] = init_linear(rng, d, he)
+    p |= prefixed("mlp_norm.", init_norm(d))
+    p["mlp_hidden"] = init_linear(rng, config.feed_forward, d)
+    p["mlp_output"] = init_linear(rng, d, config.feed_forward)
+    return p
 
 
 def init_linear(rng, fan_out, fan_in, deviation=None):
@@ -703,41 +764,43 @@ def init_linear(rng, fan_out, fan_in, deviation=None):
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
+def init_norm(width):
+    return {"scale": np.ones(width), "bias": np.zeros(width)}
+
+
 # ----------------------------------------------------------------------------
 # checks: what Config refuses; a first reading skips them
+SIZES = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward")
+SIZES += ("segment", "retrieved")
+
+
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name in (
-        "vocabulary",
-        "width",
-        "layers",
-        "heads",
-        "head_width",
-        "feed_forward",
-        "segment",
-        "retrieved",
-    ):
+    for name in SIZES:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
-    layer, memory, buckets = config.memory_layer, config.memory, config.buckets
-    rate, scale = config.dropout, config.attention_scale
-    refused = {
-        f"memory_layer is {layer}; it must lie in 1..{config.layers}": not 1
-        <= layer
-        <= config.layers,
-        f"memory is {memory}; it must be at least 0": memory < 0,
-        f"retrieved is {config.retrieved}; it must be at most memory, {memory}": 0
-        < memory
-        < config.retrieved,
-        f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
-        f"max_distance {config.max_distance} must exceed half of buckets {buckets}": config.max_distance
-        <= buckets // 2,
-        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
-        f"attention_scale is {scale}; it must be positive and finite": not 0 < scale < np.inf,
-    }
-    for message, wrong in refused.items():
-        if wrong:
-            raise ValueError(message)
+    if not 1 <= config.memory_layer <= config.layers:
+        raise ValueError(
+            f"memory_layer is {config.memory_layer}; it must lie in 1..{config.layers}"
+        )
+    if config.memory < 0:
+        raise ValueError(f"memory is {config.memory}; it must be at least 0")
+    if 0 < config.memory < config.retrieved:
+        raise ValueError(
+            f"retrieved is {config.retrieved}; it must be at most memory, {config.memory}"
+        )
+    if config.buckets < 2 or config.buckets % 2:
+        raise ValueError(f"buckets is {config.buckets}; it must be even and at least 2")
+    if config.max_distance <= config.buckets // 2:
+        raise ValueError(
+            f"max_distance {config.max_distance} must exceed half of buckets {config.buckets}"
+        )
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
+    if not 0 < config.attention_scale < np.inf:
+        raise ValueError(
+            f"attention_scale is {config.attention_scale}; it must be positive and finite"
+        )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
         (
             "block_recurrent",
             "lstm-dual",
-            "= @dname.sum((0, 1))",
+            "= @df_linear.sum((0, 1))",
             "attention_gate.bias_f",
             "lstm_gate_backward",
         ),
