@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
@@ -30,11 +30,11 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.protocol import (
+    Layers,
     Model,
     Reading,
     Recomputable,
     check_lanes,
-    check_state,
     initialise,
 )
 from reference.block_recurrent import Config, init_params
@@ -299,12 +299,15 @@ class BlockRecurrent(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
+    state_type = State
+    config: Config
+    in_bucket: Tensor  # (3W - 1, buckets)
+    mask: Tensor  # (3W - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
+        self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
         in_bucket, mask = tables_by_distance(
             config.window, config.buckets, config.max_distance
@@ -326,23 +329,33 @@ class BlockRecurrent(Model):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.layers * self.config.window
 
-    def state_shapes(self, batch: int) -> State:
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
-        rows = (check_lanes(batch), c.layers, c.heads, c.window, c.head_width)
-        return State((batch, len(c.recurrent_layers), c.states, c.width), rows, rows)
+        states = (check_lanes(batch), len(c.recurrent_layers), c.states, c.width)
+        rows = (batch, c.layers, c.heads, c.window, c.head_width)
+        return {"states": states, "keys": rows, "values": rows}
+
+    @property
+    def cells(self) -> list[Recurrence]:
+        """The cells of the recurrent layers, in order."""
+        return [layer.state for layer in self.layers if layer.state is not None]
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: the learned states, and zero keys and values."""
         shapes = self.state_shapes(batch)
-        zeros = self.embedding.new_zeros(shapes.keys)
-        learned = [layer.state.initial for layer in self.layers if layer.state is not None]
+        zeros = self.embedding.new_zeros(shapes["keys"])
+        learned = [cell.initial for cell in self.cells]
         states = (
-            torch.stack(learned).expand(shapes.states)
+            torch.stack(learned).expand(shapes["states"])
             if learned
-            else self.embedding.new_zeros(shapes.states)
+            else self.embedding.new_zeros(shapes["states"])
         )
         return State(at_least_float32(states), zeros, zeros)
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment: tokens (B, N), N a multiple of the window. Reading.hidden (B, N, D) predicts the next tokens.
@@ -366,7 +379,7 @@ class BlockRecurrent(Model):
             raise ValueError(
                 f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it"
             )
-        check_state(state, self.state_shapes(len(tokens)))
+        self.check_state(state, len(tokens))
         x, offsets = (
             look_up(tokens, self.embedding),
             offsets_of(self.layers, self.in_bucket, self.mask),

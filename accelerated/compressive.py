@@ -25,11 +25,11 @@ from accelerated.attention.heads import (
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import (
+    Layers,
     Model,
     Reading,
     Recomputable,
     check_lanes,
-    check_state,
     initialise,
 )
 from reference.compressive import Config, init_params
@@ -301,20 +301,22 @@ class Compressive(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
+    state_type = State
+    config: Config
+    sinusoids: Tensor | None  # (K, D), for Transformer-XL's positions
 
     def __init__(self, config: Config, seed: int = 0):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = parameter(config.bands[0][1], config.width)  # (V, D), the output's too
         widths = (config.width // config.div_value ** (i + 1) for i in range(len(config.cutoffs)))
-        self.tails = nn.ModuleList(
+        self.tails = Layers(
             Tail(stop - start, narrow, config.width)
             for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
         )
         self.clusters = (
             parameter(len(config.cutoffs), config.width) if config.cutoffs else None
         )  # (tails, D)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = Layers(Layer(config) for _ in range(config.layers))
         total = config.compressed_memory + config.memory + config.segment
         sinusoids = (
             distance_sinusoids(total, config.width)
@@ -346,19 +348,17 @@ class Compressive(Model):
         compressions = (layer.compression for layer in self.layers if layer.compression is not None)
         return [weight for compression in compressions for weight in compression.parameters()]
 
-    def state_shapes(self, batch: int) -> State:
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
-        return State(
-            *(
-                (check_lanes(batch), c.layers, rows, c.width)
-                for rows in (c.memory, c.compressed_memory)
-            )
-        )
+        memory = (check_lanes(batch), c.layers, c.memory, c.width)
+        compressed = (batch, c.layers, c.compressed_memory, c.width)
+        return {"memory": memory, "compressed": compressed}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: zeros (Algorithm 1, lines 1-2)."""
-        return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
+        shapes = self.state_shapes(batch)
+        return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens; auxiliary has a loss per layer.
@@ -391,7 +391,7 @@ class Compressive(Model):
             raise ValueError(
                 f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
             )
-        check_state(state, self.state_shapes(len(tokens)))
+        self.check_state(state, len(tokens))
         h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
         memories, compresseds, auxiliary, usages = [], [], {}, []
         for index, layer in enumerate(self.layers):

@@ -29,11 +29,11 @@ from accelerated.attention.signed_distance import (
 )
 from accelerated.attention.slots import Writer
 from accelerated.protocol import (
+    Layers,
     Model,
     Reading,
     Recomputable,
     check_lanes,
-    check_state,
     initialise,
 )
 from reference.memformer import SPECIALS, Config, init_params
@@ -284,7 +284,7 @@ class Stack(nn.Module):
     def __init__(self, config: Config, layer: type, count: int, causal: bool):
         super().__init__()
         self.distances = Distances(config, causal)
-        self.layers = nn.ModuleList(layer(config) for _ in range(count))
+        self.layers = Layers(layer(config) for _ in range(count))
         self.norm = LayerNorm(config.width)
 
     def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
@@ -310,10 +310,11 @@ class Memformer(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
+    state_type = State
+    config: Config
 
     def __init__(self, config: Config, seed: int = 0):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         specials = len(SPECIALS) if config.encoder_layers else 0
         self.embedding = parameter(
             config.vocabulary + specials, config.width
@@ -346,20 +347,19 @@ class Memformer(Model):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.segment * (2 if self.config.encoder_layers else 1)
 
-    def state_shapes(self, batch: int) -> State:
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
-        c, batch = self.config, check_lanes(batch)
-        return State(
-            (batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0)
-        )
+        c = self.config
+        memory = (check_lanes(batch), c.memories, c.slots, c.width)
+        return {"memory": memory, "previous": (batch, c.segment if c.encoder_layers else 0)}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: learned slots and a segment of begin tokens; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
         previous = torch.full(
-            shapes.previous, self.config.special("begin"), device=self.embedding.device
+            shapes["previous"], self.config.special("begin"), device=self.embedding.device
         )
-        return State(at_least_float32(self.initial_memory.expand(shapes.memory)), previous)
+        return State(at_least_float32(self.initial_memory.expand(shapes["memory"])), previous)
 
     def read(self, tokens: Tensor, state: State, task: tuple | None = None) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens, or what a Task asks for.
@@ -406,7 +406,7 @@ class Memformer(Model):
             raise ValueError(
                 "the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out"
             )
-        check_state(state, self.state_shapes(len(tokens)))
+        self.check_state(state, len(tokens))
 
     def _predicting(self, hidden, kind):
         """The N of the decoder's N + 1 rows that predict: the last N in continuation, the first N in the other tasks."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.heads import (
@@ -26,11 +26,11 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.protocol import (
+    Layers,
     Model,
     Reading,
     Recomputable,
     check_lanes,
-    check_state,
     initialise,
 )
 from reference.memorizing import Config, init_params
@@ -129,12 +129,15 @@ class Memorizing(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
+    state_type = State
+    config: Config
+    in_bucket: Tensor  # (3N - 1, buckets)
+    mask: Tensor  # (3N - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
+        self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
         in_bucket, mask = tables_by_distance(
             config.segment, config.buckets, config.max_distance
@@ -155,16 +158,21 @@ class Memorizing(Model):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.layers * self.config.segment
 
-    def state_shapes(self, batch: int) -> State:
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
         rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
         memory = (batch, c.heads, c.memory, c.head_width)
-        return State(rows, rows, memory, memory)
+        return {"keys": rows, "values": rows, "memory_keys": memory, "memory_values": memory}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: zero keys and values."""
-        return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
+        shapes = self.state_shapes(batch)
+        return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment: tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
@@ -188,7 +196,7 @@ class Memorizing(Model):
             raise ValueError(
                 f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
             )
-        check_state(state, self.state_shapes(len(tokens)))
+        self.check_state(state, len(tokens))
         x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
         offsets = offsets_by_pair(

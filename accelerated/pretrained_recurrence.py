@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
@@ -21,11 +21,11 @@ from accelerated.attention.heads import (
     project,
 )
 from accelerated.protocol import (
+    Layers,
     Model,
     Reading,
     Recomputable,
     check_lanes,
-    check_state,
     initialise,
 )
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
@@ -169,15 +169,16 @@ class PretrainedRecurrence(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
+    state_type = State
+    config: Config
 
     def __init__(self, config: Config, seed: int = 0):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D)
         self.positions = parameter(
             config.max_positions, config.width
         )  # one row for each position in a window
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = Layers(Layer(config) for _ in range(config.layers))
         self.final_norm = LayerNorm(config.width, NORM_EPSILON)
         self.module = Recurrence(config) if config.vectors else None
         future = causal_mask(config.segment, config.segment)
@@ -200,20 +201,22 @@ class PretrainedRecurrence(Model):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.segment
 
-    def state_shapes(self, batch: int) -> State:
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         batch = check_lanes(batch)
-        return (
-            State((batch, self.config.width), (batch,))
-            if self.config.vectors
-            else State((batch, 0), (batch, 0))
-        )
+        if self.config.vectors == 0:
+            return {"pooled": (batch, 0), "present": (batch, 0)}
+        return {"pooled": (batch, self.config.width), "present": (batch,)}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: nothing to insert; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
-        pooled = self.embedding.new_zeros(shapes.pooled)
-        return State(pooled, torch.zeros(shapes.present, dtype=torch.bool, device=pooled.device))
+        pooled = self.embedding.new_zeros(shapes["pooled"])
+        return State(pooled, torch.zeros(shapes["present"], dtype=torch.bool, device=pooled.device))
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a window: tokens (B, N), 1 <= N <= T; the previous window has read the first o of them. hidden is (B, N, D).
@@ -236,7 +239,7 @@ class PretrainedRecurrence(Model):
             raise ValueError(
                 f"a window of {tokens.shape[1]} tokens; it must have 1 to {self.config.segment}, the segment"
             )
-        check_state(state, self.state_shapes(len(tokens)))
+        self.check_state(state, len(tokens))
 
     def _read(self, tokens, state):
         """The outputs of all layers for tokens (B, N), and the last output after the final norm."""

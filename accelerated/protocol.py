@@ -1,26 +1,18 @@
 """The interface of every model: (tokens, state) -> (logits, next state). Models, replay, training and evaluation use this file.
 
-A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). A model is a Model with
-
-    config                     a frozen Config, the reference's dataclass, which the class has as Config
-    initial_state(batch)       the state at the start of a document; its learned part gets gradients
-    read(tokens, state)        the Reading of one segment: hidden rows, next state, auxiliary losses
-    advance(tokens, state)     only the next state, which costs less
-    state_shapes(batch)        a State that holds the shape of each field, to check states against
-    attention_reach            how many tokens back a prediction can look by attention only
-    describe()                 one line on how far back the model can look
+A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). `Model` says what every model has.
 
 A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. Gates,
 losses, recurrent states and memory slots have float32 at least: a segment changes a state only a little, and bfloat16 would
 round the change away. LayerNorm brings them back to the parameters' type.
 
-tokens (B, N) are the token ids of one segment in B lanes; token is (B,). Models raise ValueError for a state of another model
-or of another number of lanes.
+tokens (B, N) are the token ids of one segment in B lanes.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -31,36 +23,29 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import Declared
+from accelerated.data.tasks import Task
+from accelerated.models import ModelConfig
+
+# What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
+State: TypeAlias = NamedTuple
+OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class Reading(NamedTuple):
     """What a model's `read` returns for one segment. A loss takes it: (B, N, V) logits may be too large to hold at once."""
 
     hidden: Tensor  # (B, N, D), ready for the output matrix
-    state: tuple  # the model's State
-    auxiliary: dict  # {name: scalar loss}, added to the task loss
+    state: State  # the next one
+    auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 
 class Output(NamedTuple):
     """What a model returns for one segment."""
 
     logits: Tensor  # (B, N, V)
-    state: tuple  # the model's State
-    auxiliary: dict  # {name: scalar loss}, added to the task loss
-
-
-def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
-    """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
-    return logits_by(hidden, model.output_matrix()).to(hidden.dtype)
-
-
-def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
-    """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
-    return (
-        matrix.log_probabilities(hidden)
-        if isinstance(matrix, AdaptiveSoftmax)
-        else functional.linear(hidden, matrix)
-    )
+    state: State  # the next one
+    auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 
 class Recomputable(Declared):
@@ -69,45 +54,140 @@ class Recomputable(Declared):
     If it `drops`, the random state is kept too, so that the same entries are dropped again. Reading a GPU's takes time.
     """
 
-    recomputed, drops = False, False
+    recomputed = False
+    drops = False
 
-    def __call__(self, *given: object) -> object:
+    def __call__(self, *given: Any) -> Any:
         """What `forward` returns."""
         if self.recomputed and torch.is_grad_enabled():
-            return checkpoint(
-                super().__call__, *given, use_reentrant=False, preserve_rng_state=self.drops
-            )
+            forward = super().__call__
+            return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=self.drops)
         return super().__call__(*given)
 
 
-class Model(Declared):
-    """What is the same in all models, or in most."""
+class Layers(nn.ModuleList, Generic[Kind]):
+    """A ModuleList that says of which kind its modules are; torch's says Module."""
 
-    def forward(self, tokens: Tensor, state: tuple, *task: tuple) -> Output:
-        """Read a segment; Output.logits (B, N, V) predict the next tokens.
+    if TYPE_CHECKING:
+
+        def __init__(self, modules: Iterable[Kind]): ...
+        def __iter__(self) -> Iterator[Kind]: ...
+        def __getitem__(self, index: int) -> Kind: ...
+
+
+class Model(Declared, ABC):
+    """A long-memory Transformer. What is abstract here each model has; the rest is the same in all, or in most.
+
+    Its methods raise ValueError for a state of another model or of another number of lanes.
+    """
+
+    Config: type  # the reference's, whose frozen dataclass has the sizes
+    state_type: type[State]
+    config: ModelConfig
+    embedding: nn.Parameter  # (V, D)
+
+    @abstractmethod
+    def __init__(self, config: ModelConfig, seed: int = 0):
+        """A model of these sizes; its initial weights are those that the reference draws from `seed`."""
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line on how far back the model can look."""
+
+    @property
+    @abstractmethod
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+
+    @abstractmethod
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each field of a State of `batch` lanes."""
+
+    @abstractmethod
+    def initial_state(self, batch: int) -> State:
+        """The State at a document's start; its learned part gets gradients. Raises ValueError if batch is below 1."""
+
+    @abstractmethod
+    def read(self, tokens: Tensor, state: State, *task: Task) -> Reading:
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
+
+        Only Memformer takes a Task. Raises ValueError if it is not a segment's number of tokens.
+        """
+
+    @abstractmethod
+    def advance(self, tokens: Tensor, state: State, *task: Task) -> State:
+        """The same State as `read` returns, for less: only what it depends on is computed."""
+
+    @abstractmethod
+    def output_matrix(self) -> OutputMatrix:
+        """(V, D): logits are the product of hidden rows and its transpose. Or else an AdaptiveSoftmax."""
+
+    def forward(self, tokens: Tensor, state: State, *task: Task) -> Output:
+        """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next tokens.
 
         Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
         """
         check_tokens(tokens, 2)
-        if (
-            tokens.device.type == "cpu"
-            and tokens.numel()
-            and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary
-        ):
-            wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
-            raise ValueError(
-                f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?"
-            )
+        if tokens.device.type == "cpu":
+            check_vocabulary(tokens, self.config.vocabulary)
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
-
-    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
-        """(V, D), the embedding: logits are the product of hidden rows and its transpose. Or else an AdaptiveSoftmax."""
-        return self.embedding
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
         """The parameters that only auxiliary losses train; their gradients are clipped separately. Most models have none."""
         return []
+
+    def check_state(self, state: State, lanes: int) -> None:
+        """Raise ValueError unless the state is of this model and has so many lanes.
+
+        Reads only types and shapes: it makes no tensor and waits for no device.
+        """
+        if type(state) is not self.state_type:
+            expected = kind_of(self.state_type)
+            raise ValueError(
+                f"the state is a {kind_of(type(state))}, this model takes a {expected}"
+            )
+        for name, expected in self.state_shapes(lanes).items():
+            given = tuple(getattr(state, name).shape)
+            if given[1:] != expected[1:]:
+                wrong = f"the state's {name} has shape {given}, expected {expected}"
+                raise ValueError(f"{wrong}; is it another model's?")
+            if given != expected:
+                wrong = f"the state's {name} has {given[0]} lanes, expected {lanes}"
+                raise ValueError(f"{wrong}, as many as the tokens have")
+
+
+def kind_of(state_type: type) -> str:
+    """The name of a state's class with its module, because every model calls its class State."""
+    module = state_type.__module__.rpartition(".")[2]
+    return f"{module}.{state_type.__qualname__}"
+
+
+def logits_of(model: Model, hidden: Tensor) -> Tensor:
+    """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
+    return logits_by(hidden, model.output_matrix()).to(hidden.dtype)
+
+
+def logits_by(hidden: Tensor, matrix: OutputMatrix) -> Tensor:
+    """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
+    if isinstance(matrix, AdaptiveSoftmax):
+        return matrix.log_probabilities(hidden)
+    return functional.linear(hidden, matrix)
+
+
+def overlap_of(config: ModelConfig) -> int:
+    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
+    return getattr(config, "overlap", 0)
+
+
+def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
+    """Load params, from a reference's init_params, into module; raises RuntimeError unless the names are the same."""
+    module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+
+
+# The mode and the type that a model computes in
 
 
 @contextlib.contextmanager
@@ -129,32 +209,37 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     is changed inside keeps its old copy. Update parameters and clear gradients outside. The copies keep their memory, because
     CUDA graphs read fixed addresses.
     """
-    held = [
-        tensors for module in model.modules() for tensors in (module._parameters, module._buffers)
-    ]
-    changed = [
-        (tensors, name, x)
-        for tensors in held
-        for name, x in tensors.items()
-        if x is not None and x.is_floating_point()
-    ]
-    changed = [(tensors, name, x) for tensors, name, x in changed if x.dtype != dtype]
+    changed = tensors_of_other_types(model, dtype)
+    originals = [original for _, _, original in changed]
     try:
-        if changed:
-            originals = [x for *_, x in changed]
+        if originals:
             copies = Copies.apply(memory_of_copies(model, dtype, originals), *originals)
-            for (tensors, name, _), copy in zip(changed, copies, strict=True):
-                tensors[name] = copy
+            for (holder, name, _), copy in zip(changed, copies, strict=True):
+                holder[name] = copy
         yield
     finally:
-        for tensors, name, x in changed:
-            tensors[name] = x
+        for holder, name, original in changed:
+            holder[name] = original
+
+
+def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[dict, str, Tensor]]:
+    """(The dict that holds it, its name in it, it) of each floating parameter and buffer that has another type."""
+    found = []
+    for module in model.modules():
+        for holder in (module._parameters, module._buffers):
+            for name, tensor in holder.items():
+                if tensor is None or tensor.dtype == dtype:
+                    continue
+                if tensor.is_floating_point():
+                    found.append((holder, name, tensor))
+    return found
 
 
 def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tensor]) -> list[Tensor]:
     """Tensors in dtype with the originals' shapes, always the same ones unless the model has been moved."""
     kept = model.__dict__.setdefault("memory_of_copies", {})
-    if dtype not in kept or [x.device for x in kept[dtype]] != [x.device for x in originals]:
+    devices = [original.device for original in originals]
+    if dtype not in kept or [copy.device for copy in kept[dtype]] != devices:
         kept[dtype] = [torch.empty_like(x, dtype=dtype, requires_grad=False) for x in originals]
     return kept[dtype]
 
@@ -186,9 +271,7 @@ class Copies(torch.autograd.Function):
         return None, *converted
 
 
-def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
-    """Load params, from a reference's init_params, into module; raises RuntimeError unless the names are the same."""
-    module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+# Checks
 
 
 def check_lanes(batch: int) -> int:
@@ -198,66 +281,47 @@ def check_lanes(batch: int) -> int:
     return batch
 
 
-def check_state(state: tuple, expected: tuple) -> None:
-    """Raise ValueError unless state has the type of `expected`, a State of shapes, and each field has its shape.
-
-    Reads only types and shapes: it makes no tensor and waits for no device.
-    """
-    if type(state) is not type(expected):
-        raise ValueError(f"the state is a {kind_of(state)}, this model takes a {kind_of(expected)}")
-    for name, field, shape in zip(type(expected)._fields, state, expected, strict=True):
-        given = tuple(field.shape)
-        if given[1:] != shape[1:]:
-            raise ValueError(
-                f"the state's {name} has shape {given}, expected {shape}; is it another model's?"
-            )
-        if given != shape:
-            raise ValueError(
-                f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have"
-            )
-
-
 def check_tokens(tokens: Tensor, axes: int) -> None:
     """Raise ValueError unless tokens are a tensor of ids with so many axes."""
-    if not isinstance(tokens, Tensor) or tokens.dim() != axes or tokens.is_floating_point():
-        shape, form = (
-            tuple(getattr(tokens, "shape", ())),
-            "(lanes, tokens)" if axes == 2 else "(lanes,)",
-        )
-        kind = getattr(tokens, "dtype", type(tokens).__name__)
-        raise ValueError(
-            f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}"
-        )
-
-
-def overlap_of(config: object) -> int:
-    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
-    return getattr(config, "overlap", 0)
-
-
-def kind_of(state: tuple) -> str:
-    """The state's class with its module, because every model calls its class State."""
-    return f"{type(state).__module__.rpartition('.')[2]}.{type(state).__qualname__}"
-
-
-def detach(state: tuple) -> tuple:
-    """The same state, detached from the autograd graph."""
-    return type(state)(*(field.detach() for field in state))
-
-
-def require_gradient(state: tuple) -> tuple:
-    """The same state as leaf tensors that require gradients, except fields of token ids."""
-    return type(state)(
-        *(field.detach().requires_grad_(field.is_floating_point()) for field in state)
+    if isinstance(tokens, Tensor) and tokens.dim() == axes and not tokens.is_floating_point():
+        return
+    kind = getattr(tokens, "dtype", type(tokens).__name__)
+    shape = tuple(getattr(tokens, "shape", ()))
+    form = "(lanes, tokens)" if axes == 2 else "(lanes,)"
+    raise ValueError(
+        f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}"
     )
 
 
-def keep_lanes(state: tuple, rows: Tensor | list[int] | slice) -> tuple:
+def check_vocabulary(tokens: Tensor, vocabulary: int) -> None:
+    """Raise ValueError unless all tokens are ids 0 .. vocabulary - 1."""
+    if tokens.numel() == 0:
+        return
+    lowest, highest = tokens.aminmax()
+    if lowest < 0 or highest >= vocabulary:
+        wrong = f"tokens are {int(lowest)} to {int(highest)}, expected 0 to {vocabulary - 1}"
+        raise ValueError(f"{wrong}; was another tokenizer used?")
+
+
+# States
+
+
+def detach(state: State) -> State:
+    """The same state, detached from the autograd graph."""
+    return state._make(field.detach() for field in state)
+
+
+def require_gradient(state: State) -> State:
+    """The same state as leaf tensors that require gradients, except fields of token ids."""
+    return state._make(field.detach().requires_grad_(field.is_floating_point()) for field in state)
+
+
+def keep_lanes(state: State, rows: Tensor | list[int] | slice) -> State:
     """The state of only the lanes in rows."""
-    return type(state)(*(field[rows] for field in state))
+    return state._make(field[rows] for field in state)
 
 
-def put_lanes(state: tuple, rows: slice, part: tuple) -> tuple:
+def put_lanes(state: State, rows: slice, part: State) -> State:
     """The state with the lanes at `rows` replaced by those of `part`.
 
     It is changed in place, unless `part` has all lanes: there may be no room for a second long memory. So its fields must share
@@ -270,23 +334,28 @@ def put_lanes(state: tuple, rows: slice, part: tuple) -> tuple:
     return state
 
 
-def repeat_lane(state: tuple, lanes: int) -> tuple:
+def repeat_lane(state: State, lanes: int) -> State:
     """Copies of the only lane of a state, detached, in memory of their own."""
-    return type(state)(*(field.detach().repeat(lanes, *[1] * (field.dim() - 1)) for field in state))
+    fields = []
+    for field in state:
+        other_axes = [1] * (field.dim() - 1)
+        fields.append(field.detach().repeat(lanes, *other_axes))
+    return state._make(fields)
 
 
-def replace_lanes(starts: Tensor, initial: tuple, state: tuple) -> tuple:
+def replace_lanes(starts: Tensor, initial: State, state: State) -> State:
     """Return the initial state in lanes with starts (B,) true, and the carried state in the other lanes.
 
     In lanes that start, gradients go to the learned initial state and not to the carried one. It never asks whether any lane
     starts: on a GPU the answer would wait for all work before it. A Segment knows (`any_starts`).
     """
-    lanes = (starts.view(-1, *[1] * (field.dim() - 1)) for field in state)
-    return type(state)(
-        *(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True))
-    )
+    fields = []
+    for new, old in zip(initial, state, strict=True):
+        other_axes = [1] * (old.dim() - 1)
+        fields.append(torch.where(starts.view(-1, *other_axes), new, old))
+    return state._make(fields)
 
 
-def state_from(state: tuple, fields: list[Tensor]) -> tuple:
+def state_from(state: State, fields: list[Tensor]) -> State:
     """Turn saved tensors into a State of the same types and on the same device as `state`."""
-    return type(state)(*(saved.to(field) for saved, field in zip(fields, state, strict=True)))
+    return state._make(saved.to(field) for saved, field in zip(fields, state, strict=True))

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
-from accelerated.protocol import check_state, check_tokens, logits_of, overlap_of
+from accelerated.protocol import Model, State, check_tokens, logits_of, overlap_of
 
 
 class Stream(NamedTuple):
@@ -17,7 +16,7 @@ class Stream(NamedTuple):
     was kept of the later one's tokens is overwritten by then, and its logits would be wrong.
     """
 
-    state: tuple  # the model's State at the segment's start; never changed
+    state: State  # the model's at the segment's start; never changed
     position: int  # the next token's in the segment, from 0
     tokens: Tensor  # (B, N), those of the segment so far
     rows: tuple  # what else is kept of them; a Stepper says what
@@ -26,14 +25,14 @@ class Stream(NamedTuple):
 class Stepper(ABC):
     """Reads a text token by token, in evaluation mode. A token takes the same time, however long the text is."""
 
-    def __init__(self, model: Module):
+    def __init__(self, model: Model):
         self.model = model
 
     @torch.no_grad()
-    def start(self, state: tuple) -> Stream:
+    def start(self, state: State) -> Stream:
         """The Stream at the start of a segment; raises ValueError if the State does not fit the model."""
         lanes = len(state[0])
-        check_state(state, self.model.state_shapes(lanes))
+        self.model.check_state(state, lanes)
         tokens = torch.zeros(lanes, self.length, dtype=torch.long, device=state[0].device)
         return Stream(state, 0, tokens, self.rows_at(state))
 
@@ -45,21 +44,21 @@ class Stepper(ABC):
         the device, unless the model does.
         """
         check_tokens(token, 1)
-        check_state(stream.state, self.model.state_shapes(len(token)))
+        self.model.check_state(stream.state, len(token))
         stream.tokens[:, stream.position] = token
         logits, rows = self.read_token(token, stream)
         position = stream.position + 1
         if position < self.length:
             return logits, stream._replace(position=position, rows=rows)
 
-        state = self.close(stream._replace(rows=rows))
+        state = self.close(stream.state, stream.tokens, rows)
         overlap = overlap_of(self.model.config)
         if overlap == 0:
             return logits, self.start(state)
         _, following = self.read(stream.tokens[:, self.length - overlap :], state)
         return logits, following
 
-    def read(self, tokens: Tensor, state: tuple) -> tuple[Tensor, Stream]:
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, Stream]:
         """The same for tokens (B, n), n >= 1, of one segment from its start."""
         first, *others = tokens.unbind(1)
         logits, stream = self.step(first, self.start(state))
@@ -73,7 +72,7 @@ class Stepper(ABC):
         return self.model.config.segment
 
     @abstractmethod
-    def rows_at(self, state: tuple) -> tuple:
+    def rows_at(self, state: State) -> tuple:
         """The rows at a segment's start."""
 
     @abstractmethod
@@ -81,8 +80,8 @@ class Stepper(ABC):
         """Logits (B, V) after token (B,), which is in stream.tokens already, and the rows that hold it."""
 
     @abstractmethod
-    def close(self, stream: Stream) -> tuple:
-        """The State after a Stream whose segment is complete."""
+    def close(self, state: State, tokens: Tensor, rows: tuple) -> State:
+        """The State after a complete segment of tokens (B, N), from the State at its start."""
 
 
 class AnyModel(Stepper):
@@ -91,17 +90,17 @@ class AnyModel(Stepper):
     Later tokens are padding, until they are known. They change nothing, because no prediction sees them.
     """
 
-    def rows_at(self, state: tuple) -> tuple:
+    def rows_at(self, state: State) -> tuple:
         return ()
 
     def read_token(self, token: Tensor, stream: Stream) -> tuple[Tensor, tuple]:
         reading = self.model.read(stream.tokens, stream.state)
         return logits_of(self.model, reading.hidden[:, stream.position]), ()
 
-    def close(self, stream: Stream) -> tuple:
-        return self.model.advance(stream.tokens, stream.state)
+    def close(self, state: State, tokens: Tensor, rows: tuple) -> State:
+        return self.model.advance(tokens, state)
 
-    def read(self, tokens: Tensor, state: tuple) -> tuple[Tensor, Stream]:
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, Stream]:
         """Only the last token's logits are needed, so the segment is read once."""
         last = tokens.shape[1] - 1
         stream = self.start(state)

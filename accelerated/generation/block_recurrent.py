@@ -10,7 +10,6 @@ from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
 from accelerated.attention.sliding_window import of_query, offsets_of
 from accelerated.block_recurrent import BlockRecurrent, State, scaled_attention
-from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 
 
@@ -18,10 +17,10 @@ class Rows(NamedTuple):
     """What a block's tokens read, and their keys and values, which follow the previous block's."""
 
     offsets: Tensor  # of scores, by distance, (L, H, 3W - 1)
-    keys: tuple  # per layer (B, H, 2W, E)
-    values: tuple
-    state_keys: list  # per recurrent layer K_s (B, H, S, E)
-    state_values: list  # per recurrent layer V_s
+    keys: tuple[Tensor, ...]  # per layer (B, H, 2W, E)
+    values: tuple[Tensor, ...]
+    state_keys: list[Tensor]  # per recurrent layer K_s (B, H, S, E)
+    state_values: list[Tensor]  # per recurrent layer V_s
 
 
 class Steps(TokenByToken):
@@ -39,9 +38,8 @@ class Steps(TokenByToken):
         model = self.model
         offsets = offsets_of(model.layers, model.in_bucket, model.mask).to(state.keys.dtype)
         rows = Rows(offsets, with_room(state.keys), with_room(state.values), [], [])
-        for r, number in enumerate(model.config.recurrent_layers):
-            cell = model.layers[number - 1].state
-            key, value = cell.keys_and_values(state.states[:, r])
+        for states, cell in zip(state.states.unbind(1), model.cells, strict=True):
+            key, value = cell.keys_and_values(states)
             rows.state_keys.append(key)
             rows.state_values.append(value)
         return rows
@@ -58,7 +56,7 @@ class Steps(TokenByToken):
             values = rows.values[index].index_copy_(2, place, value)
             query = query * layer.scale[:, None, None]
             attended = sdpa(query, keys, values, offsets[index], scale=1.0)
-            if cross_query is not None:
+            if cross_query is not None and layer.cross_scale is not None:
                 cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
                 read = (rows.state_keys[cell], rows.state_values[cell])
                 cross = scaled_attention(cross_query, *read, layer.cross_scale)
@@ -66,18 +64,18 @@ class Steps(TokenByToken):
             x = layer.mlp(x + functional.linear(merge_heads(attended), layer.output))
         return self.model.output_rows(x)[:, 0]
 
-    def close(self, stream: Stream) -> State:
+    def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a full block: the states read it, its keys and values are the previous block's."""
-        rows = stream.rows
+        numbers = self.model.config.recurrent_layers
         states = []
-        for r, number in enumerate(self.model.config.recurrent_layers):
-            cell = self.model.layers[number - 1].state
-            state = stream.state.states[:, r]  # (B, S, D)
-            projected = cell.project(state, cell.matrices())
-            read = (rows.keys[number - 1], rows.values[number - 1])
-            states.append(cell.update(state, projected, *read))
+        for before, number, cell in zip(
+            state.states.unbind(1), numbers, self.model.cells, strict=True
+        ):
+            projected = cell.project(before, cell.matrices())
+            keys, values = rows.keys[number - 1], rows.values[number - 1]
+            states.append(cell.update(before, projected, keys, values))
         return State(
-            torch.stack(states, 1) if states else stream.state.states,
+            torch.stack(states, 1) if states else state.states,
             torch.stack(rows.keys, 1)[:, :, :, self.length :],
             torch.stack(rows.values, 1)[:, :, :, self.length :],
         )

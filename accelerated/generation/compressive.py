@@ -7,21 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import at_least_float32
 from accelerated.compressive import Compressive, MostUsed, State
-from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 
 
 class Rows(NamedTuple):
     """Per layer what a segment's tokens read, and what they write for later tokens and the memories."""
 
-    keys: list  # (B, H, K, E), of compressed memory, memory and the segment
-    values: list
-    distance_keys: list  # (H, E, K), with simplified positions (H, E, R), already scaled
-    hidden: list  # (B, N, D), inputs of the layer
-    usage: list  # (B, N, N), each token's attention to the rows to be compressed, if it is needed
+    keys: list[Tensor]  # (B, H, K, E), of compressed memory, memory and the segment
+    values: list[Tensor]
+    distance_keys: list[Tensor]  # (H, E, K), with simplified positions (H, E, R), already scaled
+    hidden: list[Tensor]  # (B, N, D), inputs of the layer
+    usage: list[
+        Tensor
+    ]  # (B, N, N), each token's attention to the rows to be compressed, if it is needed
 
 
 class Steps(TokenByToken):
@@ -51,10 +53,11 @@ class Steps(TokenByToken):
     def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
         """The hidden row (B, D) after token (B,) at position (1,) of its segment."""
         c = self.model.config
-        if c.cutoffs:
-            h = self.model.output_matrix().look_up(token[:, None])  # (B, 1, D)
+        embedding = self.model.output_matrix()
+        if isinstance(embedding, AdaptiveSoftmax):
+            h = embedding.look_up(token[:, None])  # (B, 1, D)
         else:
-            h = functional.embedding(token[:, None], self.model.embedding)
+            h = functional.embedding(token[:, None], embedding)
         place = position + c.compressed_memory + c.memory  # of its key
         number = torch.arange(rows.keys[0].shape[2], device=token.device)  # (K,)
         last = rows.distance_keys[0].shape[2] - 1  # the column of distance 0
@@ -99,9 +102,8 @@ class Steps(TokenByToken):
         distances = len(rows.distance_keys[index][0, 0]) - 1 - columns
         return weights @ values + weights @ layer.positions.index_select(0, distances)
 
-    def close(self, stream: Stream) -> State:
+    def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment."""
-        state, rows = stream.state, stream.rows
         memories = []
         compresseds = []
         usage = None

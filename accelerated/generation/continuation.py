@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Module, functional
+from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from accelerated.attention.heads import at_least_float32
@@ -13,7 +13,7 @@ from accelerated.generation.any_model import Stepper, Stream
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
-from accelerated.protocol import evaluating, overlap_of
+from accelerated.protocol import Model, evaluating, overlap_of
 
 
 class Sampling(NamedTuple):
@@ -25,7 +25,7 @@ class Sampling(NamedTuple):
 
 @torch.no_grad()
 def continue_text(
-    model: Module,
+    model: Model,
     prompt: Tensor,
     count: int,
     sampling: Sampling,

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.sliding_window import columns_of_query
-from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 from accelerated.memformer import Memformer, State
 
@@ -90,17 +89,14 @@ class Steps(TokenByToken):
                 rows.hidden[index].index_copy_(1, place, x)
         return decoder.norm(x)[:, 0]
 
-    def close(self, stream: Stream) -> State:
+    def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment."""
-        rows = stream.rows
         if self.model.encoder is not None:
-            return State(
-                rows.memory[0].clone(), stream.tokens
-            )  # a CUDA graph's rows are overwritten
+            return State(rows.memory[0].clone(), tokens)  # a CUDA graph's rows are overwritten
         memories = []
         for index, layer in enumerate(self.model.decoder.layers):
-            memories.append(layer.writer(stream.state.memory[:, index], rows.hidden[index]))
-        return State(torch.stack(memories, 1), stream.state.previous)
+            memories.append(layer.writer(state.memory[:, index], rows.hidden[index]))
+        return State(torch.stack(memories, 1), state.previous)
 
 
 def attend(

@@ -9,7 +9,6 @@ from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
 from accelerated.attention.retrieval import Memory, searchable
 from accelerated.attention.sliding_window import of_query, offsets_of
-from accelerated.generation.any_model import Stream
 from accelerated.generation.block_recurrent import with_room
 from accelerated.generation.token_by_token import TokenByToken
 from accelerated.memorizing import Memorizing, State
@@ -19,8 +18,8 @@ class Rows(NamedTuple):
     """What a segment's tokens read, and their keys and values, which follow the previous segment's."""
 
     offsets: Tensor  # of scores, by distance, (L, H, 3N - 1)
-    keys: tuple  # per layer (B, H, 2N, E)
-    values: tuple
+    keys: tuple[Tensor, ...]  # per layer (B, H, 2N, E)
+    values: tuple[Tensor, ...]
     memory: Memory
 
 
@@ -53,8 +52,8 @@ class Steps(TokenByToken):
             x = layer.mlp(x + functional.linear(merge_heads(attended), layer.output))
         return self.model.output_rows(x)[:, 0]
 
-    def close(self, stream: Stream) -> State:
+    def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment: its keys and values become the previous segment's."""
-        keys = [keys[:, :, self.length :] for keys in stream.rows.keys]
-        values = [values[:, :, self.length :] for values in stream.rows.values]
-        return self.model.next_state(stream.state, list(zip(keys, values, strict=True)))
+        keys = [keys[:, :, self.length :] for keys in rows.keys]
+        values = [values[:, :, self.length :] for values in rows.values]
+        return self.model.next_state(state, list(zip(keys, values, strict=True)))

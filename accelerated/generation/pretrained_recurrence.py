@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
-from accelerated.generation.any_model import Stream
 from accelerated.generation.token_by_token import TokenByToken
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State, with_slots
 
@@ -17,10 +16,10 @@ from accelerated.pretrained_recurrence import PretrainedRecurrence, State, with_
 class Rows(NamedTuple):
     """What a window's tokens read, and what they write for later tokens and the pooled vector."""
 
-    keys: list  # per layer (B, H, S + T or T, E), those of the inserted vectors first
-    values: list
+    keys: list[Tensor]  # per layer (B, H, S + T or T, E), those of the inserted vectors first
+    values: list[Tensor]
     present: Tensor  # the State's
-    outputs: list  # per layer (B, T, D); empty for plain GPT-2
+    outputs: list[Tensor]  # per layer (B, T, D); empty for plain GPT-2
 
 
 class Steps(TokenByToken):
@@ -70,12 +69,12 @@ class Steps(TokenByToken):
                 rows.outputs[index].index_copy_(1, position, x)
         return model.final_norm(x)[:, 0]
 
-    def close(self, stream: Stream) -> State:
+    def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a full window."""
-        if not stream.rows.outputs:
-            return stream.state
-        outputs = stream.rows.outputs
-        return self.model.next_state(stream.state, outputs, self.model.final_norm(outputs[-1]))
+        if not rows.outputs:
+            return state
+        hidden = self.model.final_norm(rows.outputs[-1])
+        return self.model.next_state(state, rows.outputs, hidden)
 
 
 def added_to_scores(unread: Tensor, x: Tensor) -> Tensor:

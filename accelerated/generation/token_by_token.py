@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.generation.any_model import AnyModel, Stepper, Stream
-from accelerated.protocol import logits_of
+from accelerated.protocol import Model, logits_of
 
 
-def stepper_of(model: Module, capture: bool = True) -> Stepper:
+def stepper_of(model: Model, capture: bool = True) -> Stepper:
     """The fastest Stepper of a model: that of its own file here, captured if it is on a GPU; else AnyModel."""
     file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
     if importlib.util.find_spec(file) is None:
@@ -30,7 +29,7 @@ class TokenByToken(Stepper):
     are written in place.
     """
 
-    def __init__(self, model: Module, captured: bool = False):
+    def __init__(self, model: Model, captured: bool = False):
         super().__init__(model)
         self.compute = Graph(self.logits_after) if captured else self.plain
 
@@ -63,20 +62,21 @@ class Graph:
 
     def __init__(self, function: Callable[[Tensor, Tensor, tuple], Tensor]):
         self.function = function
-        self.graph = None
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, token: Tensor, position: int, rows: tuple) -> tuple[Tensor, tuple]:
         """The logits after a token, and the rows that hold it."""
         if self.graph is None:
-            self.capture(token, rows)
+            self.graph = self.capture(token, rows)
         if rows is not self.rows:
-            torch._foreach_copy_(tree_leaves(self.rows), tree_leaves(rows))
+            for own, given in zip(tree_leaves(self.rows), tree_leaves(rows), strict=True):
+                own.copy_(given)
         self.token.copy_(token)
         self.position.fill_(position)
         self.graph.replay()
         return self.logits.clone(), self.rows
 
-    def capture(self, token: Tensor, rows: tuple) -> None:
+    def capture(self, token: Tensor, rows: tuple) -> torch.cuda.CUDAGraph:
         """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
         self.token = token.clone()
         self.position = token.new_zeros(1)
@@ -88,6 +88,7 @@ class Graph:
             self.function(self.token, self.position, self.rows)
         torch.cuda.current_stream().wait_stream(aside)
 
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self.logits = self.function(self.token, self.position, self.rows)
+        return graph

@@ -130,7 +130,7 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
     if (contents := load_exported(path)) is not None:
         return contents
     if Path(path).suffix == ".safetensors" or (Path(path) / WEIGHTS).is_file():
-        from accelerated.presets.gpt2_weights import load_gpt2  # here: few runs need it
+        from accelerated.gpt2_weights import load_gpt2  # here: few runs need it
 
         return NEVER_TRAINED | load_gpt2(path)
     return load_checkpoint(chosen_checkpoint(path, checkpoint))

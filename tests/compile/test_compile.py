@@ -221,10 +221,21 @@ class Total(NamedTuple):
 class Dropping(Model):
     """The least model of the protocol whose memory drops out."""
 
+    attention_reach = 0
+
     def __init__(self):
-        super().__init__()
+        super().__init__(config=None)
         self.embedding = torch.nn.Parameter(torch.randn(5, 3))
         self.scale = torch.nn.Parameter(torch.ones(3))
+
+    def describe(self):
+        return "all that was read, summed"
+
+    def state_shapes(self, batch):
+        return {"rows": (batch, 3)}
+
+    def output_matrix(self):
+        return self.embedding
 
     def initial_state(self, batch):
         return Total(torch.zeros(batch, 3).to(self.embedding))

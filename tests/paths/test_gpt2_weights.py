@@ -11,7 +11,7 @@ import torch
 
 import accelerated
 from accelerated.evaluation import score
-from accelerated.presets.gpt2_weights import gpt2_shapes, load_gpt2, renamed
+from accelerated.gpt2_weights import gpt2_shapes, load_gpt2, renamed
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.training.settings import preset_settings
 from reference import pretrained_recurrence as ref
