@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from accelerated.models import NAMES
 from docs.book.record import Function, Recorder
 from docs.book.replay import replay_data
 from docs.book.text import chapter_html, code_html
@@ -31,7 +32,7 @@ from reference.gradients import (
 )
 
 HERE = Path(__file__).parent
-METHODS = ("compressive", "block_recurrent", "memformer", "pretrained_recurrence", "memorizing")
+METHODS = [name for name in NAMES if (HERE.parent / f"{name}.md").exists()]
 # its colours and its helper `make` are ours too
 VIEW = HERE.parents[1] / "accelerated" / "evaluation" / "view.html"
 LETTERS = {  # {field of a Config: letter}
