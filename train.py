@@ -18,6 +18,7 @@ import math
 import torch
 
 from accelerated import protocol, replay
+from accelerated.data import lanes
 from accelerated.evaluation import sample as samples
 from accelerated.evaluation import score
 from accelerated.generation import continuation
@@ -79,7 +80,7 @@ def next_segments(run: opening.Run) -> tuple[list, int, int]:
     segments, own_lanes = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
     mine = [segment.keep_lanes(own_lanes) for segment in segments]
-    return mine, replay.count_scored(segments), score.count_bytes(segments, run.tokenizer)
+    return mine, replay.count_scored(segments), lanes.count_bytes(segments, run.tokenizer)
 
 
 def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[str, torch.Tensor]:
@@ -126,7 +127,7 @@ def show_progress(
     run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]
 ) -> None:
     """Count an iteration, and show its measurements beside the bar."""
-    measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
+    measure = "bits/byte" if isinstance(run.reader, lanes.Lanes) else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
     rate = f"{run.tokens_per_second(steps):,.0f} tokens/s"
     steps.set_postfix_str(
@@ -222,7 +223,7 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
             report(run)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"the model is saved; for its last report: {resume}") from None
-        if run.settings.training.sample and run.tokenizer.spells_text:
+        if run.settings.training.sample:
             sample(run)
         print(f"saved in {run.folder}; evaluate it with: {run.command('eval.py')}")
 

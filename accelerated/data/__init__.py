@@ -1,1 +1,1 @@
-"""From a text to the segments that a model reads: sources, named sets, tokenizers, corpus, windows, lanes, tasks."""
+"""From a text to segments: sources, named sets, tokenizers, corpus, windows, lanes, tasks."""

@@ -1,88 +1,108 @@
-"""The settings of what a model reads, and checks of --data that read nothing; importing it takes no time."""
+"""The settings of what a model reads, and checks of --data that read nothing.
 
+Importing it takes no time.
+"""
+
+import dataclasses
 import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from accelerated.program.errors import InputError
+
+T = TypeVar("T")
 
 WIKITEXTS = ("wikitext-103", "wikitext-103-raw")
 CORPORA = ("stdlib", "recall", "enwik8", *WIKITEXTS, "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
-TABLES = {
-    ".jsonl": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}  # the package datasets reads them; {suffix: its reader}
-PACKED = (".gz", ".zip")  # it unpacks these
-MU_LAW, RECORDING = "mu-law", ".ulaw"  # the tokenizer of recordings, and their suffix
 TASKS = ("continuation", "infilling", "recall")
-ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two are tiktoken's
+ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first are tiktoken's
     "bytes": 256,
-    MU_LAW: 256,
     "gpt2": 50257,
     "cl100k_base": 100277,
     "o200k_base": 200019,
 }
+LEAST = {"training_documents": 1, "train_bpe": 257, "train_words": 3}  # or 0, which is none
+
+
+def setting(default: T, text: str) -> T:
+    """A field of a config: its default, and the text that --help shows of its option."""
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text a model reads, and as which tokens.
+    """Which text a model reads, and as which tokens."""
 
-    Fields:
-        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103, wikitext-103-raw
-            (without <unk>) or pg19 (fetched if absent), a text file in UTF-8, or a folder of them; its subfolders train/, valid/
-            and test/ are the splits. With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), a .jsonl, .csv
-            or .parquet with a column `text`, or a .gz or .zip. Or a recording of speech (.ulaw), or a folder of recordings
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE ranks in tiktoken's format, or a
-            tokenizer of the package tokenizers (its .json, or a folder with vocab.json and merges.txt); of recordings mu-law
-        train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
-        train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of the training split, with the
-            line's end and <unk>, which stands for all others; 0 to use --tokenizer
-        carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
-            lane (see --batch), and memory is reset only where a part begins
-        training_documents: read only the first so many documents of the training split; 0 for all
-    """
-
-    data: str = "stdlib"
-    tokenizer: str = "bytes"
-    train_bpe: int = 0
-    train_words: int = 0
-    carry_over_documents: bool = False
-    training_documents: int = 0
+    data: str = setting(
+        "stdlib",
+        "stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, "
+        "wikitext-103, wikitext-103-raw (without <unk>) or pg19 (fetched if absent), a text file "
+        "in UTF-8, or a folder of them; its subfolders train/, valid/ and test/ are the splits. "
+        "With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), or hf:FOLDER "
+        "with a .jsonl, .csv or .parquet that has a column `text`",
+    )
+    tokenizer: str = setting(
+        "bytes",
+        "bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE ranks in "
+        "tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a folder with "
+        "vocab.json and merges.txt)",
+    )
+    train_bpe: int = setting(
+        0,
+        "learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to "
+        "use --tokenizer",
+    )
+    train_words: int = setting(
+        0,
+        "read words: a closed vocabulary of this many (at least 3), the most frequent of the "
+        "training split, with the line's end and <unk>, which stands for all others; 0 to use "
+        "--tokenizer",
+    )
+    carry_over_documents: bool = setting(
+        False,
+        "carry memory from each document to the next: a split is read as one text, cut into one "
+        "part per lane (see --batch), and memory is reset only where a part begins",
+    )
+    training_documents: int = setting(
+        0, "read only the first so many documents of the training split; 0 for all"
+    )
 
     def __post_init__(self):
-        if self.tokenizer not in ENCODINGS and os.path.isdir(
-            self.tokenizer
-        ):  # its vocab.json stands for it
+        is_folder = self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer)
+        if is_folder:  # its vocab.json stands for it
             object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
-        for name, least in (("training_documents", 1), ("train_bpe", 257), ("train_words", 3)):
-            if getattr(self, name) and getattr(self, name) < least:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be 0 or at least {least}"
-                )
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value != 0 and value < least:
+                raise ValueError(f"{name} is {value}; it must be 0 or at least {least}")
 
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
-        if self.train_words or (not self.train_bpe and self.tokenizer.endswith(".json")):
+        if self.train_words:
             return "tokenizer.json"
-        return "tokenizer.tiktoken" if self.train_bpe or self.tokenizer not in ENCODINGS else ""
+        if self.train_bpe:
+            return "tokenizer.tiktoken"
+        if self.tokenizer in ENCODINGS:
+            return ""
+        return "tokenizer.json" if self.tokenizer.endswith(".json") else "tokenizer.tiktoken"
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Which tasks a model is trained on; an impossible value raises a ValueError that names the field.
+    """Which tasks a model is trained on; an impossible value raises a ValueError that names it."""
 
-    Fields:
-        infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration
-        recall: fraction of lanes that recall the segment before the one that the encoder reads; the others continue the text
-    """
-
-    infilling: float = 0.0
-    recall: float = 0.0
+    infilling: float = setting(
+        0.0, "fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration"
+    )
+    recall: float = setting(
+        0.0,
+        "fraction of lanes that recall the segment before the one that the encoder reads; the "
+        "others continue the text",
+    )
 
     def __post_init__(self):
         for name in ("infilling", "recall"):
@@ -90,13 +110,15 @@ class TaskConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
         if self.infilling + self.recall > 1:
             raise ValueError(
-                f"recall is {self.recall}; it must not add up to more than 1 with infilling {self.infilling}"
+                f"recall is {self.recall}; "
+                f"it must not add up to more than 1 with infilling {self.infilling}"
             )
 
     @property
     def fractions(self) -> tuple[float, float, float]:
         """Fractions of lanes, in the order of TASKS."""
-        return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
+        continuation = max(0.0, 1 - self.infilling - self.recall)
+        return (continuation, self.infilling, self.recall)
 
     @property
     def continuation_alone(self) -> bool:
@@ -106,23 +128,22 @@ class TaskConfig:
 
 def default_data_dir() -> Path:
     """The default of --data-dir, in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "palimpsest"
 
 
 def is_opened_by_datasets(data: str) -> bool:
     """Whether the package datasets opens what --data names."""
-    table = Path(data).suffix.lower() in (*TABLES, *PACKED) and not os.path.isdir(data)
-    return table or data.startswith(HUB) or data in WIKITEXTS
+    return data.startswith(HUB) or data in WIKITEXTS
 
 
 def check_data(config: DataConfig) -> None:
-    """Raise InputError unless data names a corpus or an existing path, and the package that opens it is there."""
+    """Raise InputError unless data names a corpus or a path, and the package it needs is there."""
     data = config.data
-    if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
-        raise InputError(
-            f"--data {data}: no such file or folder; give one, or one of {', '.join(CORPORA)}"
-        )
+    is_known = data in CORPORA or data.startswith(HUB) or os.path.exists(data)
+    if not is_known:
+        words = "no such file or folder; give one, or one of " + ", ".join(CORPORA)
+        raise InputError(f"--data {data}: {words}")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
-        raise InputError(
-            f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'"
-        )
+        needs = f"--data {data} needs the package datasets"
+        raise InputError(f"{needs}; install the extra: pip install -e '.[datasets]'")

@@ -1,14 +1,16 @@
-"""The corpus that --data names: documents in three splits, tokenised once into memory-mapped files.
+"""The corpus that --data names: documents in three splits, tokenised once into files on the disk.
 
-For train.py, eval.py and experiments. A cache is a folder with an array of all tokens, a table of the documents, and a
-manifest, written last, with checksums of both. If the source's files change, a new folder is made.
+For train.py, eval.py and experiments. A cache is a folder with an array of all tokens, a table of
+the documents, and a manifest, written last, with checksums of both. If the source's files change, a
+new folder is made.
 """
 
 import contextlib
 import hashlib
+import re
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,15 +18,23 @@ import numpy as np
 
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
 from accelerated.data.recall import RecallConfig, RecallDocuments
-from accelerated.data.sources import Source, only_worker, source_of_path, standard_library
+from accelerated.data.sources import Source, Text, source_of_path, standard_library
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import SPLITS, Document, Documents
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, remove_unfinished, written_whole
+from accelerated.program.files import (
+    file_checksum,
+    fingerprint,
+    only_worker,
+    remove_unfinished,
+    written_whole,
+)
 from accelerated.program.progress import Progress
 
-FORMAT = 9  # of the cached files and of the choice of splits; raise it to tokenise everything again
+# Of the cached files and of the choice of splits; raise it to tokenise everything again
+FORMAT = 9
 TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
+COLUMNS = 5  # of the table: number of the split, first token, tokens, words, line ends
 
 
 class Corpus(NamedTuple):
@@ -35,83 +45,96 @@ class Corpus(NamedTuple):
 
 
 class TextDocuments(Documents):
-    """The documents of one split: all tokens (n,), a table (documents, 4) of first token, tokens, words, line ends."""
+    """The documents of one split: all tokens (n,), and the split's rows of the table of documents.
+
+    The table is (documents, 4) int64: first token, tokens, words, line ends.
+    """
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
-        self.tokens, (self.starts, self.sizes, self.words, self.line_ends) = tokens, table.T
+        self.tokens = tokens
+        self.starts, self.sizes, self.words, self.line_ends = table.T
         self.lengths = np.maximum(self.sizes - 1, 0)
 
-    def __getitem__(self, index):
-        tokens = self.tokens[self.starts[index] : self.starts[index] + self.sizes[index]]
-        scored = np.broadcast_to(np.True_, (self.lengths[index],))  # takes no memory
+    def __getitem__(self, index: int) -> Document:
+        start = self.starts[index]
+        tokens = self.tokens[start : start + self.sizes[index]]
+        scored = np.broadcast_to(np.True_, int(self.lengths[index]))  # takes no memory
         return Document(str(index), tokens[:-1], tokens[1:], scored)
 
     def checksum(self) -> str:
         """The SHA-256 of every document's tokens, their number and that of its words."""
-        state, view = hashlib.sha256(), memoryview(self.tokens)
-        for start, size, words in zip(
-            self.starts.tolist(), self.sizes.tolist(), self.words.tolist(), strict=True
-        ):
-            state.update(view[start : start + size])
+        state = hashlib.sha256()
+        for start, size, words in zip(self.starts, self.sizes, self.words, strict=True):
+            state.update(self.tokens[start : start + size].data)
             state.update(array("q", (size, words)))
         return state.hexdigest()
 
 
-def fingerprint(*parts: object) -> str:
-    """A short hash of the parts."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
 def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:
     """The cache folder for a source, the present state of its files, and a tokenizer."""
-    state = [
-        (str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns)
-        for path in source.files
-    ]
-    stem = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(source.name).name)[:40]
-    return (
-        Path(data_dir)
-        / "tokens"
-        / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
-    )
+    state = []
+    for path in source.files:
+        stat = path.stat()
+        state.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns))
+    stem = re.sub(r"[^\w.-]", "_", Path(source.name).name)[:40]
+    digest = fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)
+    return data_dir / "tokens" / f"{stem}-{digest}"
+
+
+def count_words(text: bytes) -> int:
+    """The number of words between white space, as many as text.split() has, without a list of them.
+
+    Such a list takes eight times as much memory as the text.
+    """
+    return sum(1 for _ in re.finditer(rb"\S+", text))
 
 
 def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
-    """Tokenise a source into folder: tokens, a table of documents (split number, and what TextDocuments has), manifest."""
-    table, start = array("q"), 0
-    bar = Progress(f"tokenising {folder.name.rpartition('-')[0]}", unit="B")
+    """Tokenise a source into the files of a folder: tokens, a table of documents, a manifest."""
+    table = array("q")
+    start = 0
+    title = folder.name.rpartition("-")[0]
     pool = ThreadPoolExecutor(1)  # Ctrl-C does not wait for a text that is being encoded
-    with written_whole(folder / TOKENS) as path, path.open("wb") as file, bar:
+    with (
+        written_whole(folder / TOKENS) as path,
+        path.open("wb") as file,
+        Progress(f"tokenising {title}", unit="B") as bar,
+    ):
         for split, text in source.texts():
-            tokens = pool.submit(tokenizer.encode, content := text.read()).result()
+            content = text.read()
+            tokens = pool.submit(tokenizer.encode, content).result()
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
-            words = len(content.split()) if tokenizer.spells_text else 0
-            table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n")))
+            line_ends = content.count(b"\n")
+            row = (SPLITS.index(split), start, len(tokens), count_words(content), line_ends)
+            table.extend(row)
             start += len(tokens)
             bar.update(len(content))
     with written_whole(folder / DOCUMENTS) as path:
         path.write_bytes(table)
+
     _, checksum = open_cache(folder, tokenizer.dtype)
     with written_whole(folder / MANIFEST) as path:
         path.write_text(checksum)
 
 
 def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
-    """Return (the Corpus that is cached in folder, of tokens of this type; what its manifest says if it is whole)."""
-    path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 5)
-    tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-    splits = {
-        split: TextDocuments(tokens, table[table[:, 0] == number, 1:])
-        for number, split in enumerate(SPLITS)
-    }
+    """Return (the Corpus that a folder caches, its tokens of this type; its manifest if whole)."""
+    path = folder / TOKENS
+    size = path.stat().st_size
+    tokens = np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
+    table = np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, COLUMNS)
+    splits = {}
+    for number, split in enumerate(SPLITS):
+        splits[split] = TextDocuments(tokens, table[table[:, 0] == number, 1:])
     digest = fingerprint(*(documents.checksum() for documents in splits.values()))
-    return Corpus(
-        splits, digest
-    ), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
+    return Corpus(splits, digest), f"{digest} {size} {file_checksum(folder / DOCUMENTS)}"
 
 
 def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
-    """The Corpus of a source, from the cache in data_dir, which is made first if needed; raises InputError if it is damaged."""
+    """The Corpus of a source, from the cache in data_dir, which is made first if needed.
+
+    Raises InputError if the cache is damaged.
+    """
     folder = cache_folder(source, tokenizer, data_dir)
     if not (folder / MANIFEST).exists():
         with only_worker(folder, "making"):
@@ -122,46 +145,57 @@ def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
         corpus, checksum = open_cache(folder, tokenizer.dtype)
         if (folder / MANIFEST).read_text() == checksum:
             return corpus
-    what = f"{folder} is damaged (a checksum is wrong)"
     raise InputError(
-        f"{what}; remove that folder and it will be made again, or give another --data-dir"
+        f"{folder} is damaged (a checksum is wrong); "
+        "remove that folder and it will be made again, or give another --data-dir"
     )
 
 
 def open_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data)
+    source = whole_source(data, data_dir)
+    if data.training_documents:
+        return first_documents(source, data.training_documents)
+    return source
+
+
+def whole_source(data: DataConfig, data_dir: Path) -> Source:
+    """The Source that --data names, with all of its documents."""
+    if data.data == "stdlib":
+        return standard_library()
     if data.data in ("enwik8", "pg19") or is_opened_by_datasets(data.data):
         from accelerated.data import named_sets  # here: most runs need none of it
 
-        fetched = {"enwik8": named_sets.enwik8, "pg19": named_sets.pg19}.get(data.data)
-        source = (
-            fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
-        )
-    else:
-        source = standard_library() if data.data == "stdlib" else source_of_path(data)
-    if not data.training_documents:
-        return source
+        if data.data == "enwik8":
+            return named_sets.enwik8(data_dir / "enwik8")
+        if data.data == "pg19":
+            return named_sets.pg19(data_dir / "pg19")
+        return named_sets.table_source(data.data)
+    return source_of_path(data.data)
 
-    def texts():
-        seen = count(1)
-        return (
-            part
-            for part in source.texts()
-            if part[0] != "train" or next(seen) <= data.training_documents
-        )
 
-    return source._replace(
-        name=f"{source.name} with {data.training_documents} for training", texts=texts
-    )
+def first_documents(source: Source, count: int) -> Source:
+    """The source with only the first `count` documents of its training split."""
+
+    def texts() -> Iterator[tuple[str, Text]]:
+        left = count
+        for split, text in source.texts():
+            if split != "train":
+                yield split, text
+            elif left > 0:
+                left -= 1
+                yield split, text
+
+    return source._replace(name=f"{source.name} with {count} for training", texts=texts)
 
 
 def load_corpus(
     data: DataConfig, tokenizer: Tokenizer, recall: RecallConfig, data_dir: Path
 ) -> Corpus:
-    """The Corpus that --data names: generated for recall, otherwise tokenised once and cached in data_dir."""
+    """The Corpus that --data names: generated for recall, otherwise tokenised once and cached."""
     if data.data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
     corpus = tokenised(open_source(data, data_dir), tokenizer, data_dir)
-    corpus.splits["train"].whole = not data.training_documents
+    corpus.splits["train"].whole = data.training_documents == 0
     return corpus

@@ -1,15 +1,19 @@
-"""Deal documents to lanes, which are read side by side: each lane reads one document at a time, in segments of N tokens.
+"""Deal documents to lanes, which are read side by side, in segments of N tokens.
 
-Training and evaluation use it. The documents may be joined into one text first; then memory is carried from each to the next.
+Each lane reads one document at a time. Training and evaluation use this file. The documents may be
+joined into one text first; then memory is carried from each to the next.
 """
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import (
     Document,
     Documents,
@@ -20,66 +24,85 @@ from accelerated.data.windows import (
 )
 from accelerated.program.errors import InputError
 
+if TYPE_CHECKING:
+    from accelerated.data.tasks import Task
+
+
+# A part of a document, (its number, start, stop): its predictions start .. stop - 1
+Span = tuple[int, int, int]
+
 
 class Parts(Documents):
-    """Parts of documents, each read as a document: predictions start .. stop - 1 of document `number` for each of the spans."""
+    """Parts of documents, each read as a document."""
 
-    def __init__(self, documents: Sequence[Document], spans: list[tuple[int, int, int]]):
-        self.documents, self.spans = documents, spans
+    def __init__(self, documents: Sequence[Document], spans: list[Span]):
+        self.documents = documents
+        self.spans = spans
         self.lengths = np.array([stop - start for _, start, stop in spans], np.int64)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Document:
         number, start, stop = self.spans[index]
         document = self.documents[number]
-        fields = (
-            field[start:stop] for field in (document.inputs, document.targets, document.scored)
+        return Document(
+            f"{document.name}:{start}",
+            document.inputs[start:stop],
+            document.targets[start:stop],
+            document.scored[start:stop],
         )
-        return Document(f"{document.name}:{start}", *fields)
 
 
-def equal_spans(lengths: list[int], parts_of: list[int]) -> list[tuple[int, int, int]]:
-    """The spans (number, start, stop) that cut documents of these lengths into so many equal parts each, in order."""
-    return [
-        (number, length * part // parts, length * (part + 1) // parts)
-        for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True))
-        for part in range(parts)
-    ]
+def equal_spans(lengths: list[int], parts_of: list[int]) -> list[Span]:
+    """The spans that cut documents of these lengths into so many equal parts each, in order."""
+    spans = []
+    for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True)):
+        for part in range(parts):
+            start = length * part // parts
+            stop = length * (part + 1) // parts
+            spans.append((number, start, stop))
+    return spans
 
 
 def cut_for_lanes(lanes: int, documents: Sequence[Document]) -> Sequence[Document]:
-    """The documents; if there are fewer than lanes, the longest are cut into equal parts until every lane has one of its own.
+    """The documents; fewer than lanes are cut into parts until every lane has one of its own.
 
-    Otherwise several lanes would read the same text, such as a single book. A part has at least one prediction.
+    Otherwise several lanes would read the same text, such as a single book. The longest documents
+    are cut, each into equal parts. A part has at least one prediction.
     """
     lengths = lengths_of(documents).tolist()
     parts_of = [min(length, 1) for length in lengths]  # an empty document has none
-    for _ in range(min(lanes, sum(lengths)) - sum(parts_of)):
-        longest = max(
-            range(len(lengths)), key=lambda number: lengths[number] / max(parts_of[number], 1)
-        )
+    missing = min(lanes, sum(lengths)) - sum(parts_of)
+    if missing <= 0:
+        return documents
+
+    def length_of_parts(number: int) -> float:
+        return lengths[number] / max(parts_of[number], 1)
+
+    for _ in range(missing):
+        longest = max(range(len(lengths)), key=length_of_parts)
         parts_of[longest] += 1
-    return (
-        Parts(documents, equal_spans(lengths, parts_of))
-        if max(parts_of, default=0) > 1
-        else documents
-    )
+    return Parts(documents, equal_spans(lengths, parts_of))
 
 
 def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
-    """The documents, or if they have more predictions than `tokens`, about so many of them from all over the documents.
+    """About so many tokens from all over the documents, or the documents if they have no more.
 
-    Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter ones stay whole. The pieces
-    are taken at even distances, always the same ones.
+    Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter
+    ones stay whole. The pieces are taken at even distances, always the same ones.
     """
     lengths = lengths_of(documents)
-    if lengths.sum() <= tokens:
+    total = lengths.sum()
+    if total <= tokens:
         return documents
-    share, owed, taken = tokens / lengths.sum(), 0.0, []
-    for span in equal_spans(lengths.tolist(), (-(-lengths // longest)).tolist()):
-        size = span[2] - span[1]
+
+    share = tokens / total
+    pieces_of = -(-lengths // longest)
+    owed = 0.0  # predictions that the share of the text so far has, less those taken
+    taken = []
+    for number, start, stop in equal_spans(lengths.tolist(), pieces_of.tolist()):
+        size = stop - start
         owed += share * size
         if owed >= size / 2:
-            taken.append(span)
+            taken.append((number, start, stop))
             owed -= size
     return Parts(documents, taken)
 
@@ -87,27 +110,33 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
 def joined_for_lanes(
     lanes: int, documents: Sequence[Document], seed: int | None = None, least: int = 1
 ) -> Sequence[Document]:
-    """The documents as one text, with nothing between them, shuffled if there is a seed, and cut into one equal part per lane.
+    """The documents as one text, with nothing between them, cut into one equal part per lane.
 
-    At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
-    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. There are fewer parts
+    They are shuffled if there is a seed. At a document's last token the model predicts the next
+    document's first token; that prediction is not scored. So the same tokens are scored as if each
+    document were read alone. Documents of fewer than two tokens are left out. There are fewer parts
     if they would have less than `least` tokens to predict.
     """
-    order = np.flatnonzero(lengths := lengths_of(documents))
-    order = order if seed is None else np.random.default_rng(seed).permutation(order)
-    tokens, scored = [np.empty(0, np.uint8)], [np.empty(0, bool)]
-    for document in (documents[number] for number in order.tolist()):
+    lengths = lengths_of(documents)
+    order = np.flatnonzero(lengths)
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+
+    tokens = [np.empty(0, np.uint8)]
+    scored = [np.empty(0, bool)]
+    for number in order.tolist():
+        document = documents[number]
         tokens += [document.inputs, document.targets[-1:]]
-        scored += [document.scored, [False]]
-    tokens, scored = np.concatenate(tokens), np.concatenate(scored)
-    return cut_for_lanes(
-        min(lanes, max(1, lengths.sum() // least)),
-        [Document("joined", tokens[:-1], tokens[1:], scored[:-1])],
-    )
+        scored += [document.scored, np.array([False])]
+    text = np.concatenate(tokens)
+    joined = Document("joined", text[:-1], text[1:], np.concatenate(scored)[:-1])
+
+    parts = min(lanes, max(1, int(lengths.sum()) // least))
+    return cut_for_lanes(parts, [joined])
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The field on the device. A copy to a GPU is made from pinned memory, so that it waits for no work before it."""
+    """The field on the device. A copy to a GPU is made from pinned memory: it waits for no work."""
     if device.type == "cuda" and field.device.type == "cpu":
         return field.pin_memory().to(device, non_blocking=True)
     return field.to(device)
@@ -120,31 +149,40 @@ class Segment(NamedTuple):
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
-    task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    place: np.ndarray | None = (
-        None  # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
-    )
-    begins: bool | None = (
-        None  # any_starts of a segment that `to` has moved, so that its device need not be asked
-    )
+    task: Task | None = None  # None if every lane continues its text
+    # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
+    place: np.ndarray | None = None
+    # any_starts of a segment that `to` has moved, so that its device need not be asked
+    begins: bool | None = None
 
-    def to(self, device: torch.device) -> "Segment":
-        moved = (move(field, device) for field in self[:4])
-        return Segment(*moved, self.task and self.task.to(device), self.place, self.any_starts)
-
-    def keep_lanes(self, rows: slice | list[int]) -> "Segment":
-        """The Segment of some lanes, given as a slice or by their numbers."""
-        task = self.task and type(self.task)(*(field[rows] for field in self.task))
+    def to(self, device: torch.device) -> Segment:
         return Segment(
-            *(field[rows] for field in self[:4]),
-            task,
+            move(self.tokens, device),
+            move(self.targets, device),
+            move(self.scored, device),
+            move(self.starts, device),
+            None if self.task is None else self.task.to(device),
+            self.place,
+            self.any_starts,
+        )
+
+    def keep_lanes(self, rows: slice | list[int]) -> Segment:
+        """The Segment of some lanes, given as a slice or by their numbers."""
+        return Segment(
+            self.tokens[rows],
+            self.targets[rows],
+            self.scored[rows],
+            self.starts[rows],
+            None if self.task is None else self.task.keep_lanes(rows),
             None if self.place is None else self.place[rows],
         )
 
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""
-        return bool(self.starts.cpu().numpy().any()) if self.begins is None else self.begins
+        if self.begins is not None:
+            return self.begins
+        return bool(self.starts.cpu().numpy().any())
 
     @property
     def count_scored(self) -> int:
@@ -152,32 +190,61 @@ class Segment(NamedTuple):
         return int(self.scored.sum())
 
 
-def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int) -> Segment:
-    """A Segment of rows of `length` tokens from [(number, document, window, is_start) or None]; the rest is padding."""
-    lanes, (tokens, targets) = len(work), np.zeros((2, len(work), length), np.int64)
-    scored, starts, place = (
-        np.zeros((lanes, length), bool),
-        np.zeros(lanes, bool),
-        np.full((lanes, 2), (-1, 0)),
-    )
+def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
+    """Bytes of text that the scored tokens of segments spell; the segments are on the host."""
+    count = 0
+    for segment in segments:
+        targets = segment.targets.numpy()[segment.scored.numpy()]
+        count += int(tokenizer.token_bytes[targets].sum())
+    return count
+
+
+class Part(NamedTuple):
+    """What a lane reads in a segment: a window of a document."""
+
+    number: int  # of the document
+    document: Document
+    window: Window
+    is_start: bool  # whether it is the document's first window
+
+
+def stack_windows(work: list[Part | None], length: int) -> Segment:
+    """A Segment with a row of `length` tokens for each lane's part; the rest is padding."""
+    lanes = len(work)
+    tokens = np.zeros((lanes, length), np.int64)
+    targets = np.zeros((lanes, length), np.int64)
+    scored = np.zeros((lanes, length), bool)
+    starts = np.zeros(lanes, bool)
+    place = np.full((lanes, 2), (-1, 0))
     for row, part in enumerate(work):
         if part is None:
             continue
         number, document, window, is_start = part
-        starts[row], place[row] = is_start, (number, window.start)
-        size, already_scored = window.stop - window.start, window.first - 1 - window.start
+        starts[row] = is_start
+        place[row] = (number, window.start)
+        size = window.stop - window.start
+        already_scored = window.first - 1 - window.start
         tokens[row, :size] = document.inputs[window.start : window.stop]
         targets[row, :size] = document.targets[window.start : window.stop]
         scored[row, already_scored:size] = document.scored[window.first - 1 : window.stop]
-    return Segment(*map(torch.from_numpy, (tokens, targets, scored, starts)), place=place)
+    return Segment(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        torch.from_numpy(scored),
+        torch.from_numpy(starts),
+        place=place,
+    )
 
 
-class Lanes(Iterator):
-    """Deals documents to lanes; iterating yields Segments. Each lane reads one document to its end, then another.
+class Lanes(Iterator[Segment]):
+    """Deals documents to lanes; iterating yields Segments.
 
-    With an overlap, a segment begins with that many tokens of the previous one and does not score their predictions again.
-    With a seed, passes never end, and each shuffles the documents anew. Without one there is a single pass, longest documents
-    first so that lanes end together; a lane with no document left holds padding, which is not scored.
+    Each lane reads one document to its end, then another. With an overlap, a segment begins with
+    that many tokens of the previous one and does not score their predictions again.
+
+    With a seed, passes never end, and each shuffles the documents anew. Without one there is a
+    single pass, longest documents first so that lanes end together; a lane with no document left
+    holds padding, which is not scored.
     """
 
     def __init__(
@@ -193,83 +260,98 @@ class Lanes(Iterator):
             raise InputError(
                 "no document has two tokens or more, so there is nothing to predict; give more text"
             )
-        self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
-        self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
-        self.reading = [None] * lanes  # per lane (document index, segments read) or None
-        self.document = lru_cache(int(lanes))(
-            documents.__getitem__
-        )  # cached: recall documents are generated when read
+        self.documents = documents
+        self.length = length
+        self.overlap = overlap
+        self.seed = seed
+        self.passes = 0
+        self.dealt = 0  # documents of this pass
+        self.order = self._shuffle(0)
+        # Per lane (document's number, segments of it that are read), None between documents
+        self.reading: list[tuple[int, int] | None] = [None] * lanes
+        # Cached, because documents of the recall task are generated when they are read
+        self.document = lru_cache(int(lanes))(documents.__getitem__)
 
     def _shuffle(self, passes):
+        """The order of the documents in a pass."""
         if self.seed is None:
             return np.argsort(-self.lengths, kind="stable")
         return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
-        """Index of the next document that has something to predict; None at the end of a single pass."""
+        """The next document that has something to predict; None at the end of a single pass."""
         while True:
             if self.dealt == len(self.order):
                 if self.seed is None:
                     return None
-                self.passes, self.dealt = self.passes + 1, 0
+                self.passes += 1
+                self.dealt = 0
                 self.order = self._shuffle(self.passes)
+            number = int(self.order[self.dealt])
             self.dealt += 1
-            if self.lengths[index := int(self.order[self.dealt - 1])]:
-                return index
+            if self.lengths[number]:
+                return number
 
     def _advance(self, lane):
-        """Move a lane to its next segment; returns (number, document, window, is_start), or None if nothing is left."""
-        if self.reading[lane] is None:
-            index = self._next_document()
-            if index is None:
+        """Move a lane to its next segment; returns what it reads there, None if nothing is left."""
+        place = self.reading[lane]
+        if place is None:
+            next_number = self._next_document()
+            if next_number is None:
                 return None
-            self.reading[lane] = (index, 0)
-        index, segment = self.reading[lane]
-        self.reading[lane] = None if segment + 1 == self._segments(index) else (index, segment + 1)
-        window = window_at(segment, int(self.lengths[index]) + 1, self.length, self.overlap)
-        return index, self.document(index), window, segment == 0
+            place = (next_number, 0)
+        number, segment = place
 
-    def _segments(self, index):
+        is_last = segment + 1 == self._segments(number)
+        self.reading[lane] = None if is_last else (number, segment + 1)
+        tokens = int(self.lengths[number]) + 1
+        window = window_at(segment, tokens, self.length, self.overlap)
+        return Part(number, self.document(number), window, segment == 0)
+
+    def _segments(self, number):
         """How many segments a document has."""
-        return count_windows(int(self.lengths[index]) + 1, self.length, self.overlap)
+        return count_windows(int(self.lengths[number]) + 1, self.length, self.overlap)
 
-    def __next__(self):
+    def __next__(self) -> Segment:
         work = [self._advance(lane) for lane in range(len(self.reading))]
         if not any(work):
             raise StopIteration
         return stack_windows(work, self.length)
+
+    def rollout(self, horizon: int) -> list[Segment]:
+        """The next `horizon` segments of every lane."""
+        return [next(self) for _ in range(horizon)]
 
     def position(self) -> dict:
         """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents."""
-        self.passes, self.dealt, reading = (
-            position[name] for name in ("passes", "dealt", "reading")
-        )
+        """Continue from a position() over the same documents; raises ValueError if it is none."""
+        self.passes = position["passes"]
+        self.dealt = position["dealt"]
         self.order = self._shuffle(self.passes)
-        lost = any(
-            segment not in range(self._segments(index)) for index, segment in filter(None, reading)
-        )
-        if (
-            lost
-            or self.dealt not in range(len(self.order) + 1)
-            or len(reading) != len(self.reading)
-        ):
+        reading = list(position["reading"])
+        places = [place for place in reading if place is not None]
+        are_segments = all(segment in range(self._segments(number)) for number, segment in places)
+        is_dealt = self.dealt in range(len(self.order) + 1)
+        if not (are_segments and is_dealt and len(reading) == len(self.reading)):
             raise ValueError("its lanes are at no place of the documents")
-        self.reading = [place and tuple(place) for place in reading]
+        self.reading = reading
 
 
 def one_pass(
     documents: Sequence[Document], lanes: int, length: int, overlap: int = 0
 ) -> Iterator[tuple[Segment, list[int]]]:
-    """Read every document once; yields (segment, kept). A segment drops lanes whose documents have ended.
+    """Read every document once; yields (segment, kept).
 
-    kept lists the rows of the previous segment that continue, in order: index the carried state with it.
+    A segment drops lanes whose documents have ended. `kept` lists the rows of the previous segment
+    that continue, in order: index the carried state with it.
     """
     rows = list(range(lanes))
     for segment in Lanes(documents, lanes, length, overlap=overlap):
+        assert segment.place is not None
         busy = np.flatnonzero(segment.place[:, 0] >= 0).tolist()  # the others are padding
-        yield segment.keep_lanes(busy), [row for row, lane in enumerate(rows) if lane in busy]
+        kept = [row for row, lane in enumerate(rows) if lane in busy]
+        yield segment.keep_lanes(busy), kept
         rows = busy

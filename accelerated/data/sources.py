@@ -4,38 +4,20 @@ corpus.py tokenises them; named_sets.py adds the papers' sets and what the packa
 """
 
 import codecs
-import contextlib
 import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerated.data.config import MU_LAW, RECORDING, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import DATA_ADVICE, disk_errors, locked
 
-TEXT_SUFFIXES = (
-    ".txt",
-    ".text",
-    ".raw",
-    ".tokens",
-    ".md",
-    ".py",
-    ".tex",
-    ".c",
-    ".h",
-    ".rst",
-    ".json",
-    ".html",
-    ".xml",
-    "",
-)
+SUFFIXES = ".txt .text .raw .tokens .md .py .tex .c .h .rst .json .html .xml"
+TEXT_SUFFIXES = {*SUFFIXES.split(), ""}
 SPLIT_NAMES = {
     "train": "train",
     "valid": "valid",
@@ -44,15 +26,16 @@ SPLIT_NAMES = {
     "dev": "valid",
     "test": "test",
 }
-say_once = cache(print)  # says a line once in a program
 CONTINUING = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
+NOT_OF_THE_LIBRARY = ("site-packages", "dist-packages", "test")
+say_once = cache(print)  # says a line once in a program
 
 
 class Text(NamedTuple):
     """A document before it is tokenised."""
 
     name: str
-    parts: tuple  # functions that each return bytes, which stand one after another
+    parts: tuple[Callable[[], bytes], ...]  # their bytes stand one after another
 
     def read(self) -> bytes:
         """All of its bytes."""
@@ -63,148 +46,170 @@ class Source(NamedTuple):
     """Texts and their splits."""
 
     name: str  # identifies the source, together with the state of its files
-    files: tuple  # paths
-    texts: Callable  # texts() yields (split, Text)
+    files: tuple[Path, ...]
+    texts: Callable[[], Iterable[tuple[str, Text]]]  # returns (split, Text) of each
 
 
-def read_file(path: Path, utf8_as: str = "") -> bytes:
-    """The bytes of a file; with a name they must be UTF-8, and lose a byte-order mark. Raises InputError."""
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; raises InputError if it cannot be read."""
     try:
-        content = path.read_bytes()
-        if utf8_as:
-            content.decode()
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give another --data") from None
+
+
+def read_text(path: Path, name: str) -> bytes:
+    """The bytes of a text file without a byte-order mark; raises InputError if it is not UTF-8."""
+    content = read_file(path)
+    try:
+        content.decode()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{utf8_as} is not UTF-8 text (byte {error.start}); convert it, or move it out of --data"
-        ) from None
-    if utf8_as and content.startswith(codecs.BOM_UTF8):
-        say_once(
-            "files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr
-        )
-        return content.removeprefix(codecs.BOM_UTF8)
-    return content
+        place = f"{name} is not UTF-8 text (byte {error.start})"
+        raise InputError(f"{place}; convert it, or move it out of --data") from None
+    if content.startswith(codecs.BOM_UTF8):
+        words = "files begin with a byte-order mark, which is no text and is dropped"
+        say_once(words, file=sys.stderr)
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def split_of(name: str) -> str:
     """The split of a document, by a hash of its name: 5% valid, 5% test, the rest train."""
-    bucket = (
-        int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4], "big")
-        % 20
-    )
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 20
     return {0: "test", 1: "valid"}.get(bucket, "train")
 
 
 def parts_by_position(text: Text) -> Iterator[tuple[str, Text]]:
-    """Yield a text's first 90% as train, the next 5% as valid and the rest as test; never cuts inside a character."""
-    content, ends = text.read(), [0]
+    """Yield a text's first 90% as train, the next 5% as valid and the rest as test.
+
+    No character is cut in two.
+    """
+    content = text.read()
+    ends = [0]
     for percent in (90, 95):
         end = len(content) * percent // 100
         after = content[end : end + 3]
         ends.append(end + len(after) - len(after.lstrip(CONTINUING)))
-    for split, start, stop in zip(SPLITS, ends, [*ends[1:], len(content)], strict=True):
-        yield (
-            split,
-            Text(f"{text.name}:{split}", (partial(content.__getitem__, slice(start, stop)),)),
-        )
+    ends.append(len(content))
+
+    for number, split in enumerate(SPLITS):
+        part = content[ends[number] : ends[number + 1]]
+        yield split, Text(f"{text.name}:{split}", (partial(bytes, part),))
 
 
-def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]]:
-    """Yield (split, Text) from {split: function that returns its texts}; splits that are not given are taken from train.
+def with_missing_splits(
+    given: Mapping[str, Callable[[], Iterable[Text]]],
+) -> Iterator[tuple[str, Text]]:
+    """Yield (split, Text) from {split: function that returns its texts}, of which train is one.
 
-    Whole texts are taken by name (split_of) if that gives every split a text; otherwise each text is cut by position.
+    Splits that are not given are taken from train. Whole texts are taken by name (split_of) if that
+    gives every split a text; otherwise each text is cut by position.
     """
-    becomes = {
-        split: "train" if split in given else split for split in SPLITS
-    }  # {split_of(name): split that the text goes to}
-    filled = set()
-    by_name = any(
-        filled.add(becomes[split_of(text.name)]) or filled == {*becomes.values()}
-        for text in given["train"]()
-    )
-    for split in SPLITS[1:]:
-        yield from ((split, text) for text in given.get(split, tuple)())
+    for split in ("valid", "test"):
+        if split in given:
+            for text in given[split]():
+                yield split, text
+
+    # {split_of(name): the split that the text goes to}
+    becomes = {split: "train" if split in given else split for split in SPLITS}
+    by_name = fills_every_split(becomes, given["train"]())
     for text in given["train"]():
-        for split, part in [(split_of(text.name), text)] if by_name else parts_by_position(text):
+        parts = [(split_of(text.name), text)] if by_name else parts_by_position(text)
+        for split, part in parts:
             yield becomes[split], part
 
 
-def source_of_path(data: DataConfig) -> Source:
-    """The Source of a file or of a folder of files, texts or with --tokenizer mu-law recordings.
+def fills_every_split(becomes: dict[str, str], texts: Iterable[Text]) -> bool:
+    """Whether every split gets a text if each goes to becomes[split_of(its name)]."""
+    missing = set(becomes.values())
+    for text in texts:
+        missing.discard(becomes[split_of(text.name)])
+        if not missing:
+            return True
+    return False
 
-    One text is split 90/5/5 by position, several texts by their names. Subfolders train/, valid/ (or validation/, val/, dev/)
-    and test/ of a folder are its splits.
+
+def source_of_path(data: str) -> Source:
+    """The Source of a file of text, or of a folder of them.
+
+    One text is split 90/5/5 by position, several texts by their names. Subfolders train/, valid/
+    (or validation/, val/, dev/) and test/ of a folder are its splits.
     """
-    path, of_text = Path(data.data), data.tokenizer != MU_LAW
-    files = (
-        [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))
-    )
-    places = {file: file.relative_to(path).parts or (path.name,) for file in files}
-    tops = {places[file][0] for file in files if len(places[file]) > 1}
-    own = {top: SPLIT_NAMES[top] for top in sorted(tops) if top in SPLIT_NAMES}
-    if not {"train"} < {*own.values()}:
-        own = {}
-    elif beside := sorted(tops - own.keys()):
-        splits, beside = ", ".join(own), ", ".join(beside)
-        raise InputError(
-            f"--data {path} has the splits {splits} and also {beside}; move them into a split, or out of the folder"
-        )
+    path = Path(data)
+    if path.is_file():
+        names = {path: path.name}
+    else:
+        names = {file: file.relative_to(path).as_posix() for file in files_below(path)}
+    splits = splits_of_folder(path, list(names.values()))
 
     def texts_of(split: str) -> Iterator[Text]:
-        for file in files:
-            if not own or own.get(places[file][0]) == split:
-                name = "/".join(places[file])
-                yield Text(name, (partial(read_file, file, name if of_text else ""),))
+        for file, name in names.items():
+            top = name.partition("/")[0]
+            if not splits or splits.get(top) == split:
+                yield Text(name, (partial(read_text, file, name),))
 
-    given = {split: partial(texts_of, split) for split in {*own.values()} or {"train"}}
-    return Source(os.path.realpath(path), tuple(files), lambda: with_missing_splits(given))
+    given = {split: partial(texts_of, split) for split in set(splits.values()) or {"train"}}
+    return Source(os.path.realpath(path), tuple(names), lambda: with_missing_splits(given))
 
 
-def files_below(folder: Path, suffixes: tuple) -> list[Path]:
-    """The files below a folder that have one of the suffixes and are not hidden, sorted; raises InputError if there are none."""
-    files = sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file()
-    )
-    files = [
-        path
-        for path in files
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
+    """{subfolder: its split} of a folder's files with these names; empty if it has no splits.
+
+    Raises InputError if other folders with texts stand beside them; files beside them are not read,
+    which is said.
+    """
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    splits = {folder: SPLIT_NAMES[folder] for folder in sorted(folders) if folder in SPLIT_NAMES}
+    if "train" not in splits or set(splits.values()) == {"train"}:
+        return {}
+    listed = ", ".join(splits)
+    others = ", ".join(sorted(folders - splits.keys()))
+    if others:
+        raise InputError(
+            f"--data {path} has the splits {listed} and also {others}; "
+            "move them into a split, or out of the folder"
+        )
+    beside = sorted(name for name in names if "/" not in name)
+    if beside:
+        words = f"--data {path} has the splits {listed}; what stands beside them is not read"
+        say_once(f"{words}, such as {beside[0]}", file=sys.stderr)
+    return splits
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of text below a folder, by their suffixes, that are not hidden; sorted.
+
+    Raises InputError if there are none.
+    """
+    files = []
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in TEXT_SUFFIXES and not is_hidden and path.is_file():
+            files.append(path)
     if not files:
         raise InputError(
-            f"--data {folder}: no file in it ends in one of {' '.join(filter(None, suffixes))}; give another folder"
+            f"--data {folder}: no file in it ends in one of {SUFFIXES}; give another folder"
         )
     return files
 
 
 def standard_library(root: Path | None = None) -> Source:
-    """The running Python's standard library: one document per top-level package or module, its files joined in sorted order.
+    """The running Python's standard library: one document per top-level package or module.
 
-    It leaves out site-packages, which is not part of the library; `test`, which is most of the text and not always installed;
-    and _sysconfigdata, which differs between builds. Tests give another folder as root.
+    A document is its files, joined in sorted order. It leaves out site-packages, which is not part
+    of the library; `test`, which is most of the text and not always installed; and _sysconfigdata,
+    which differs between builds. Tests give another folder as root.
     """
-    root, files = Path(root or sysconfig.get_paths()["stdlib"]), {}
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    files: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).parts[0].removesuffix(".py")
-        if name not in ("site-packages", "dist-packages", "test") and not name.startswith(
-            "_sysconfigdata"
-        ):
+        if name not in NOT_OF_THE_LIBRARY and not name.startswith("_sysconfigdata"):
             files.setdefault(name, []).append(path)
-    texts = [
-        (split_of(name), Text(name, tuple(partial(read_file, path) for path in paths)))
-        for name, paths in files.items()
-    ]
-    return Source("stdlib", tuple(chain.from_iterable(files.values())), lambda: texts)
 
-
-def only_worker(folder: Path, doing: str) -> contextlib.AbstractContextManager:
-    """Make a folder; inside, this process is the only one that works in it. Others wait, and say for what."""
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return locked(
-        folder / ".lock",
-        f"another process is {doing} {folder}; waiting for it",
-        DATA_ADVICE,
-        waits=True,
-    )
+    texts = []
+    for name, paths in files.items():
+        parts = tuple(partial(read_file, path) for path in paths)
+        texts.append((split_of(name), Text(name, parts)))
+    all_files = tuple(path for paths in files.values() for path in paths)
+    return Source("stdlib", all_files, lambda: texts)

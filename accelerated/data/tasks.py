@@ -1,11 +1,15 @@
-"""Memformer's training tasks (section 2.3): continue the text, fill in masked spans, or recall an earlier segment.
+"""Memformer's training tasks (section 2.3): continue the text, fill in spans, or recall a segment.
 
-Each lane (one of B documents read side by side) draws a task for each rollout (the segments of one iteration). train.py uses
-MultiTask in every run; `--task-infilling`, `--task-recall` work with any --data. (`--data recall` is unrelated: see recall.py.)
+Each lane (one of B documents read side by side) draws a task for each rollout (the segments of one
+iteration). train.py reads by MultiTask if `--task-infilling` or `--task-recall` is given, with any
+--data. (`--data recall` is unrelated: see recall.py.)
 
-In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i; infilling predicts segment i - 1,
-which the encoder reads with masked spans; recall predicts segment i - 2. Without such a segment the lane continues the text.
+In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i;
+infilling predicts segment i - 1, which the encoder reads with masked spans; recall predicts segment
+i - 2. Without such a segment the lane continues the text.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,10 +20,9 @@ import torch
 from accelerated.data.config import TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment, move
 
-MASKED, SPAN = (
-    0.3,
-    3.5,
-)  # the fraction of tokens that infilling masks, ours; the mean length of a span, of section 2.3
+MASKED = 0.3  # the fraction of tokens that infilling masks; ours
+SPAN = 3.5  # the mean length of a masked span; section 2.3
+HISTORY = ("previous", "earlier", "age")  # of every lane, in a MultiTask
 
 
 class Task(NamedTuple):
@@ -30,19 +33,26 @@ class Task(NamedTuple):
     readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
     prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
-    def to(self, device: torch.device) -> "Task":
+    def to(self, device: torch.device) -> Task:
         return Task(*(move(field, device) for field in self))
+
+    def keep_lanes(self, rows: slice | list[int]) -> Task:
+        """The Task of some lanes, given as a slice or by their numbers."""
+        return Task(*(field[rows] for field in self))
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:
-    """Draw lengths of spans that mask `budget` tokens in total, from a Poisson distribution; the last is cut to fit.
+    """Draw lengths of spans that mask `budget` tokens in total, from a Poisson distribution.
 
-    An empty span adds a mask token. It is kept only if longer spans have made room for it, so that a text never grows.
+    The last is cut to fit. An empty span adds a mask token. It is kept only if longer spans have
+    made room for it, so that a text never grows.
     """
-    lengths, spent = [], 0
+    lengths = []
+    spent = 0
     while spent < budget:
         length = min(int(rng.poisson(mean)), budget - spent)
-        if length or len(lengths) < spent:
+        has_room = len(lengths) < spent
+        if length > 0 or has_room:
             lengths.append(length)
             spent += length
     return lengths
@@ -55,83 +65,86 @@ def mask_spans(
     masked: float = MASKED,
     span: float = SPAN,
 ) -> np.ndarray:
-    """Return text (n,) with each drawn span replaced by one `mask` token; all placements of the spans are equally likely."""
-    lengths = span_lengths(budget := round(masked * len(text)), span, rng)
+    """Return text (n,) with each drawn span replaced by one `mask` token.
+
+    All placements of the spans are equally likely.
+    """
+    budget = round(masked * len(text))
+    lengths = span_lengths(budget, span, rng)
     items = len(text) - budget + len(lengths)
-    hidden, width = (
-        np.zeros(items, bool),
-        np.ones(items, int),
-    )  # width: tokens of the text that each item stands for
     places = rng.permutation(items)[: len(lengths)]
-    hidden[places], width[places] = True, lengths
+
+    is_span = np.zeros(items, bool)
+    is_span[places] = True
+    width = np.ones(items, int)  # tokens of the text that each item stands for
+    width[places] = lengths
     first = np.minimum(np.cumsum(width) - width, len(text) - 1)
-    return np.where(hidden, mask, text[first])
+    return np.where(is_span, mask, text[first])
 
 
 class MultiTask:
-    """Returns the rollouts of a Lanes with tasks as TaskConfig says; leaves segments unchanged if all lanes continue the text.
+    """Returns the rollouts of a Lanes with tasks as TaskConfig says.
 
-    special(name) is a special token's id. What is drawn depends only on the seed and the number of rollouts so far, so
-    position() is enough to resume.
+    special(name) is a special token's id. What is drawn depends only on the seed and the number of
+    rollouts so far, so position() is enough to resume.
     """
 
     def __init__(
-        self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0
+        self, lanes: Lanes, config: TaskConfig, special: Callable[[str], int], seed: int = 0
     ):
-        self.lanes, self.config, self.special, self.seed = lanes, config, special, seed
+        self.lanes = lanes
+        self.config = config
+        self.special = special
+        self.seed = seed
         self.rollouts = 0
         shape = (len(lanes.reading), lanes.length)
-        self.previous, self.earlier = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.age = np.zeros(
-            shape[0], np.int64
-        )  # (B,) segments that each lane has read of its document
+        self.previous = np.zeros(shape, np.int64)  # (B, N) the segment before this one
+        self.earlier = np.zeros(shape, np.int64)  # (B, N) the segment before that
+        self.age = np.zeros(len(lanes.reading), np.int64)  # (B,) segments read of the document
 
     def rollout(self, horizon: int) -> list[Segment]:
-        """The next `horizon` segments of every lane."""
-        segments = [next(self.lanes) for _ in range(horizon)]
-        if not self.config.continuation_alone:
-            rng = np.random.default_rng([self.seed, self.rollouts])
-            drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.fractions)
-            segments = [self._with_task(segment, drawn, rng) for segment in segments]
+        """The next `horizon` segments of every lane, with their tasks."""
+        rng = np.random.default_rng([self.seed, self.rollouts])
         self.rollouts += 1
-        return segments
+        drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.fractions)
+        return [self._with_task(segment, drawn, rng) for segment in self.lanes.rollout(horizon)]
 
     def _with_task(self, segment, drawn, rng):
-        """Return the segment with its lanes' tasks; a lane continues the text if its document is too young for its drawn task."""
-        starts, tokens = segment.starts.numpy(), segment.tokens.numpy()
-        self.age[starts], self.previous[starts] = 0, self.special("begin")
-        kind = np.where(
-            self.age >= drawn, drawn, 0
-        )  # infilling needs one previous segment, recall two
+        """Return the segment with its lanes' tasks, as drawn (B,) for this rollout.
+
+        A lane continues the text if its document is too young for its task.
+        """
+        starts = segment.starts.numpy()
+        tokens = segment.tokens.numpy()
+        self.age[starts] = 0
+        self.previous[starts] = self.special("begin")
+        # Infilling, task 1, needs one previous segment; recall, task 2, needs two
+        kind = np.where(self.age >= drawn, drawn, 0)
+
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
-        reading, readable = self.previous.copy(), np.ones(tokens.shape, bool)
+        reading = self.previous.copy()
+        readable = np.ones(tokens.shape, bool)
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
             masked = mask_spans(self.previous[lane], self.special("mask"), rng)
-            reading[lane, : len(masked)], readable[lane] = (
-                masked,
-                np.arange(tokens.shape[1]) < len(masked),
-            )
-        self.earlier, self.previous = self.previous, tokens.copy()
-        self.age += 1
-        other = torch.from_numpy(kind != 0)[:, None]
+            reading[lane, : len(masked)] = masked
+            readable[lane, len(masked) :] = False
         task = Task(*(torch.from_numpy(array) for array in (kind, reading, readable, prompt)))
-        targets = torch.where(other, task.prompt, segment.targets)
-        return segment._replace(targets=targets, scored=segment.scored | other, task=task)
+
+        self.earlier = self.previous
+        self.previous = tokens.copy()
+        self.age += 1
+        is_other = torch.from_numpy(kind != 0)[:, None]
+        targets = torch.where(is_other, task.prompt, segment.targets)
+        return segment._replace(targets=targets, scored=segment.scored | is_other, task=task)
 
     def position(self) -> dict:
         """The place of every lane, for a checkpoint."""
-        position = self.lanes.position() | {"rollouts": self.rollouts}
-        if self.config.continuation_alone:
-            return position
-        return position | {
-            "history": {
-                name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")
-            }
-        }
+        history = {name: getattr(self, name).tolist() for name in HISTORY}
+        return self.lanes.position() | {"rollouts": self.rollouts, "history": history}
 
     def seek(self, position: dict) -> None:
         """Continue from a position() over the same documents."""
         self.lanes.seek(position)
-        self.rollouts = position.get("rollouts", 0)  # old checkpoints lack it
-        for name, rows in dict(position.get("history", {})).items():
-            vars(self)[name][...] = rows
+        self.rollouts = position["rollouts"]
+        for name in HISTORY:
+            getattr(self, name)[...] = position["history"][name]

@@ -1,6 +1,7 @@
-"""Documents, and how they are cut into windows: every token after the first is scored exactly once, in order.
+"""Documents, and how they are cut into windows. Everything that reads documents uses this file.
 
-A window is the tokens read at once; a token is scored if its prediction counts. Everything that reads documents uses this file.
+A window is the tokens read at once; a token is scored if its prediction counts. Every token after
+the first is scored exactly once, in order.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 SPLITS = ("train", "valid", "test")
+NOTHING = np.zeros(0, np.int64)
 
 
 class Document(NamedTuple):
-    """A tokenised text: a model reads inputs[i] and predicts targets[i]; the prediction counts if scored[i]."""
+    """A tokenised text: a model reads inputs[i] and predicts targets[i].
+
+    The prediction counts if scored[i].
+    """
 
     name: str
     inputs: np.ndarray  # (n - 1,)
@@ -21,14 +26,14 @@ class Document(NamedTuple):
 
 
 class Documents(Sequence[Document]):
-    """Documents with lengths that are known before they are read. A list of Document works as well."""
+    """Documents with lengths that are known before they are read. A list works as well."""
 
     lengths: np.ndarray  # (documents,) predictions in each
-    words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
-    line_ends: np.ndarray | int = 0  # (documents,) line ends of each document's text
+    words: np.ndarray = NOTHING  # (documents,) words of each document's text; empty without texts
+    line_ends: np.ndarray = NOTHING  # (documents,) line ends of each; empty without texts
     whole: bool = True  # whether they are all documents of their split, and all of each
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.lengths)
 
 
@@ -40,39 +45,44 @@ def lengths_of(documents: Sequence[Document]) -> np.ndarray:
 
 
 class Window(NamedTuple):
-    """A window reads tokens start..stop - 1 of its document and scores its predictions of tokens first..stop.
+    """Tokens that are read at once. Positions count from 0; token i is read to predict i + 1."""
 
-    Token positions count from 0; the model reads token i to predict token i + 1.
-    """
-
-    start: int
+    start: int  # it reads tokens start .. stop - 1 of its document
     stop: int
-    first: int
+    first: int  # it scores its predictions of tokens first .. stop
 
 
 def count_windows(length: int, window: int, overlap: int = 0) -> int:
-    """Number of windows in a document of n tokens: 1 + max(0, ceil((n - 1 - T) / (T - o))), or 0 if n < 2."""
+    """Number of windows in a document of n tokens: 1 + max(0, ceil((n - 1 - T) / (T - o))).
+
+    It is 0 if n < 2.
+    """
     if length < 2:
         return 0
-    return 1 + max(0, -(-(length - 1 - window) // (window - overlap)))
+    after_first = max(0, length - 1 - window)
+    return 1 + -(-after_first // (window - overlap))
 
 
 def window_at(index: int, length: int, window: int, overlap: int) -> Window:
-    """Window number `index` of a document of `length` tokens. Windows begin T - o tokens apart; the last may be short."""
+    """Window number `index` of a document of `length` tokens.
+
+    Windows begin T - o tokens apart; the last may be short.
+    """
     start = index * (window - overlap)
-    return Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0))
+    stop = min(start + window, length - 1)
+    repeated = overlap if index else 0  # predictions that the previous window scores
+    return Window(start, stop, start + 1 + repeated)
 
 
 def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
-    """The windows of a document of `length` tokens: T = `window` tokens each, o = `overlap` shared with the previous window.
+    """The windows of a document of `length` tokens.
 
-    Overlap 0 gives the ordinary segments. Raises ValueError unless 0 <= overlap < window.
+    Each has T = `window` tokens, of which the previous window has o = `overlap` too. Overlap 0
+    gives the ordinary segments. Raises ValueError unless 0 <= overlap < window.
     """
     if not 0 <= overlap < window:
         raise ValueError(
             f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}"
         )
-    return [
-        window_at(index, length, window, overlap)
-        for index in range(count_windows(length, window, overlap))
-    ]
+    count = count_windows(length, window, overlap)
+    return [window_at(index, length, window, overlap) for index in range(count)]

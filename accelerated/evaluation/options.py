@@ -125,7 +125,7 @@ SAMPLING = (
     option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),
     option(
         "--prompt-file",
-        "file to continue, of any length: text, or mu-law bytes",
+        "file to continue, of any length",
         lambda p: Path(p).read_bytes(),
         "FILE",
     ),

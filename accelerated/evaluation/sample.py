@@ -5,6 +5,7 @@ import codecs
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from typing import SupportsInt
 
 import torch
 
@@ -14,43 +15,43 @@ from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError
 
 
-def show_text(tokenizer: Tokenizer, ids: Iterable) -> str:
-    """Decode ids (numbers or one-element tensors) for a terminal; bytes that are not UTF-8 become replacement characters."""
+def show_text(tokenizer: Tokenizer, ids: Iterable[SupportsInt]) -> str:
+    """Decode ids, numbers or one-element tensors, for a terminal.
+
+    Bytes that are not UTF-8 become replacement characters.
+    """
     return tokenizer.decode(ids).decode("utf-8", errors="replace")
 
 
-def stream_text(tokenizer: Tokenizer, tokens: Iterable) -> Iterator[str]:
-    """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
+def stream_text(tokenizer: Tokenizer, tokens: Iterable[SupportsInt]) -> Iterator[str]:
+    """Yield the text of tokens, ids or one-element tensors, each UTF-8 character once complete.
+
+    Joined, it equals show_text.
+    """
     spelled = (tokenizer.decode([token]) for token in tokens)
     return codecs.iterdecode(spelled, "utf-8", errors="replace")
 
 
-def write_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: Iterator) -> None:
-    """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
-    text = tokenizer.spells_text
-    if text:
-        out = sys.stdout
-        given = show_text(tokenizer, prompt)
-        pieces = stream_text(tokenizer, tokens)
-    else:
-        out = sys.stdout.buffer
-        given = tokenizer.decode(prompt)
-        pieces = (tokenizer.decode([token]) for token in tokens)
-
-    # Reads the prompt: its errors come before any output. Tokens may spell nothing
-    first = next(pieces, "" if text else b"")
-    out.write(given)
+def write_continuation(
+    tokenizer: Tokenizer, prompt: list[int], tokens: Iterable[SupportsInt]
+) -> None:
+    """Write a prompt and its continuation as text, token by token."""
+    pieces = stream_text(tokenizer, tokens)
+    first = next(pieces, "")  # reads the prompt: its errors come before any output
+    sys.stdout.write(show_text(tokenizer, prompt))
     try:
         for piece in itertools.chain([first], pieces):
-            out.write(piece)
-            out.flush()
+            sys.stdout.write(piece)
+            sys.stdout.flush()
     finally:
-        if text:
-            print()  # an error has a line of its own
+        print()  # an error has a line of its own
 
 
 def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
-    """The tokens to continue; raises InputError if there are none, or if the options do not fit together or the run."""
+    """The tokens to continue.
+
+    Raises InputError if there are none, or if the options do not fit together or the run.
+    """
     if options.temperature == 0 and options.top_p:
         raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
     if options.prompt is not None and options.prompt_file is not None:

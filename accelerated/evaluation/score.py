@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -128,13 +128,6 @@ class Predictions(NamedTuple):
 
     nats: np.ndarray  # (B, N) float64, -log p of the target; 0 if it is not scored
     right: np.ndarray  # (B, N) bool, whether the target is scored and was the most probable token
-
-
-def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
-    """Bytes of text that the scored tokens of segments spell; the segments are still on the host."""
-    return sum(
-        int(tokenizer.token_bytes[s.targets.numpy()[s.scored.numpy()]].sum()) for s in segments
-    )
 
 
 def carries_nothing(model: Module) -> bool:

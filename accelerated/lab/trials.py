@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accelerated.data.corpus import fingerprint
 from accelerated.program.errors import InputError
-from accelerated.program.files import written_whole
+from accelerated.program.files import fingerprint, written_whole
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import Log, read_metrics
 

@@ -51,10 +51,10 @@ PRESETS = {
         "layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19",
         "accumulate": 16, "checkpoint_layers": True,  # 60 GB, of which the memories of 512 lanes take 39
     },
-    # Section 5.6: give it --data; the paper gives no width, and about 40M parameters. The rate is that of the other presets
+    # Section 5.6: give it --data and --tokenizer; the paper gives no width, and about 40M parameters. The rate is that of the others
     "speech": COMPRESSIVE_TRAINING | ON_A_GPU | {
         "width": 352, "layers": 20, "heads": 11, "head_width": 32, "feed_forward": 1408, "segment": 768, "memory": 768,
-        "compressed_memory": 768, "compression_rate": 4, "tokenizer": "mu-law", "carry_over_documents": False,
+        "compressed_memory": 768, "compression_rate": 4, "carry_over_documents": False,
         "warmup": 4000, "steps": 400_000, "batch": 32,  # 40 GB
     },
     "recall": {

@@ -73,6 +73,11 @@ def file_checksum(path: Path) -> str:
         return checksum_of(file)
 
 
+def fingerprint(*parts: object) -> str:
+    """A short hash of the parts."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def checksum_of(file: BinaryIO, end: int = 0) -> str:
     """The SHA-256 of an open file without its last `end` bytes."""
     state, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - end
@@ -105,3 +110,14 @@ def locked(
             held = lock.acquire()
     with held:
         yield
+
+
+def only_worker(folder: Path, doing: str) -> contextlib.AbstractContextManager[None]:
+    """Make a folder; inside, this process is the only one that works in it.
+
+    Others wait, and say for what.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    busy = f"another process is {doing} {folder}; waiting for it"
+    return locked(folder / ".lock", busy, DATA_ADVICE, waits=True)

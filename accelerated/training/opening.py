@@ -166,7 +166,9 @@ def build(
     settings = with_steps(settings, documents, start)
     training, config = settings.training, settings.model_config
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap_of(config))
-    reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
+    reader = lanes
+    if not settings.tasks.continuation_alone:
+        reader = MultiTask(lanes, settings.tasks, config.special, training.seed)
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     own_lanes = process.own_lanes(training.batch)

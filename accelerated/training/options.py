@@ -18,8 +18,6 @@ from typing import Any
 from accelerated.data.config import (
     CORPORA,
     ENCODINGS,
-    MU_LAW,
-    RECORDING,
     DataConfig,
     check_data,
     default_data_dir,
@@ -96,7 +94,12 @@ class OptionParser(argparse.ArgumentParser):
 
 @functools.cache
 def field_help(config_class: type) -> dict[str, str]:
-    """Return {field: help} from the Fields part of a config's docstring; every field must be described."""
+    """Return {field: help} of a config, as each field or the docstring's part Fields says it."""
+    described = {
+        field.name: field.metadata.get("help") for field in dataclasses.fields(config_class)
+    }
+    if all(described.values()):
+        return described
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
     joined = " ".join(
         line if line.startswith("        ") else "\n" + line.strip() for line in lines
@@ -352,8 +355,6 @@ def adjust(asked: dict[str, dict]) -> None:
         training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
-    if data.get("data", "").lower().endswith(RECORDING):
-        data.setdefault("tokenizer", MU_LAW)
     if any(map(data.get, OF_A_TOKENIZER)):
         for name in OF_A_TOKENIZER:
             data.setdefault(name, getattr(DataConfig, name))
@@ -397,10 +398,6 @@ def check_begun(run: str, data: DataConfig, asked: dict, held: Settings) -> None
     if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
         other = f"the weights of --init {run} have another tokenizer; leave one of them out"
         raise InputError(f"--data recall is made of bytes, and {other}")
-    if data.tokenizer != held.data.tokenizer:  # a recording's is mu-law
-        raise InputError(
-            f"--data {data.data} is a recording, and the weights of --init {run} read text; give other --data"
-        )
 
 
 def check(settings: Settings, asked: dict) -> None:
@@ -408,7 +405,7 @@ def check(settings: Settings, asked: dict) -> None:
     training, data = settings.training, settings.data
     if sum(getattr(data, name) != getattr(DataConfig, name) for name in OF_A_TOKENIZER) > 1:
         raise InputError(
-            "--tokenizer names a tokenizer (a .ulaw does), --train-bpe and --train-words learn it; give one of them"
+            "--tokenizer names a tokenizer, --train-bpe and --train-words learn it; give one of them"
         )
     if "steps" in asked and asked.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")

@@ -12,6 +12,7 @@ import torch
 
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
+from accelerated.data.lanes import Lanes
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
@@ -36,7 +37,7 @@ class Run:
     tokenizer: Tokenizer
     corpus: Corpus
     validation: Sequence[Document]  # joined if memory is carried over documents
-    reader: MultiTask  # gives the segments of all lanes, with their tasks
+    reader: Lanes | MultiTask  # gives the segments of all lanes, with their tasks if there are some
     model: torch.nn.Module
     trained: TrainedModel  # the model as training steps compute it
     optimizer: torch.optim.Optimizer

@@ -1,85 +1,95 @@
-"""Lanes: every document is read once, window by window, in one lane; parts of documents; joined documents; resuming."""
+"""Lanes: each document is read once, window by window, in one lane; parts; joined documents."""
 
 import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import Lanes, Parts, cut_for_lanes, joined_for_lanes, spread
+from accelerated.data.lanes import (
+    Lanes,
+    Parts,
+    count_bytes,
+    cut_for_lanes,
+    joined_for_lanes,
+    spread,
+)
 from accelerated.data.windows import cut
 from accelerated.program.errors import InputError
 from tests.helpers.texts import documents_of
 
 lengths = st.lists(st.integers(0, 23), min_size=1, max_size=6).filter(lambda ns: max(ns) > 1)
+FIELDS = ("inputs", "targets", "scored")
 
 
 def masked(ns):
     """Documents of these lengths, with some tokens not scored."""
     rng = np.random.default_rng(0)
-    return [
-        document._replace(
-            inputs=document.inputs.astype(np.uint16), scored=rng.random(len(document.scored)) < 0.7
-        )
-        for document in documents_of(ns)
-    ]
+    documents = []
+    for document in documents_of(ns):
+        inputs = document.inputs.astype(np.uint16)
+        scored = rng.random(len(document.scored)) < 0.7
+        documents.append(document._replace(inputs=inputs, scored=scored))
+    return documents
 
 
 @st.composite
 def sizes(draw):
     """Return (lanes, length of a segment, overlap)."""
+    lanes = draw(st.integers(1, 4))
     length = draw(st.integers(1, 7))
-    return draw(st.integers(1, 4)), length, draw(st.integers(0, length - 1))
+    return lanes, length, draw(st.integers(0, length - 1))
 
 
-def is_window(segment, row, document, window):
-    """Whether a row has the window's tokens and targets, scores its predictions alone, and is otherwise padding."""
-    size, again = (
-        window.stop - window.start,
-        window.first - 1 - window.start,
-    )  # again: predictions that the last window scored
+def check_row(segment, lane, document, window):
+    """Assert that a lane has the window's tokens and targets, scores them, and is padded."""
+    size = window.stop - window.start
+    again = window.first - 1 - window.start  # predictions that the last window scored
     expected = np.zeros((3, segment.tokens.shape[1]), np.int64)  # inputs, targets, scored
-    expected[:, :size] = [field[window.start : window.stop] for field in document[1:4]]
+    for row, name in zip(expected, FIELDS, strict=True):
+        row[:size] = getattr(document, name)[window.start : window.stop]
     expected[2, :again] = 0
-    return [field[row].tolist() for field in segment[:3]] == expected.tolist()
+    assert [field[lane].tolist() for field in segment[:3]] == expected.tolist()
+
+
+def check_padding(segment, lane):
+    """Assert that a lane has no place, and that its tokens, targets, scored and starts are zero."""
+    assert segment.place[lane].tolist() == [-1, 0]
+    assert not any(field[lane].any() for field in segment[:4])
 
 
 def dealt(ns, size, seed=None, count=None):
-    """(Documents in the order in which lanes begin them, all usable ones); asserts that a lane reads each window by window."""
-    (lanes, length, overlap), documents = size, masked(ns)
+    """(Documents in the order in which lanes begin them, all usable ones).
+
+    Asserts that a lane reads each window by window, and that a single pass reads all, then ends.
+    """
+    lanes, length, overlap = size
+    documents = masked(ns)
     windows = {number: cut(n, length, overlap) for number, n in enumerate(ns) if n > 1}
-    unread, order = (
-        [()] * lanes,
-        [],
-    )  # [(document, window)] that each lane has yet to read of its document
+    unread = [[] for _ in range(lanes)]  # windows that each lane has yet to read of its document
+    order = []
     dealer = Lanes(documents, lanes, length, seed, overlap)
-    for segment in itertools.islice(
-        dealer, count or 150
-    ):  # 6 documents of 23 tokens have 6 x 22 = 132 windows at most
+    most = 6 * 22  # windows of 6 documents of 23 tokens
+    for segment in itertools.islice(dealer, count or most + 1):
         for lane, (number, start) in enumerate(segment.place.tolist()):
-            if not unread[lane] and segment.starts[lane]:
+            begins = bool(segment.starts[lane])
+            if not unread[lane] and not begins:
+                assert seed is None, "passes never end"
+                check_padding(segment, lane)
+                continue
+            assert begins == (not unread[lane]), "a document starts at its first window alone"
+            if begins:
                 order.append(number)
                 unread[lane] = [(number, window) for window in windows[number]]
-            elif not unread[
-                lane
-            ]:  # padding: no place, and tokens, targets, scored and starts are all zero
-                assert (
-                    seed is None
-                    and (number, start) == (-1, 0)
-                    and not sum(field[lane].sum() for field in segment[:4])
-                )
-                continue
-            else:
-                assert not segment.starts[lane], "a document starts at its first window alone"
-            (expected, window), *unread[lane] = unread[lane]
-            assert (expected, window.start) == (number, start) and is_window(
-                segment, lane, documents[number], window
-            )
-    assert seed is not None or (not any(unread) and next(dealer, None) is None), (
-        "a single pass reads all, then ends"
-    )
-    return order, [*windows]
+            expected, window = unread[lane].pop(0)
+            assert (expected, window.start) == (number, start)
+            check_row(segment, lane, documents[number], window)
+    if seed is None:
+        assert not any(unread), "a single pass reads all"
+        assert next(dealer, None) is None, "a single pass ends"
+    return order, list(windows)
 
 
 @given(ns=lengths, size=sizes())
@@ -91,7 +101,7 @@ def test_one_pass_reads_every_document_once_in_one_lane(ns, size):
 
 @given(ns=lengths, size=sizes(), seed=st.integers(0, 9))
 def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, size, seed):
-    """`dealt` asserts that. Here: with a seed passes never end, and each deals every document once."""
+    """`dealt` asserts that. Here: with a seed each pass deals every document once, without end."""
     order, usable = dealt(ns, size, seed, count=20)
     for turn in range(0, len(order) - len(usable) + 1, len(usable)):
         assert sorted(order[turn : turn + len(usable)]) == usable
@@ -101,11 +111,36 @@ def test_shuffling_depends_on_seed_and_pass():
     documents = documents_of([5] * 30)
     dealer = Lanes(documents, 1, 4, 0)
     passes = [[dealer._next_document() for _ in range(30)] for _ in range(3)]
-    assert (
-        passes == [Lanes(documents, 1, 4, 0)._shuffle(number).tolist() for number in range(3)]
-        and dealer.passes == 2
-    )
-    assert passes[0] != passes[1] and passes[0] != Lanes(documents, 1, 4, 1)._shuffle(0).tolist()
+    other = Lanes(documents, 1, 4, 0)
+    assert passes == [other._shuffle(number).tolist() for number in range(3)]
+    assert dealer.passes == 2
+    assert passes[0] != passes[1]
+    assert passes[0] != Lanes(documents, 1, 4, 1)._shuffle(0).tolist()
+
+
+def test_continuing_from_a_position_gives_the_same_rollouts():
+    documents = documents_of([70, 33, 120, 9])
+    whole, stopped, resumed = (Lanes(documents, 3, 8, 5) for _ in range(3))
+    expected = whole.rollout(40)
+    stopped.rollout(25)
+    resumed.seek(stopped.position())
+    for segment, other in zip(expected[25:], resumed.rollout(15), strict=True):
+        assert all(torch.equal(*fields) for fields in zip(segment[:4], other[:4], strict=True))
+    assert whole.position() == resumed.position()
+
+
+class Doubling:
+    """A tokenizer whose token i has 2 i bytes."""
+
+    token_bytes = 2 * np.arange(300)
+
+
+def test_bytes_are_counted_of_scored_tokens_alone():
+    documents = masked([20, 9, 3])
+    expected = 0
+    for document in documents:
+        expected += 2 * int(document.targets[document.scored].sum())
+    assert count_bytes(Lanes(documents, 2, 4), Doubling()) == expected
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -119,86 +154,105 @@ def test_nothing_to_predict_is_refused(ns, seed):
 
 @given(ns=lengths, count=st.integers(1, 9))
 def test_parts_are_the_documents_cut_evenly(ns, count):
-    """At least `count` parts if the tokens suffice, none empty, nothing lost, the longest document cut first."""
-    documents, predictions = documents_of(ns), sum(max(n - 1, 0) for n in ns)
+    """At least `count` parts if the tokens suffice, none empty, nothing lost."""
+    documents = documents_of(ns)
+    predictions = sum(max(n - 1, 0) for n in ns)
     parts = cut_for_lanes(count, documents)
     assume(parts is not documents)
-    assert len(parts) >= min(count, predictions) and parts.lengths.tolist() == [
-        len(d.inputs) for d in parts
-    ]
+    assert len(parts) >= min(count, predictions)
+    assert parts.lengths.tolist() == [len(part.inputs) for part in parts]
+
     pieces = {number: [] for number, n in enumerate(ns) if n > 1}
-    for part, (number, *_) in zip(parts, parts.spans, strict=True):
-        pieces[number].append(part)
-    for number, cut_up in pieces.items():
-        for field in (1, 2, 3):
-            assert (
-                np.concatenate([part[field] for part in cut_up]).tolist()
-                == documents[number][field].tolist()
-            )
-        found = [len(part.inputs) for part in cut_up]
-        assert min(found) > 0 and max(found) - min(found) <= 1
-    if len(parts) > len(documents):
-        whole = max((ns[n] - 1 for n, cut_up in pieces.items() if len(cut_up) == 1), default=0)
-        assert (
-            whole
-            <= 2
-            * max(
-                len(part.inputs) for cut_up in pieces.values() if len(cut_up) > 1 for part in cut_up
-            )
-            + 1
-        )
+    for part, span in zip(parts, parts.spans, strict=True):
+        pieces[span[0]].append(part)
+    for number, of_document in pieces.items():
+        for name in FIELDS:
+            joined = np.concatenate([getattr(part, name) for part in of_document])
+            assert joined.tolist() == getattr(documents[number], name).tolist()
+        found = [len(part.inputs) for part in of_document]
+        assert min(found) > 0
+        assert max(found) - min(found) <= 1
+
+
+@given(ns=lengths, count=st.integers(1, 9))
+def test_the_longest_documents_are_cut_first(ns, count):
+    """No document stays whole that is longer than two parts of another."""
+    documents = documents_of(ns)
+    parts = cut_for_lanes(count, documents)
+    assume(parts is not documents)
+    parts_of = [0] * len(ns)
+    for number, _, _ in parts.spans:
+        parts_of[number] += 1
+    longest_part = max(stop - start for number, start, stop in parts.spans if parts_of[number] > 1)
+    whole = [n - 1 for n, number in zip(ns, parts_of, strict=True) if number == 1]
+    assert max(whole, default=0) <= 2 * longest_part + 1
 
 
 def test_documents_are_cut_only_if_there_are_too_few():
     documents = documents_of([9, 1, 5, 7])
     assert cut_for_lanes(3, documents) is documents
-    assert isinstance(cut_for_lanes(4, documents), Parts), (
-        "a document without a prediction fills no lane"
-    )
+    parts = cut_for_lanes(4, documents)
+    assert isinstance(parts, Parts), "a document without a prediction fills no lane"
     parts = cut_for_lanes(6, documents)
     assert parts.lengths.tolist() == [2, 3, 3, 4, 3, 3]
-    assert len({tuple(row.tolist()) for row in next(Lanes(parts, 6, 2, seed=0)).tokens}) == 6, (
-        "no two lanes read the same"
-    )
+    rows = next(Lanes(parts, 6, 2, seed=0)).tokens
+    assert len({tuple(row.tolist()) for row in rows}) == 6, "no two lanes read the same"
+
+
+@given(ns=lengths, tokens=st.integers(1, 60), longest=st.integers(1, 20))
+def test_what_is_spread_is_taken_in_order_and_in_whole_pieces(ns, tokens, longest):
+    """The same pieces each time, none twice; whole documents unless they are long."""
+    documents = documents_of(ns)
+    taken = spread(documents, tokens, longest)
+    assume(taken is not documents)
+    assert taken.spans == spread(documents, tokens, longest).spans
+    assert taken.spans == sorted(set(taken.spans))
+    for number, start, stop in taken.spans:
+        whole = ns[number] - 1
+        if whole <= longest:
+            assert (start, stop) == (0, whole)
+        else:
+            assert longest // 2 <= stop - start <= longest
 
 
 @given(ns=lengths, tokens=st.integers(1, 60), longest=st.integers(1, 20))
 def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
-    """The same pieces each time, in order, none twice; whole documents unless they are long; about as many tokens as asked."""
-    documents, predictions = documents_of(ns), [max(n - 1, 0) for n in ns]
-    taken, total = spread(documents, tokens, longest), sum(predictions)
-    if total <= tokens:
-        assert taken is documents
-        return
-    assert taken.spans == spread(documents, tokens, longest).spans == sorted(set(taken.spans))
-    before, read = np.cumsum([0, *predictions]), np.zeros(total)
+    """About as many tokens as asked; no stretch is read more than another, except for one piece."""
+    documents = documents_of(ns)
+    predictions = [max(n - 1, 0) for n in ns]
+    total = sum(predictions)
+    taken = spread(documents, tokens, longest)
+    assert (taken is documents) == (total <= tokens)
+    assume(taken is not documents)
+
+    before = np.cumsum([0, *predictions])
+    read = np.zeros(total)
     for number, start, stop in taken.spans:
-        whole = predictions[number]
-        assert (
-            (start, stop) == (0, whole)
-            if whole <= longest
-            else longest // 2 <= stop - start <= longest
-        )
         read[before[number] + start : before[number] + stop] = 1
-    assert abs(int(taken.lengths.sum()) - tokens) <= longest
-    error = np.cumsum(read) - np.arange(1, total + 1) * tokens / total
-    assert np.abs(error).max() <= longest, (
-        "no stretch of the text is read more than another, but for one piece"
-    )
+    assert abs(read.sum() - tokens) <= longest
+    asked = np.arange(1, total + 1) * tokens / total
+    assert np.abs(np.cumsum(read) - asked).max() <= longest
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
 def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lanes, seed):
     """At a document's end the next one's first token is predicted, and not scored."""
-    documents, parts = masked(ns), joined_for_lanes(lanes, masked(ns), seed)
+    documents = masked(ns)
+    parts = joined_for_lanes(lanes, documents, seed)
     order = [number for number, n in enumerate(ns) if n > 1]
-    order = order if seed is None else np.random.default_rng(seed).permutation(order).tolist()
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order).tolist()
     tokens, scored = [], []
     for number in order:
         tokens += [*documents[number].inputs.tolist(), int(documents[number].targets[-1])]
         scored += [*documents[number].scored.tolist(), False]
-    sizes = [len(part.inputs) for part in parts]
-    assert len(parts) == max(1, min(lanes, len(tokens) - 1)) and max(sizes) - min(sizes) <= 1
-    joined = [np.concatenate([part[field] for part in parts]).tolist() for field in (1, 2, 3)]
-    assert joined == [tokens[:-1], tokens[1:], scored[:-1]]
-    assert not tokens or parts[0].inputs.dtype == documents[0].inputs.dtype
+
+    part_sizes = [len(part.inputs) for part in parts]
+    assert len(parts) == max(1, min(lanes, len(tokens) - 1))
+    assert max(part_sizes) - min(part_sizes) <= 1
+    joined = {}
+    for name in FIELDS:
+        joined[name] = np.concatenate([getattr(part, name) for part in parts]).tolist()
+    assert joined == {"inputs": tokens[:-1], "targets": tokens[1:], "scored": scored[:-1]}
+    if tokens:
+        assert parts[0].inputs.dtype == documents[0].inputs.dtype

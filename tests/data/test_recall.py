@@ -1,6 +1,6 @@
-"""The recall task: answers follow from what a document told, as an oracle reads it, and are never in the input."""
+"""The recall task: answers follow from what a document told, and are never in its input."""
 
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from accelerated.data.recall import (
     ASK,
     FILLER,
+    LEAST,
     SYMBOLS,
     RecallConfig,
     RecallDocuments,
@@ -23,23 +24,20 @@ MARKS = {ASK, *FILLER.tolist()}
 @st.composite
 def drawn(draw):
     """A config with room for what stands in its filler, and a document of it for training."""
-    pairs, rewrites = draw(st.integers(1, 20)), draw(st.integers(0, 9))
-    sizes = {
-        "pairs": pairs,
-        "rewrites": rewrites,
-        "questions": draw(st.integers(1, 9)),
-        "spacing": draw(st.integers(2, 9)),
-    }
-    sizes |= {
-        "values": draw(st.integers(2, min(12, len(SYMBOLS) // pairs - 1))),
-        "distance": 2 * rewrites + draw(st.integers(0, 30)),
-    }
+    pairs = draw(st.integers(1, 20))
+    rewrites = draw(st.integers(0, 9))
     config = RecallConfig(
-        vary_pairs=draw(st.booleans()), vary_distance=draw(st.booleans()), **sizes
+        pairs=pairs,
+        rewrites=rewrites,
+        questions=draw(st.integers(1, 9)),
+        spacing=draw(st.integers(2, 9)),
+        values=draw(st.integers(2, min(12, len(SYMBOLS) // pairs - 1))),
+        distance=2 * rewrites + draw(st.integers(0, 30)),
+        vary_pairs=draw(st.booleans()),
+        vary_distance=draw(st.booleans()),
     )
-    return config, recall_document(
-        config, np.random.default_rng(draw(st.integers(0, 99))), "x", training=True
-    )
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return config, recall_document(config, rng, "x", training=True)
 
 
 def documents(config, count, split="train"):
@@ -52,85 +50,87 @@ def distance_of(config, document):
     return int(np.flatnonzero(document.scored)[0]) - 1 - config.opening
 
 
-def changes_in(filler):
-    """The facts that stand in a filler, in order: [(key, value)]."""
+def facts_at_the_end(opening):
+    """[(key, value)] of an opening; if it has fewer facts than others, marks come first."""
+    marks = len(list(takewhile(MARKS.__contains__, opening)))
+    facts = opening[marks:]
+    assert not MARKS & set(facts)
+    return list(zip(facts[::2], facts[1::2], strict=True))
+
+
+def facts_in(filler):
+    """[(key, value)] of the facts that stand in a filler, in order."""
     places = [at for at, byte in enumerate(filler) if byte not in MARKS]
-    assert all(value == key + 1 for key, value in zip(places[::2], places[1::2], strict=True)), (
-        "a value follows its key"
-    )
+    for key, value in zip(places[::2], places[1::2], strict=True):
+        assert value == key + 1, "a value follows its key"
     return [(filler[at], filler[at + 1]) for at in places[::2]]
 
 
 @given(drawn())
 def test_an_answer_is_what_the_document_told_last(config_and_document):
-    """A document is: [marks] facts | filler with changed facts | questions `? key`. An oracle reads it and answers."""
+    """An oracle reads the document and answers.
+
+    A document is: [marks] facts | filler with changed facts | questions `? key`.
+    """
     config, document = config_and_document
-    assert len(document.inputs) == len(document.targets) == len(document.scored) == config.length
-    asked, distance = (
-        np.flatnonzero(document.scored),
-        distance_of(config, document),
-    )  # asked: places of the questions' keys
-    assert len(asked) == config.questions and (np.diff(asked) == config.spacing).all()
-    assert 2 * config.rewrites <= distance <= config.distance and (
-        config.vary_distance or distance == config.distance
-    )
+    distance = distance_of(config, document)
+    parts = np.split(document.inputs, [config.opening, config.opening + distance])
+    opening, filler, rest = (part.tolist() for part in parts)
+    told = facts_at_the_end(opening)
+    changes = facts_in(filler)
+    known = dict(told) | dict(changes)
+
+    assert len(told) == len(dict(told)), "each key is told once"
+    assert config.vary_pairs or len(told) == config.pairs
+    keys = SYMBOLS[::-1][: len(told)].tolist()
+    assert set(known) == set(keys), "only a fact of the opening changes"
+    assert len(changes) == config.rewrites
+    asked = document.inputs[document.scored].tolist()
+    assert document.targets[document.scored].tolist() == [known[key] for key in asked]
+    assert not set(known.values()) & MARKS
+    assert set(rest) <= MARKS | set(known), "the questions hold no answer"
+
+
+@given(drawn())
+def test_a_document_has_the_sizes_of_its_config(config_and_document):
+    config, document = config_and_document
+    for field in (document.inputs, document.targets, document.scored):
+        assert len(field) == config.length
+    asked = np.flatnonzero(document.scored)  # places of the questions' keys
+    assert len(asked) == config.questions
+    assert (np.diff(asked) == config.spacing).all()
     assert (document.inputs[asked - 1] == ASK).all()
-    opening, filler, rest = (
-        part.tolist()
-        for part in np.split(document.inputs, [config.opening, config.opening + distance])
-    )
-    facts = opening[next((at for at, byte in enumerate(opening) if byte not in MARKS), 0) :]
-    assert len(opening) == config.opening and (facts == opening or config.vary_pairs), (
-        "of fewer facts, marks come first"
-    )
-    known, changes = dict(zip(facts[::2], facts[1::2], strict=True)), changes_in(filler)
-    assert sorted(known) == sorted(SYMBOLS[::-1][: len(known)].tolist()) and 2 * len(known) == len(
-        facts
-    ), "each key once"
-    assert len(changes) == config.rewrites and {key for key, _ in changes} <= {*known}, (
-        "only a fact of the opening changes"
-    )
-    known |= dict(changes)
-    assert document.targets[asked].tolist() == [
-        known[key] for key in document.inputs[asked].tolist()
-    ]
-    assert not {*known.values()} & MARKS and {*rest} <= MARKS | {*known}, (
-        "the questions hold no answer"
-    )
+    distance = distance_of(config, document)
+    assert 2 * config.rewrites <= distance <= config.distance
+    assert config.vary_distance or distance == config.distance
 
 
-def test_only_training_documents_vary_in_distance_and_facts():
+def test_only_training_documents_vary_in_distance():
     config = RecallConfig(vary_distance=True, distance=9, questions=3)
-    first = {
-        split: {distance_of(config, document) for document in documents(config, 200, split)}
-        for split in SPLITS
-    }
-    assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
+    found = {}
+    for split in SPLITS:
+        found[split] = {distance_of(config, each) for each in documents(config, 200, split)}
+    assert found == {"train": set(range(10)), "valid": {9}, "test": {9}}
+
+
+def test_only_training_documents_vary_in_facts():
     config = RecallConfig(vary_pairs=True, pairs=9, values=2, questions=99, distance=5)
-    asked = {
-        len({*document.inputs[document.scored].tolist()}) for document in documents(config, 400)
-    }
-    assert asked == {*range(1, 10)}, "every one is asked for"
-    assert (
-        not {
-            byte
-            for d in documents(config, 64, "test")
-            for byte in d.inputs[: config.opening].tolist()
-        }
-        & MARKS
-    )
+    counts = set()  # of keys that are asked for, which are all that were told
+    for document in documents(config, 400):
+        counts.add(len(set(document.inputs[document.scored].tolist())))
+    assert counts == set(range(1, 10))
+    for document in documents(config, 64, "test"):
+        assert not set(document.inputs[: config.opening].tolist()) & MARKS
 
 
 def test_documents_depend_on_split_and_number_alone():
     splits = {split: RecallDocuments(RecallConfig(), split) for split in SPLITS}
     assert [len(splits[split]) for split in SPLITS] == [100_000, 64, 64]
     assert splits["test"].lengths.tolist() == [len(document.inputs) for document in splits["test"]]
-    same = splits["train"][3].inputs
-    assert (same == RecallDocuments(RecallConfig(), "train")[3].inputs).all()
-    assert not any(
-        (same == d.inputs).all()
-        for d in (splits["train"][2], splits["valid"][3], splits["test"][3])
-    )
+    inputs = splits["train"][3].inputs
+    assert (inputs == RecallDocuments(RecallConfig(), "train")[3].inputs).all()
+    for other in (splits["train"][2], splits["valid"][3], splits["test"][3]):
+        assert (inputs != other.inputs).any()
 
 
 REWRITTEN = {"distance": 16, "rewrites": 3, "pairs": 6, "vary_pairs": True}
@@ -141,34 +141,29 @@ PUBLISHED = [  # (changes of the config, number of a document, its tokens, its a
 
 
 @pytest.mark.parametrize(
-    "changes,number,inputs,answers", PUBLISHED, ids=["facts", "rewritten facts"]
+    "changes, number, inputs, answers", PUBLISHED, ids=["facts", "rewritten facts"]
 )
 def test_a_document_is_the_one_that_published_numbers_were_measured_on(
     changes, number, inputs, answers
 ):
-    """To the byte: a change of how facts, changes, places, distances or questions are drawn would change the data unnoticed."""
-    document = RecallDocuments(RecallConfig(questions=4, vary_distance=True, **changes), "train")[
-        number
-    ]
-    assert bytes(document.inputs) == inputs and bytes(document.targets[document.scored]) == answers
+    """To the byte: a change of how a document is drawn would change the data unnoticed."""
+    config = RecallConfig(questions=4, vary_distance=True, **changes)
+    document = RecallDocuments(config, "train")[number]
+    assert bytes(document.inputs) == inputs
+    assert bytes(document.targets[document.scored]) == answers
 
 
-def test_what_a_task_cannot_hold_is_refused():
-    assert len({*SYMBOLS.tolist()}) == len(SYMBOLS)
-    for change, words in (
-        *(
-            ({name: least - 1}, f"{name} is {least - 1}; it must be at least {least}")
-            for name, least in (
-                ("pairs", 1),
-                ("values", 2),
-                ("rewrites", 0),
-                ("questions", 1),
-                ("distance", 0),
-                ("spacing", 2),
-            )
-        ),
-        ({"pairs": 1, "values": len(SYMBOLS)}, "pairs is 1: with"),
-        ({"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            RecallConfig(**change)
+@pytest.mark.parametrize("name", LEAST)
+def test_a_size_that_is_too_small_is_refused(name):
+    least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2}
+    words = f"{name} is {least[name] - 1}; it must be at least {least[name]}"
+    with pytest.raises(ValueError, match=words):
+        RecallConfig(**{name: least[name] - 1})
+
+
+def test_what_a_document_cannot_hold_is_refused():
+    assert len(set(SYMBOLS.tolist())) == len(SYMBOLS)
+    with pytest.raises(ValueError, match="pairs is 1: with"):
+        RecallConfig(pairs=1, values=len(SYMBOLS))
+    with pytest.raises(ValueError, match="distance is 88; what stands in the filler needs 90"):
+        RecallConfig(rewrites=45)

@@ -1,4 +1,4 @@
-"""Windows: every token after the first is scored exactly once, in order, at any length, window and overlap."""
+"""Windows: every token after the first is scored exactly once, in order, however they are cut."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,17 +8,20 @@ from accelerated.data.windows import Window, count_windows, cut
 
 @st.composite
 def sizes(draw):
+    """Return (tokens of a document, tokens of a window, overlap)."""
     window = draw(st.integers(1, 12))
     return draw(st.integers(0, 60)), window, draw(st.integers(0, window - 1))
 
 
 @given(sizes())
 def test_every_token_after_the_first_is_scored_once_in_order(size):
-    windows = cut(*size)
-    assert [target for w in windows for target in range(w.first, w.stop + 1)] == [
-        *range(1, size[0])
-    ]
-    assert len(windows) == count_windows(*size)
+    length, window, overlap = size
+    windows = cut(length, window, overlap)
+    scored = []
+    for w in windows:
+        scored += range(w.first, w.stop + 1)
+    assert scored == list(range(1, length))
+    assert len(windows) == count_windows(length, window, overlap)
 
 
 @given(sizes())
@@ -27,11 +30,13 @@ def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before
     length, window, overlap = size
     windows = cut(length, window, overlap)
     for index, w in enumerate(windows):
-        assert w.start == index * (window - overlap) and w.stop <= length - 1
-        assert w.stop - w.start == window or (w == windows[-1] and 1 <= w.stop - w.start <= window)
-        assert w.first - w.start == (overlap + 1 if index else 1), (
-            "the context of the first prediction that counts"
-        )
+        tokens = w.stop - w.start
+        assert w.start == index * (window - overlap)
+        assert w.stop <= length - 1
+        assert 1 <= tokens <= window
+        assert tokens == window or w == windows[-1]
+        context = w.first - w.start  # of the first prediction that counts
+        assert context == (overlap + 1 if index else 1)
 
 
 def test_the_papers_example():
@@ -40,11 +45,12 @@ def test_the_papers_example():
 
 
 def test_figure_3():
-    """T = 3, with overlaps 1, 2 (token by token) and 0 (disjoint)."""
-    assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [
-        (1, 3, 2),
-        (3, 5, 5),
-        (5, 7, 7),
-    ]
-    assert [(w.start + 1, w.stop) for w in cut(7, 3, 2)] == [(1, 3), (2, 4), (3, 5), (4, 6)]
-    assert [(w.start + 1, w.stop) for w in cut(7, 3, 0)] == [(1, 3), (4, 6)]
+    """T = 3, with overlaps 1, 2 (token by token) and 0 (disjoint); counted from 1."""
+
+    def counted_from_1(length, overlap):
+        windows = cut(length, 3, overlap)
+        return [(window.start + 1, window.stop, window.first + 1) for window in windows]
+
+    assert counted_from_1(8, overlap=1) == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
+    assert counted_from_1(7, overlap=2) == [(1, 3, 2), (2, 4, 5), (3, 5, 6), (4, 6, 7)]
+    assert counted_from_1(7, overlap=0) == [(1, 3, 2), (4, 6, 5)]

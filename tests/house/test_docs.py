@@ -174,9 +174,12 @@ def commands(page):
 
 
 def make_what_is_read(words):
-    """Make the texts, recordings, prompts, folders of texts and runs that a command names."""
+    """Make the texts, prompts, tokenizers, folders of texts and runs that a command names."""
     for option, word in itertools.pairwise(words):
-        if option == "--prompt-file" or (option == "--data" and word.endswith((".txt", ".ulaw"))):
+        if option == "--tokenizer" and (ROOT / word).is_file():
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            Path(word).write_bytes((ROOT / word).read_bytes())
+        elif option == "--prompt-file" or (option == "--data" and word.endswith(".txt")):
             Path(word).write_bytes(b"some text " * 99)
         elif (option == "--data" and word.endswith("/")) or (
             option != "--out" and word.startswith(("RUN", "runs/"))
@@ -289,7 +292,7 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
             re.findall("<path|>.*</text>", picture.read_text())
             for picture in (path, kept / path.name)
         )
-        assert drawn == shown, f"{path.name}: python -m docs.figures"
+        assert drawn == shown, f"{path.name}: run docs/figures.py"
     assert {path.name for path in kept.iterdir()} <= {
         target.name for page in PAGES for target, _ in links(page)
     }

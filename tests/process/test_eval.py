@@ -7,13 +7,12 @@ import shlex
 import shutil
 import sys
 
-import numpy as np
 import pytest
 
 import eval as evaluation_script
 from accelerated.data.config import DataConfig
 from accelerated.evaluation.options import EXAMPLES, REPORTS, report_parser
-from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
@@ -447,32 +446,6 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
     assert "has no token for the run's tokenizer; give another --prompt" in line
 
 
-def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(
-    tmp_path, capfdbinary
-):
-    """Prompt and continuation, and nothing else; there are no words."""
-    samples, ulaw, run = (
-        np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8),
-        tmp_path / "a.ulaw",
-        tmp_path / "run",
-    )
-    samples[::3] = 32  # a blank, if it were text
-    ulaw.write_bytes(samples.tobytes())
-    how = ("--data", ulaw, "--tokenizer", "mu-law", *COMPRESSIVE, "--steps", 1)
-    train(*how, "--sample", 9, "--out", run)
-    assert b"a sample" not in capfdbinary.readouterr().out
-    evaluate(run, "--json")
-    record = json.loads(capfdbinary.readouterr().out)
-    assert record["tokens"] == record["text_bytes"] == 99 and "words" not in record, "5% of 2,000"
-    evaluate("sample", run, "--prompt-file", ulaw, "--tokens", 20)
-    written = capfdbinary.readouterr().out
-    assert (
-        written[:2000] == samples.tobytes()
-        and len(written) == 2020
-        and len(set(written[2000:])) > 3
-    )
-
-
 # sample and curves
 
 
@@ -499,19 +472,19 @@ def test_a_seed_and_a_new_window_reach_the_sample(runs, capsys, monkeypatch):
         for sampling in (["--temperature", 0], ["--temperature", 1, "--top-p", 1e-9])
     ]
     assert drawn[0] == drawn[1] != drawn[2] and greedy[0] == greedy[1] != drawn[0]
-    steps, prompt, step = (
-        [],
-        "def forward(",
-        PretrainedRecurrence.step,
-    )  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
-    monkeypatch.setattr(
-        PretrainedRecurrence, "step", lambda model, *read: steps.append(1) or step(model, *read)
-    )
+    steps = []
+    read_token = Steps.read_token
+
+    def counted(*given):
+        steps.append(1)
+        return read_token(*given)
+
+    monkeypatch.setattr(Steps, "read_token", counted)
+    prompt = "def forward("  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
+    argv = ["sample", runs.windowed, "--tokens", 1, "--prompt", prompt]
     for option, count in (([], 6), (["--new-window"], 2)):
         steps.clear()
-        assert printed(
-            capsys, "sample", runs.windowed, "--tokens", 1, "--prompt", prompt, *option
-        ).startswith(prompt)
+        assert printed(capsys, *argv, *option).startswith(prompt)
         assert len(steps) == count, "tokens of the prompt that are read one by one"
 
 

@@ -1,30 +1,41 @@
-"""The command `python -m accelerated.lab.systems.speech IN OUT`: .wav to .ulaw, mu-law bytes that train.py learns, and back.
+"""The command `python -m accelerated.lab.systems.speech IN OUT`: .wav to .txt, and back.
 
-`read_aloud` makes the speech of Compressive's Figure 4 in the small.
+The text has a character for each sample: one of the 256 Braille patterns, which stands for a
+mu-law value. train.py learns it as any text, with mu_law.json as its tokenizer, so that a token is
+a sample. `read_aloud` makes the speech of Compressive's Figure 4 in the small.
 """
 
 import ast
+import shutil
 import subprocess
 import sys
 import sysconfig
 import wave
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import written_whole
 from accelerated.training.options import OptionParser
 
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
-RECORDINGS, SPOKEN = 30, 400  # characters of a docstring that are read, about 25 seconds
+SILENT = 0x2800  # the pattern without a dot, and character of the value 0
+TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
+RECORDINGS = 30
+SPOKEN = 400  # characters of a docstring that are read, about 25 seconds
 SLOWER = 5  # samples of espeak-ng that become one, so that 100 ms are a segment of 441
 UNREAD = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # folders
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
-    """Samples (n,) int16 to mu-law values 0..255, (n,) uint8, silence at 128; quiet sounds have finer steps (WaveNet, 2.2)."""
+    """Samples (n,) int16 to mu-law values 0..255, (n,) uint8, silence at 128 (WaveNet, 2.2).
+
+    Quiet sounds have finer steps.
+    """
     x = samples / FULL_SCALE  # -1..1
     companded = np.sign(x) * np.log1p(MU * np.abs(x)) / np.log1p(MU)
     return np.floor((companded + 1) / 2 * MU + 0.5).astype(np.uint8)
@@ -37,96 +48,105 @@ def from_mu_law(values: np.ndarray) -> np.ndarray:
     return np.rint(x * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
+def to_text(values: np.ndarray) -> str:
+    """Mu-law values (n,) to n characters."""
+    return (values + np.uint16(SILENT)).astype("<u2").tobytes().decode("utf-16-le")
+
+
+def from_text(text: str) -> np.ndarray:
+    """The mu-law values (n,) uint8 of a text; characters that stand for none are left out."""
+    return np.array([ord(c) - SILENT for c in text if 0 <= ord(c) - SILENT <= MU], np.uint8)
+
+
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
-    """(mu-law values (n,), samples per second) of a .wav; raises InputError unless it is one whole channel of 16-bit samples."""
+    """(mu-law values (n,), samples per second) of a .wav.
+
+    Raises InputError unless it is one whole channel of 16-bit samples.
+    """
     try:
         with wave.open(str(path), "rb") as file:
-            (channels, width, rate, count, *_), frames = (
-                file.getparams(),
-                file.readframes(file.getnframes()),
-            )
-    except (
-        EOFError,
-        RuntimeError,
-        wave.Error,
-    ) as error:  # RuntimeError: a chunk that is longer than the file
-        raise InputError(
-            f"{path} is not a recording of 16-bit PCM ({str(error) or 'it is cut off'}); convert it"
-        ) from None
+            channels, width, rate, count, *_ = file.getparams()
+            frames = file.readframes(count)
+    except (EOFError, RuntimeError, wave.Error) as error:
+        # RuntimeError is that of a chunk which is longer than the file
+        reason = f"({str(error) or 'it is cut off'})"
+        raise InputError(f"{path} is not a recording of 16-bit PCM {reason}; convert it") from None
     if (channels, width) != (1, 2):
-        raise InputError(
-            f"{path} has {counted(channels, 'channel')} of {8 * width} bits; convert it to one channel of 16 bits"
-        )
+        form = f"{counted(channels, 'channel')} of {8 * width} bits"
+        raise InputError(f"{path} has {form}; convert it to one channel of 16 bits")
     if len(frames) != width * count:
-        raise InputError(
-            f"{path} is cut off after {len(frames) // width:,} of {count:,} samples; fetch it again"
-        )
+        there = f"{len(frames) // width:,} of {count:,} samples"
+        raise InputError(f"{path} is cut off after {there}; fetch it again")
     return to_mu_law(np.frombuffer(frames, "<i2")), rate
 
 
+def write_wav(path: Path, values: np.ndarray, rate: int) -> None:
+    """Write mu-law values (n,) as a .wav of so many samples per second."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(from_mu_law(values).astype("<i2").tobytes())
+
+
 def main(argv: list[str]) -> None:
-    """Write the .wav that a command line names as .ulaw, or the .ulaw as .wav. Nothing is overwritten."""
-    parser = OptionParser(prog="python -m accelerated.lab.systems.speech", description=__doc__)
-    parser.add_argument(
-        "source", metavar="IN", type=Path, help="a .wav (one channel, 16-bit PCM), or a .ulaw"
-    )
-    parser.add_argument("target", metavar="OUT", type=Path, help="the .ulaw or .wav")
-    parser.add_argument(
-        "--rate",
-        type=int,
-        default=22050,
-        help="samples per second of a .wav that is written (default 22050)",
-    )
+    """Write the .wav that a command line names as .txt, or the .txt as .wav, and no file twice."""
+    parser = OptionParser(prog="python -m accelerated.lab.systems.speech")
+    parser.add_argument("source", type=Path, help="a .wav (one channel, 16-bit PCM), or a .txt")
+    parser.add_argument("target", type=Path, help="the .txt (a character a sample), or the .wav")
+    rate_help = "samples per second of a .wav that is written (default 22050)"
+    parser.add_argument("--rate", type=int, default=22050, help=rate_help)
     source, target, rate = vars(parser.parse(argv)).values()
-    if rate < 1 or {source.suffix, target.suffix} != {".wav", ".ulaw"}:
+    if rate < 1 or {source.suffix, target.suffix} != {".wav", ".txt"}:
         raise InputError(
-            f"cannot convert {source} to {target} at --rate {rate}; give a .wav and a .ulaw, and a rate"
+            f"cannot convert {source} to {target} at --rate {rate}; "
+            "give a .wav and a .txt, and a rate"
         )
     with written_whole(target, "give another OUT", new=True) as temporary:
-        if target.suffix == ".ulaw":
+        if target.suffix == ".txt":
             values, rate = read_wav(source)
-            values.tofile(temporary)
+            temporary.write_text(to_text(values), encoding="utf-8")
         else:
-            with wave.open(str(temporary), "wb") as file:
-                file.setparams((1, 2, rate, 0, "NONE", ""))
-                file.writeframes(from_mu_law(np.fromfile(source, np.uint8)).astype("<i2").tobytes())
+            write_wav(temporary, from_text(source.read_text(encoding="utf-8")), rate)
     print(f"wrote 1 file, {rate:,} samples a second")
 
 
-def read_aloud(folder: Path) -> None:
-    """Write RECORDINGS .ulaw of the standard library's docstrings, 4,410 samples a second, into a folder; those there stay.
-
-    Raises InputError if espeak-ng, which reads them aloud, is not installed, or fails.
-    """
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield (name, docstring) of the standard library's modules, if it has SPOKEN characters."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    parts = {
-        path: path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))
-    }
-    texts = (
-        (path, ast.get_docstring(ast.parse(path.read_bytes())) or "")
-        for path in parts
-        if UNREAD.isdisjoint(parts[path])
-    )
-    for path, text in islice((pair for pair in texts if len(pair[1]) >= SPOKEN), RECORDINGS):
-        target = folder / f"{'-'.join(parts[path])}.ulaw"
-        if target.exists():
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(target) as temporary:
-            command = ["espeak-ng", "-v", "en-us", "-w", temporary, "--stdin"]
-            try:
-                subprocess.run(
-                    command, input=text[:SPOKEN], text=True, stderr=subprocess.PIPE, check=True
-                )
-            except (OSError, subprocess.CalledProcessError) as error:
-                said = getattr(error, "stderr", None) or error
-                raise InputError(
-                    f"espeak-ng could not read {path.stem} aloud: {said}; see apt install espeak-ng"
-                ) from None
-            samples = from_mu_law(read_wav(temporary)[0])
-            to_mu_law(
-                samples[: len(samples) // SLOWER * SLOWER].reshape(-1, SLOWER).mean(1)
-            ).tofile(temporary)
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if UNREAD.isdisjoint(parts):
+            text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+            if len(text) >= SPOKEN:
+                yield "-".join(parts), text
+
+
+def read_aloud(folder: Path) -> None:
+    """Write RECORDINGS docstrings of the standard library as speech into a folder's splits.
+
+    The first 90% of each recording are for training, the next 5% for validation, the rest for
+    tests. They have 4,410 samples a second. Recordings that are there stay. Raises InputError if
+    espeak-ng, which reads them aloud, is not installed.
+    """
+    if shutil.which("espeak-ng") is None:
+        raise InputError("espeak-ng is missing, which reads texts aloud; see apt install espeak-ng")
+    for split in SPLITS:
+        (folder / split).mkdir(parents=True, exist_ok=True)
+    for name, text in islice(docstrings(), RECORDINGS):
+        if not (folder / SPLITS[-1] / f"{name}.txt").exists():
+            values = spoken(text[:SPOKEN], folder / f"{name}.wav")
+            ends = [len(values) * percent // 100 for percent in (90, 95)]
+            for split, part in zip(SPLITS, np.split(values, ends), strict=True):
+                with written_whole(folder / split / f"{name}.txt") as path:
+                    path.write_text(to_text(part), encoding="utf-8")
+
+
+def spoken(text: str, recording: Path) -> np.ndarray:
+    """The mu-law values of a text that espeak-ng reads aloud into a .wav; SLOWER than that."""
+    command = ["espeak-ng", "-v", "en-us", "-w", str(recording), "--stdin"]
+    subprocess.run(command, input=text, text=True, check=True)
+    samples = from_mu_law(read_wav(recording)[0])
+    whole = len(samples) // SLOWER * SLOWER
+    return to_mu_law(samples[:whole].reshape(-1, SLOWER).mean(1))
 
 
 if __name__ == "__main__":

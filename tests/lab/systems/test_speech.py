@@ -1,4 +1,4 @@
-"""Recordings become the mu-law values of their samples and are written as they were read."""
+"""A recording becomes text, a character a sample, and is written back; a sample is a token."""
 
 import io
 import math
@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accelerated.data.config import DataConfig
+from accelerated.data.corpus import load_corpus
+from accelerated.data.recall import RecallConfig
+from accelerated.data.tokenizers import open_tokenizer
 from accelerated.lab.systems import speech
-from accelerated.lab.systems.speech import from_mu_law, to_mu_law
+from accelerated.lab.systems.speech import TOKENIZER, from_mu_law, from_text, to_mu_law, to_text
 from accelerated.program.errors import InputError
 
 ALL = np.arange(-(2**15), 2**15).astype(np.int16)  # every sample
+VALUES = np.arange(256, dtype=np.uint8)
 
 
 def wav(samples, channels=1):
@@ -24,38 +29,49 @@ def wav(samples, channels=1):
     return file.getvalue()
 
 
-def test_a_value_is_the_rounded_logarithm_and_stands_for_one_of_its_samples():
+def test_a_value_is_the_rounded_logarithm():
     """F(x) = sign(x) ln(1 + 255 |x|) / ln(256), from -1..1 to 0..255; silence is 128."""
-    values, middle = to_mu_law(ALL), from_mu_law(np.arange(256, dtype=np.uint8))
+    values = to_mu_law(ALL)
     for sample, value in zip(ALL[::97].tolist(), values[::97].tolist(), strict=True):
         x = sample / 2**15
-        scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
+        magnitude = math.log(1 + 255 * abs(x)) / math.log(256)
+        scaled = (math.copysign(magnitude, x) + 1) / 2 * 255
         assert abs(value - scaled) <= 0.5 + 1e-9
-    assert (
-        values.dtype == np.uint8
-        and {*values} == {*range(256)}
-        and to_mu_law(np.zeros(1, np.int16)) == 128
-    )
-    assert (
-        middle.dtype == np.int16
-        and (to_mu_law(middle) == np.arange(256)).all()
-        and (middle == -middle[::-1])[1:-1].all()
-    )
+    assert values.dtype == np.uint8
+    assert set(values.tolist()) == set(range(256))
+    assert to_mu_law(np.zeros(1, np.int16)) == 128
+
+
+def test_a_value_stands_for_one_of_its_samples():
+    middle = from_mu_law(VALUES)
+    assert middle.dtype == np.int16
+    assert (to_mu_law(middle) == VALUES).all()
+    assert (middle == -middle[::-1])[1:-1].all()
     assert middle[[0, 255]].tolist() == [-(2**15), 2**15 - 1]
+
+
+def test_a_character_is_a_value_and_a_token_of_its_number():
+    """So bits per token are bits per sample. What else stands in a text is no sample."""
+    pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
+    text = to_text(VALUES)
+    tokenizer = open_tokenizer(str(TOKENIZER))
+    assert len(text) == tokenizer.vocabulary == 256
+    assert tokenizer.encode(text + "\n").tolist() == VALUES.tolist()
+    assert tokenizer.decode(VALUES).decode() == text
+    assert from_text("a sample:\n" + text + "\n").tolist() == VALUES.tolist()
 
 
 def test_a_file_is_converted_and_back(tmp_path):
     """Nothing is overwritten."""
-    names = [str(tmp_path / name) for name in ("a.ulaw", "a.wav", "b.ulaw")]
-    Path(names[0]).write_bytes(bytes(range(256)))
+    names = [str(tmp_path / name) for name in ("a.txt", "a.wav", "b.txt")]
+    Path(names[0]).write_text(to_text(VALUES), encoding="utf-8")
     speech.main([*names[:2], "--rate", "16000"])
     with wave.open(names[1]) as reader:
         assert reader.getparams()[:4] == (1, 2, 16000, 256)
     speech.main(names[1:])
-    assert Path(names[2]).read_bytes() == bytes(range(256))
-    with pytest.raises(
-        InputError, match=r"b\.ulaw exists by now, and nothing is overwritten; give another OUT"
-    ):
+    assert Path(names[2]).read_text(encoding="utf-8") == to_text(VALUES)
+    words = r"b\.txt exists by now, and nothing is overwritten; give another OUT"
+    with pytest.raises(InputError, match=words):
         speech.main(names[1:])
 
 
@@ -71,5 +87,37 @@ def test_a_file_is_converted_and_back(tmp_path):
 def test_what_cannot_be_converted_is_refused(tmp_path, content, words):
     (tmp_path / "a.wav").write_bytes(content)
     with pytest.raises(InputError, match=words):
-        speech.main([str(tmp_path / "a.wav"), str(tmp_path / "b.ulaw")])
+        speech.main([str(tmp_path / "a.wav"), str(tmp_path / "b.txt")])
     assert [*tmp_path.iterdir()] == [tmp_path / "a.wav"]
+
+
+def test_what_is_read_aloud_is_split_by_samples(tmp_path, monkeypatch):
+    """Of each recording 90% are for training, 5% for validation; what is there stays."""
+    pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
+    unread = {"a": np.arange(100), "b": np.arange(50, 171)}
+    names = list(unread)
+    monkeypatch.setattr(speech, "docstrings", lambda: ((name, "") for name in names))
+    monkeypatch.setattr(speech, "spoken", lambda text, recording: unread.pop(recording.stem))
+    monkeypatch.setattr(speech.shutil, "which", lambda program: program)
+    speech.read_aloud(tmp_path / "speech")
+    speech.read_aloud(tmp_path / "speech")  # asks for none again
+
+    data = DataConfig(str(tmp_path / "speech"), tokenizer=str(TOKENIZER))
+    tokenizer = open_tokenizer(str(TOKENIZER))
+    splits = load_corpus(data, tokenizer, RecallConfig(), tmp_path).splits
+    tokens = {
+        split: [[*document.inputs.tolist(), document.targets[-1]] for document in documents]
+        for split, documents in splits.items()
+    }
+    assert tokens == {
+        "train": [[*range(90)], [*range(50, 158)]],
+        "valid": [[*range(90, 95)], [*range(158, 164)]],
+        "test": [[*range(95, 100)], [*range(164, 171)]],
+    }
+
+
+def test_without_a_voice_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(speech.shutil, "which", lambda program: None)
+    with pytest.raises(InputError, match="see apt install espeak-ng"):
+        speech.read_aloud(tmp_path / "speech")
+    assert not (tmp_path / "speech").exists()

@@ -74,7 +74,7 @@ LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
         ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
         ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
         ("compressive-3", "training, bits per byte", LOSSES, 2.5),
-        ("compressive-4", "nats per sample", {"bits_per_byte": 2.0}, 2 * math.log(2)),
+        ("compressive-4", "nats per sample", {"bits_per_token": 2.0}, 2 * math.log(2)),
     ],
 )
 def test_a_measure_is_what_its_title_says(table, title, answer, expected):

@@ -1,4 +1,4 @@
-"""Tokenizers: any bytes survive; ranks, words and the package tokenizers' own are read and saved; BPE and words are learned."""
+"""Tokenizers: any text survives; files of them are read and kept; BPE and words are learned."""
 
 import functools
 import json
@@ -13,14 +13,17 @@ import tiktoken_ext.openai_public
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data import tokenizers as tokenizer
+from accelerated.data import tokenizers
 from accelerated.data.config import ENCODINGS, DataConfig
 from accelerated.data.sources import Source, Text, source_of_path
 from accelerated.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
+    PackagedTokenizer,
     open_tokenizer,
     run_tokenizer,
+    tokenizer_of_ranks,
+    train_bpe,
     train_words,
 )
 from accelerated.program.errors import InputError
@@ -30,9 +33,10 @@ from tests.helpers.texts import show_ranks, small_encoding
 
 SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
-TEXT = Path(tokenizer.__file__).read_bytes()[:3000]
+TEXT = Path(tokenizers.__file__).read_bytes()[:3000]
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
-ADVICE = "give a file of tiktoken ranks, a tokenizer.json, or one of bytes, mu-law, gpt2, "
+ADVICE = "give a file of tiktoken ranks, a tokenizer.json, or one of bytes, gpt2, "
+WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
 
 
 def folder_of(path, **texts):
@@ -40,26 +44,36 @@ def folder_of(path, **texts):
     for split, text in texts.items():
         (path / split).mkdir(parents=True)
         (path / split / "a.txt").write_text(text)
-    return source_of_path(DataConfig(str(path)))
+    return source_of_path(str(path))
 
 
-@pytest.mark.parametrize("tokens", [ByteTokenizer(), SMALL], ids=["bytes", "bpe"])
+def tokenizers_package(needs):
+    """The package tokenizers; skips the test without it."""
+    return pytest.importorskip("tokenizers", reason=f"{needs} needs the extra bpe")
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_survive_as_bytes(text):
+    tokens = ByteTokenizer()
+    ids = tokens.encode(text)
+    assert tokens.decode(ids) == text
+    assert tokens.token_bytes[ids].sum() == len(text)
+
+
 @given(text=st.binary(max_size=60) | st.text(max_size=30).map(str.encode))
-def test_any_text_survives_and_as_bytes_anything(tokens, text):
-    ids, kept = (
-        tokens.encode(text),
-        text if tokens.name == "bytes" else text.decode(errors="replace").encode(),
-    )
-    assert tokens.decode(ids) == kept and tokens.token_bytes[ids].sum() == len(kept)
+def test_any_text_survives_bpe(text):
+    """Bytes that are not UTF-8 become replacement characters."""
+    kept = text.decode(errors="replace").encode()
+    ids = SMALL.encode(text)
+    assert SMALL.decode(ids) == kept
+    assert SMALL.token_bytes[ids].sum() == len(kept)
 
 
 @given(text=st.text(max_size=30).map(lambda text: text + "the anthem thé<|endoftext|>"))
 def test_text_is_never_a_special_token(text):
-    assert (
-        SMALL.encode(text).tolist()
-        == SMALL.encode(text.encode()).tolist()
-        == SMALL.encoding.encode_ordinary(text)
-    )
+    expected = SMALL.encoding.encode_ordinary(text)
+    assert SMALL.encode(text).tolist() == expected
+    assert SMALL.encode(text.encode()).tolist() == expected
 
 
 # tiktoken's encodings and files of ranks
@@ -69,10 +83,8 @@ def test_text_is_never_a_special_token(text):
 def test_an_encoding_that_cannot_be_fetched_is_refused_with_advice(monkeypatch, error):
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=error))
     words = refusal(open_tokenizer, "gpt2")
-    assert (
-        words.startswith(f"--tokenizer gpt2: tiktoken cannot fetch it ({error})")
-        and "TIKTOKEN_CACHE_DIR" in words
-    )
+    assert words.startswith(f"--tokenizer gpt2: tiktoken cannot fetch it ({error})")
+    assert "TIKTOKEN_CACHE_DIR" in words
 
 
 def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
@@ -80,62 +92,66 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
     for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
         monkeypatch.setattr(tiktoken_ext.openai_public, name, lambda *a, **k: {})
     constructors = tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS
-    for name in ENCODINGS.keys() - {"bytes", "mu-law"}:
+    for name in ENCODINGS.keys() - {"bytes"}:
         described = constructors[name]()
-        special = max(described["special_tokens"].values())
-        assert ENCODINGS[name] == described.get("explicit_n_vocab", special + 1), name
+        last = max(described["special_tokens"].values())
+        assert ENCODINGS[name] == described.get("explicit_n_vocab", last + 1), name
 
 
-def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path):
-    path, lines = tmp_path / "small.tiktoken", show_ranks(RANKS).splitlines(keepends=True)
-    whole, expected = b"".join(lines), tokenizer.tokenizer_of_ranks("other name", RANKS)
-    for content in (b"".join(reversed(lines)), whole[:-1], whole.replace(b" ", b"  ")):
-        path.write_bytes(content)
-        tokens = open_tokenizer(str(path))
-        assert (
-            tokens.fingerprint == expected.fingerprint
-            and tokens.encode(TEXT).tolist() == SMALL.encode(TEXT).tolist()
-        )
-    assert (
-        tokens.vocabulary == vocabulary_of(DataConfig(tokenizer=str(path))) == 261
-        and tokens.dtype == np.uint16
-    )
-    assert (
-        tokens.fingerprint
-        != tokenizer.tokenizer_of_ranks("small", RANKS | {b"th": 258, b" the": 256}).fingerprint
-    )
+LINES = show_ranks(RANKS).splitlines(keepends=True)
+RANKS_FILES = {
+    "in another order": b"".join(reversed(LINES)),
+    "without the last line's end": b"".join(LINES)[:-1],
+    "with wide columns": b"".join(LINES).replace(b" ", b"  "),
+}
 
 
-NO_RANKS = [
-    b"<html>",
-    b"!! 261",
-    b"eHl6 five",
-    b"eHl6 5",
-    b"dGg= 261",
-]  # after good lines; in base64 eHl6 is xyz, dGg= is th
+@pytest.mark.parametrize("form", RANKS_FILES)
+def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path, form):
+    path = tmp_path / "small.tiktoken"
+    path.write_bytes(RANKS_FILES[form])
+    opened = open_tokenizer(str(path))
+    assert opened.fingerprint == tokenizer_of_ranks("other name", RANKS).fingerprint
+    assert opened.encode(TEXT).tolist() == SMALL.encode(TEXT).tolist()
+    assert opened.vocabulary == vocabulary_of(DataConfig(tokenizer=str(path))) == 261
+    assert opened.dtype == np.uint16
 
 
-def test_other_files_than_tokenizers_are_refused(tmp_path):
-    pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
-    files = [("ranks", show_ranks(RANKS) + line) for line in NO_RANKS]
-    files += [
-        ("ranks", show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")),
-        ("a.json", b"{"),
-        ("a.json", b'{"model": 3}'),
-    ]
-    files += [
-        (
-            "words.json",
-            b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "added_tokens": []}',
-        )
-    ]
-    for name, content in files:
-        (path := tmp_path / name).write_bytes(content)
-        words = refusal(open_tokenizer, str(path))
-        assert words.startswith(f"{path} cannot be used: ") and ADVICE in words, content[-20:]
-    assert f"cannot read cl100k: No such file or directory; {ADVICE}" in refusal(
-        open_tokenizer, "cl100k"
-    )
+def test_ranks_in_another_order_are_another_tokenizer():
+    swapped = RANKS | {b"th": 258, b" the": 256}
+    ours = tokenizer_of_ranks("small", RANKS)
+    assert ours.fingerprint != tokenizer_of_ranks("small", swapped).fingerprint
+
+
+# Lines after good ones; in base64 eHl6 is xyz, dGg= is th
+NO_RANKS = [b"<html>", b"!! 261", b"eHl6 five", b"eHl6 5", b"dGg= 261"]
+NEEDS_UNKNOWN = (
+    b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "added_tokens": []}'
+)
+NO_TOKENIZERS = [
+    *(("ranks", show_ranks(RANKS) + line) for line in NO_RANKS),
+    ("ranks", show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")),
+    ("a.json", b"{"),
+    ("a.json", b'{"model": 3}'),
+    ("words.json", NEEDS_UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(
+    "name, content", NO_TOKENIZERS, ids=[str(c[-9:]) for _, c in NO_TOKENIZERS]
+)
+def test_other_files_than_tokenizers_are_refused(tmp_path, name, content):
+    tokenizers_package("a .json")
+    path = tmp_path / name
+    path.write_bytes(content)
+    words = refusal(open_tokenizer, str(path))
+    assert words.startswith(f"{path} cannot be used: ")
+    assert ADVICE in words
+
+
+def test_a_file_that_does_not_exist_is_refused():
+    words = f"cannot read cl100k: No such file or directory; {ADVICE}"
+    assert words in refusal(open_tokenizer, "cl100k")
 
 
 # What a run keeps
@@ -146,36 +162,52 @@ def kept(kind, path):
     if kind == "words":
         return words_of(WIKITEXT, 12), DataConfig(train_words=12)
     if kind == "ranks":
-        return tokenizer.tokenizer_of_ranks("bpe", RANKS), DataConfig(train_bpe=261)
+        return tokenizer_of_ranks("bpe", RANKS), DataConfig(train_bpe=261)
     (path / "some.json").write_bytes(packaged("bytes"))
-    return open_tokenizer(str(path / "some.json")), DataConfig(tokenizer=str(path / "some.json"))
+    name = str(path / "some.json")
+    return open_tokenizer(name), DataConfig(tokenizer=name)
 
 
 @pytest.mark.parametrize("kind", ["ranks", "words", "package"])
-def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
-    """By the file's form; or by the fingerprint, which a checkpoint keeps; or it is the same tokenizer written otherwise."""
+def test_a_run_keeps_its_tokenizer(tmp_path, kind):
     opened, data = kept(kind, tmp_path)
     assert opened.vocabulary == vocabulary_of(data)
-    path, rng, noticed = tmp_path / data.tokenizer_file, random.Random(0), 0
+    path = tmp_path / data.tokenizer_file
+    opened.save(path)
+    assert DataConfig(tokenizer=str(path)).tokenizer_file == path.name
+    for same in (run_tokenizer(tmp_path, data), open_tokenizer(str(path))):
+        assert same.fingerprint == opened.fingerprint
+        assert same.spellings == opened.spellings
+        assert same.encode(TEXT).tolist() == opened.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("kind", ["ranks", "words", "package"])
+def test_a_flipped_bit_of_a_kept_tokenizer_is_noticed(tmp_path, kind):
+    """By the file's form, or by the fingerprint, which a checkpoint keeps.
+
+    Otherwise it is the same tokenizer written in another way.
+    """
+    opened, data = kept(kind, tmp_path)
+    path = tmp_path / data.tokenizer_file
     opened.save(path)
     right = path.read_bytes()
-    for same in (run_tokenizer(tmp_path, data), open_tokenizer(str(path))):
-        assert (same.fingerprint, same.spellings) == (opened.fingerprint, opened.spellings)
-        assert same.encode(TEXT).tolist() == opened.encode(TEXT).tolist()
-    assert DataConfig(tokenizer=str(path)).tokenizer_file == path.name
+    rng = random.Random(0)
+    noticed = 0
     for bit in (0, 8 * len(right) - 1, *(rng.randrange(8 * len(right)) for _ in range(60))):
-        path.write_bytes(
-            right[: bit // 8] + bytes([right[bit // 8] ^ 1 << bit % 8]) + right[bit // 8 + 1 :]
-        )
+        flipped = bytearray(right)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
         try:
             changed = run_tokenizer(tmp_path, data)
-            noticed += changed.fingerprint != opened.fingerprint
-            assert (
-                changed.fingerprint != opened.fingerprint or changed.spellings == opened.spellings
-            ), bit
         except InputError as error:
+            assert str(error).startswith(str(path))
+            assert str(error).endswith(DAMAGED)
             noticed += 1
-            assert str(error).startswith(str(path)) and str(error).endswith(DAMAGED)
+            continue
+        if changed.fingerprint != opened.fingerprint:
+            noticed += 1
+        else:
+            assert changed.spellings == opened.spellings, bit
     assert noticed > 50
 
 
@@ -183,124 +215,104 @@ def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
 
 
 def test_a_bpe_is_learned_from_the_training_split_alone(tmp_path):
-    """The most frequent pair is merged; of equally frequent ones that of the smallest ids. No merge crosses words."""
-    pytest.importorskip(
-        "tokenizers", reason="learning needs the extra bpe: pip install -e '.[bpe]'"
-    )
-    source = folder_of(
-        tmp_path / "in",
-        train="thé the ab ab ab, \x00\x00 " * 99,
-        valid="zqzq " * 999,
-        test="xyxy " * 999,
-    )
-    learned, single = tokenizer.train_bpe(source, 263), [bytes([byte]) for byte in range(256)]
-    assert learned.spellings == [
-        *single,
-        b"ab",
-        b" ab",
-        b"th",
-        b" th",
-        b"\xc3\xa9",
-        b"\x00\x00",
-        b" \x00\x00",
-    ]
+    """The most frequent pair is merged; of equally frequent ones that of the smallest ids.
+
+    No merge crosses words.
+    """
+    tokenizers_package("learning")
+    train = "thé the ab ab ab, \x00\x00 " * 99
+    texts = {"train": train, "valid": "zqzq " * 999, "test": "xyxy " * 999}
+    source = folder_of(tmp_path / "in", **texts)
+    merged = [b"ab", b" ab", b"th", b" th", b"\xc3\xa9", b"\x00\x00", b" \x00\x00"]
+    single = [bytes([byte]) for byte in range(256)]
+    assert train_bpe(source, 263).spellings == single + merged
     words = "--train-bpe 300: the training split has only 266 different tokens; give at most that"
-    assert refusal(tokenizer.train_bpe, source, 300) == words
-
-
-WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
+    assert refusal(train_bpe, source, 300) == words
 
 
 def words_of(text, vocabulary):
     """The closed vocabulary of a text."""
-    pytest.importorskip(
-        "tokenizers", reason="counting needs the extra bpe: pip install -e '.[bpe]'"
-    )
-    return train_words(
-        Source("x", (), lambda: [("train", Text("x", (text.encode,))), ("valid", None)]), vocabulary
-    )
+    tokenizers_package("counting")
+    texts = [("train", Text("x", (text.encode,))), ("valid", None)]
+    return train_words(Source("x", (), lambda: texts), vocabulary)
 
 
 @given(st.text(alphabet="ab é<\n\t\xa0", max_size=40), st.integers(2, 9))
 def test_a_text_is_its_words_and_line_ends(text, size):
-    """A word of the vocabulary is one id, by frequency as adaptive softmax needs it; others are <unk>, white space is blanks."""
-    expected = [part for line in text.split("\n") for part in (*line.split(), "\n")][:-1]
+    """A word of the vocabulary is one id; others are <unk>, and white space is blanks."""
+    expected = []
+    for line in text.split("\n"):
+        expected += [*line.split(), "\n"]
+    expected.pop()  # the last line has no end
     learned = words_of(text, min(size, len({*expected, "\n", "<unk>"})))
     words = [spelling[1:].decode() for spelling in learned.spellings]
     shown = [part if part in words else "<unk>" for part in expected]
     ids = learned.encode(text)
-    assert [words[i] for i in ids] == shown and learned.encode(
-        text.encode()
-    ).tolist() == ids.tolist()
+    assert [words[i] for i in ids] == shown
+    assert learned.encode(text.encode()).tolist() == ids.tolist()
     assert learned.decode(ids).decode() == "".join(" " + part for part in shown)
     assert learned.token_bytes[ids].sum() == len(learned.decode(ids))
+
+    assert {"\n", "<unk>"} <= set(words)
     order = [(-shown.count(word), word) for word in words]
-    assert order == sorted(order) and {"\n", "<unk>"} <= set(words)
+    assert order == sorted(order), "the most frequent first, as adaptive softmax needs it"
 
 
 def test_words_of_the_training_split_alone_are_counted(tmp_path):
-    source = folder_of(
-        tmp_path / "in", train="seven seven eight\nnine", valid="ten ten ten eleven", test="two two"
-    )
-    assert train_words(source, 4).spellings == [b" seven", b" \n", b" <unk>", b" eight"], (
-        "<unk> stands for nine"
-    )
-    assert train_words(source, 5).spellings == [b" seven", b" \n", b" eight", b" nine", b" <unk>"]
+    texts = {"train": "seven seven eight\nnine", "valid": "ten ten ten eleven", "test": "two two"}
+    source = folder_of(tmp_path / "in", **texts)
+    spellings = train_words(source, 4).spellings
+    assert spellings == [b" seven", b" \n", b" <unk>", b" eight"], "<unk> stands for nine"
+    spellings = train_words(source, 5).spellings
+    assert spellings == [b" seven", b" \n", b" eight", b" nine", b" <unk>"]
     words = "--train-words 6: the training split has only 5 different tokens; give at most that"
     assert refusal(train_words, source, 6) == words
 
 
-def test_a_large_vocabulary_has_32_bit_ids():
-    """Of WikiText's form, which is kept; WikiText's own has 267,735 entries."""
+def test_a_text_of_wikitexts_form_is_kept():
     learned = words_of(WIKITEXT, 12)
-    assert (
-        learned.decode(learned.encode(WIKITEXT)).decode() == WIKITEXT and learned.dtype == np.uint16
-    )
-    large = words_of("".join(f"w{number}\n" for number in range(1 << 16)), (1 << 16) + 2)
-    assert (
-        large.dtype == np.uint32
-        and large.decode(large.encode("w65535 nobody\n")) == b" w65535 <unk> \n"
-    )
+    assert learned.decode(learned.encode(WIKITEXT)).decode() == WIKITEXT
+    assert learned.dtype == np.uint16
+
+
+def test_a_large_vocabulary_has_32_bit_ids():
+    """WikiText's own has 267,735 entries."""
+    text = "".join(f"w{number}\n" for number in range(1 << 16))
+    large = words_of(text, (1 << 16) + 2)
+    assert large.dtype == np.uint32
+    assert large.decode(large.encode("w65535 nobody\n")) == b" w65535 <unk> \n"
 
 
 # The package tokenizers
 
 
-BYTES_OF_LLAMA = [f"<0x{byte:02X}>" for byte in range(256)]
+def parts_of(kind):
+    """(model, pre-tokenizer, trainer, its special tokens, its alphabet) of a kind of tokenizer."""
+    package = tokenizers_package("a .json")
+    models, before, trainers = package.models, package.pre_tokenizers, package.trainers
+    if kind == "like BERT":
+        unknown = "[UNK]"
+        model = models.WordPiece(unk_token=unknown)
+        return model, before.BertPreTokenizer(), trainers.WordPieceTrainer, [unknown], []
+    if kind == "like Llama":
+        special = [f"<0x{byte:02X}>" for byte in range(256)]
+        model = models.BPE(byte_fallback=True)
+        return model, before.Metaspace(), trainers.BpeTrainer, special, []
+    splitter = before.ByteLevel(add_prefix_space=False)
+    alphabet = before.ByteLevel.alphabet()
+    return models.BPE(), splitter, trainers.BpeTrainer, ["<|end|>"], alphabet
 
 
 @functools.cache
 def packaged(kind):
     """The contents of a tokenizer.json of each kind, learned from a source file of ours."""
-    package = pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
-    models, before, trainers = package.models, package.pre_tokenizers, package.trainers
-    model, splitter, trainer, special = {
-        "bytes": (
-            models.BPE(),
-            before.ByteLevel(add_prefix_space=False),
-            trainers.BpeTrainer,
-            ["<|end|>"],
-        ),
-        "like Llama": (
-            models.BPE(byte_fallback=True),
-            before.Metaspace(),
-            trainers.BpeTrainer,
-            BYTES_OF_LLAMA,
-        ),
-        "like BERT": (
-            models.WordPiece(unk_token="[UNK]"),
-            before.BertPreTokenizer(),
-            trainers.WordPieceTrainer,
-            ["[UNK]"],
-        ),
-    }[kind]
+    package = tokenizers_package("a .json")
+    model, splitter, trainer, special, alphabet = parts_of(kind)
     made = package.Tokenizer(model)
     made.pre_tokenizer = splitter
-    alphabet = before.ByteLevel.alphabet() if kind == "bytes" else []
-    trained = trainer(
-        vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(TEXT.decode().splitlines(keepends=True), trained)
+    settings = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
+    learning = trainer(vocab_size=700, **settings)
+    made.train_from_iterator(TEXT.decode().splitlines(keepends=True), learning)
     if kind == "bytes":
         made.decoder = package.decoders.ByteLevel()
         made.post_processor = package.processors.TemplateProcessing(
@@ -311,24 +323,20 @@ def packaged(kind):
     return made.to_str(pretty=kind == "bytes").encode()
 
 
-@given(text=st.text(max_size=40))
+@given(text=st.text(max_size=40).map(lambda text: text + "def f(x):<|end|> é"))
 def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
     """It adds no token, truncates and pads nothing, and text never becomes a special token."""
-    model, text = (
-        tokenizer.PackagedTokenizer("some.json", packaged("bytes")),
-        text + "def f(x):<|end|> é",
-    )
+    model = PackagedTokenizer("some.json", packaged("bytes"))
     ids = model.encode(text)
-    assert model.decode(ids) == text.encode() and model.token_bytes[ids].sum() == len(text.encode())
-    assert (
-        ids.tolist() == model.encode(text.encode()).tolist()
-        and 0 not in ids
-        and ids.dtype == np.uint16
-    )
+    assert model.decode(ids) == text.encode()
+    assert model.token_bytes[ids].sum() == len(text.encode())
+    assert ids.tolist() == model.encode(text.encode()).tolist()
+    assert 0 not in ids
+    assert ids.dtype == np.uint16
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "expected"),
+    "kind, text, expected",
     [
         ("like BERT", "def f(x):\n returns  x", " def f ( x ) : returns x"),
         ("like Llama", "def f(x):\n return  é漢", " def f(x):\n return  é漢"),
@@ -336,27 +344,22 @@ def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
 )
 def test_other_tokenizers_spell_the_text_as_they_normalise_it(kind, text, expected):
     """Also bytes that have no token of their own."""
-    model = tokenizer.PackagedTokenizer("some.json", packaged(kind))
-    assert model.decode(model.encode(text)).decode() == expected and model.vocabulary == len(
-        model.spellings
-    )
+    model = PackagedTokenizer("some.json", packaged(kind))
+    assert model.decode(model.encode(text)).decode() == expected
+    assert model.vocabulary == len(model.spellings)
 
 
 def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     """As GPT-2 and RoBERTa are published."""
     described = json.loads(packaged("bytes"))["model"]
+    merges = [" ".join(pair) for pair in described["merges"]]
     (tmp_path / "vocab.json").write_text(json.dumps(described["vocab"]))
-    (tmp_path / "merges.txt").write_text(
-        "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in described["merges"]) + "\n"
-    )
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
     data = DataConfig(tokenizer=str(tmp_path))
-    assert (
-        data.tokenizer == str(tmp_path / "vocab.json") and data.tokenizer_file == "tokenizer.json"
-    )
+    assert data.tokenizer == str(tmp_path / "vocab.json")
+    assert data.tokenizer_file == "tokenizer.json"
     opened = open_tokenizer(data.tokenizer)
-    assert (
-        opened.encode(TEXT).tolist()
-        == tokenizer.PackagedTokenizer("some.json", packaged("bytes")).encode(TEXT).tolist()
-    )
+    same = PackagedTokenizer("some.json", packaged("bytes"))
+    assert opened.encode(TEXT).tolist() == same.encode(TEXT).tolist()
     opened.save(tmp_path / data.tokenizer_file)
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint

@@ -38,7 +38,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model memformer --encoder-layers 0 --task-recall 0.1": "decoder-only model; leave them out",
     "--model memformer --segment 1 --task-infilling 0.5": "--segment 1 has no parts; give --segment 2",
     "--model compressive --compression-loss bptt": "--horizon 1 has none; give --horizon 2",
-    "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer (a .ulaw does), ... learn it; give one of them",
+    "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer, ... learn it; give one of them",
     "--training-documents -1": "--training-documents is -1; it must be 0 or at least 1",
     "--train-bpe 256": "--train-bpe is 256; it must be 0 or at least 257",
     "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
@@ -171,24 +171,6 @@ def test_an_option_replaces_defaults_that_do_not_fit_it():
     ] == [2, 0, 3]
 
 
-def test_a_recording_implies_its_tokenizer(tmp_path):
-    """A folder does not: it may hold text. The weights of a run keep theirs."""
-    recording = tmp_path / "a.ULAW"
-    recording.touch()
-    settings = chosen(["--data", recording])
-    assert (
-        settings.data == DataConfig(str(recording), tokenizer="mu-law")
-        and settings.model_config.vocabulary == 256
-    )
-    assert (
-        chosen(f"--model compressive --preset wikitext-103 --data {recording}").data.train_words
-        == 0
-    )
-    assert chosen(["--data", tmp_path]).data.tokenizer == "bytes"
-    spoken = keep(settings, tmp_path / "spoken")
-    assert chosen(f"--init {spoken} --data {recording}").data.tokenizer == "mu-law"
-
-
 def test_resuming_keeps_model_and_data(tmp_path):
     held = chosen("--gate lstm --steps 9")
     run = keep(held, tmp_path / "run", step=3)
@@ -253,7 +235,6 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
             "keeps the tokenizer of its weights; leave --tokenizer and --train-",
         ),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
-        (f"{partly} --data a.ulaw", "--data a.ulaw is a recording, and the weights of"),
         (
             f"{run} --model compressive",
             "holds a pretrained_recurrence; leave --model compressive out",
