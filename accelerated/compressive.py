@@ -42,79 +42,88 @@ class State(NamedTuple):
     compressed: Tensor  # (B, L, C, D)
 
 
-# Compression functions f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D); usage (B, N): their mean attention.
+class Compression(Declared):
+    """A compression function f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D).
 
-
-def decoder(config: Config) -> nn.Parameter | None:
-    """g (cD, D), which reconstructs the evicted rows for the auto-encoding loss; None for other losses."""
-    auto_encoding = config.compression_loss == "auto_encoding"
-    return (
-        parameter(config.compression_rate * config.width, config.width) if auto_encoding else None
-    )
-
-
-class Pooling(nn.Module):
-    """The mean of c rows, or feature by feature the largest."""
+    `forward` takes them, and of each its mean attention, usage (B, N).
+    """
 
     def __init__(self, config: Config):
         super().__init__()
-        self.rate, self.compression = config.compression_rate, config.compression
-        self.decoder = decoder(config)  # (cD, D)
+        self.config = config
+        self.rate = config.compression_rate
+        self.declare_weights(config.width)
+        if config.compression_loss == "auto_encoding":
+            self.decoder = parameter(self.rate * config.width, config.width)  # g, (cD, D)
+
+    def declare_weights(self, width: int) -> None:
+        """Declare the parameters of f_c; pooling has none."""
+
+    def grouped(self, evicted: Tensor) -> Tensor:
+        """Every c rows of evicted (B, N, D) as a group, (B, N/c, c, D)."""
+        return evicted.unflatten(1, (-1, self.rate))
+
+    def reconstructed(self, new: Tensor) -> Tensor:
+        """What the decoder makes of the compressed rows new (B, N/c, D): the evicted ones (B, N, D)."""
+        rows = functional.linear(new, self.decoder)  # (B, N/c, cD)
+        return rows.view(len(new), -1, self.config.width)
+
+
+class MaxPooling(Compression):
+    """Feature by feature the largest of c rows."""
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        groups = evicted.unflatten(1, (-1, self.rate))  # (B, N/c, c, D)
-        return groups.amax(2) if self.compression == "max_pooling" else groups.mean(2)
+        return self.grouped(evicted).amax(2)
 
 
-class MostUsed(Pooling):
+class MeanPooling(Compression):
+    """The mean of c rows."""
+
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
+        return self.grouped(evicted).mean(2)
+
+
+class MostUsed(Compression):
     """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
 
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
+    def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:
         kept = evicted.shape[1] // self.rate
-        at = usage.argsort(dim=1, descending=True, stable=True)[:, :kept].sort(1).values  # (B, N/c)
-        return evicted.gather(1, at[:, :, None].expand(-1, -1, evicted.shape[2]))
+        most_used = usage.argsort(dim=1, descending=True, stable=True)[:, :kept]
+        rows = most_used.sort(1).values  # (B, N/c)
+        return evicted.gather(1, rows[:, :, None].expand(-1, -1, evicted.shape[2]))
 
 
-class Conv(Declared):
-    """A convolution with kernel and stride c: every c rows are concatenated and multiplied by one matrix."""
+class Conv(Compression):
+    """A convolution with kernel and stride c: c rows are concatenated, then one matrix."""
 
-    def __init__(self, config: Config):
-        super().__init__()
-        self.rate = config.compression_rate
-        self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
-        self.decoder = decoder(config)  # (cD, D)
+    def declare_weights(self, width: int) -> None:
+        self.weight = parameter(width, self.rate * width)  # (D, cD)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        return functional.linear(evicted.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
+        return functional.linear(self.grouped(evicted).flatten(2), self.weight)
 
 
-class DilatedConv(Declared):
-    """A convolution with kernel 2 and a ReLU for each dilation, then a convolution with kernel and stride c."""
+class DilatedConv(Compression):
+    """A convolution with kernel 2 and a ReLU for each dilation, then a Conv."""
 
-    def __init__(self, config: Config):
-        super().__init__()
-        self.rate, self.dilations = config.compression_rate, config.dilations
-        for dilation in self.dilations:
-            self.register_parameter(
-                f"dilated_{dilation}", parameter(config.width, 2 * config.width)
-            )  # (D, 2D)
-        self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
-        self.decoder = decoder(config)  # (cD, D)
+    def declare_weights(self, width: int) -> None:
+        for dilation in self.config.dilations:
+            self.register_parameter(f"dilated_{dilation}", parameter(width, 2 * width))  # (D, 2D)
+        self.weight = parameter(width, self.rate * width)  # (D, cD)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         x = evicted
-        for dilation in self.dilations:
-            earlier = functional.pad(x, (0, 0, dilation, 0))[
-                :, : x.shape[1]
-            ]  # x_{i - dilation}, zeros before the first row
+        for dilation in self.config.dilations:
+            # x_{i - dilation}, zeros before the first row
+            earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]
             weight = getattr(self, f"dilated_{dilation}")
             x = torch.relu(functional.linear(torch.cat([earlier, x], -1), weight))
-        return functional.linear(x.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
+        return functional.linear(self.grouped(x).flatten(2), self.weight)
 
 
 COMPRESSIONS = {
-    "max_pooling": Pooling,
-    "mean_pooling": Pooling,
+    "max_pooling": MaxPooling,
+    "mean_pooling": MeanPooling,
     "conv": Conv,
     "dilated_conv": DilatedConv,
     "most_used": MostUsed,
@@ -127,35 +136,39 @@ def mean_square(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Layer(Recomputable):
-    """A layer (Algorithm 1): attention over [compressed memory | memory | segment], feed-forward, update of memories."""
+    """A layer (Algorithm 1): attention, feed-forward, update of memories.
+
+    Its keys are [compressed memory | memory | segment], K = C + M + N.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
-        d, h, e, f = config.width, config.heads, config.head_width, config.feed_forward
+        width = config.width
+        heads = config.heads
+        inner = heads * config.head_width
         self.config = config
-        self.query = parameter(h * e, d)  # (HE, D)
-        self.key = parameter(h * e, d)  # (HE, D)
-        self.value = parameter(h * e, d)  # (HE, D)
-        simplified = config.positions == "simplified"
-        self.query_bias = parameter(h, e) if simplified else None  # (H, E)
-        self.key_bias = (
-            parameter(h, e) if simplified else None
-        )  # (H, E), never read: softmax cancels it
-        self.value_bias = parameter(h, e) if simplified else None  # (H, E)
-        self.positions = parameter(config.max_distance + 1, e) if simplified else None  # (R, E)
-        self.distance_key = None if simplified else parameter(h * e, d)  # (HE, D), W_R
-        self.content_bias = None if simplified else parameter(h, e)  # (H, E), u
-        self.distance_bias = None if simplified else parameter(h, e)  # (H, E), v
-        self.output = parameter(d, h * e)  # (D, HE)
-        self.norm = LayerNorm(d)
-        self.mlp_hidden = parameter(f, d)  # (F, D)
-        self.mlp_hidden_bias = parameter(f)  # (F,)
-        self.mlp_output = parameter(d, f)  # (D, F)
-        self.mlp_output_bias = parameter(d)  # (D,)
-        self.mlp_norm = LayerNorm(d)
-        self.compression = (
-            COMPRESSIONS[config.compression](config) if config.compressed_memory else None
-        )
+        self.simplified = config.positions == "simplified"
+        self.query = parameter(inner, width)  # (HE, D)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.value = parameter(inner, width)  # (HE, D)
+        if self.simplified:
+            self.query_bias = parameter(heads, config.head_width)  # (H, E)
+            self.key_bias = parameter(heads, config.head_width)  # never read: softmax cancels it
+            self.value_bias = parameter(heads, config.head_width)  # (H, E)
+            self.positions = parameter(config.max_distance + 1, config.head_width)  # (R, E)
+        else:
+            self.distance_key = parameter(inner, width)  # (HE, D), W_R
+            self.content_bias = parameter(heads, config.head_width)  # (H, E), u
+            self.distance_bias = parameter(heads, config.head_width)  # (H, E), v
+        self.output = parameter(width, inner)  # (D, HE)
+        self.norm = LayerNorm(width)
+        self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
+        self.mlp_hidden_bias = parameter(config.feed_forward)  # (F,)
+        self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
+        self.mlp_output_bias = parameter(width)  # (D,)
+        self.mlp_norm = LayerNorm(width)
+        compression = COMPRESSIONS[config.compression]
+        self.compression = compression(config) if config.compressed_memory else None
 
     def forward(
         self,
@@ -166,84 +179,95 @@ class Layer(Recomputable):
         memory_only: bool = False,
         measure: bool = False,
         no_output: bool = False,
-    ) -> tuple:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
-        Returns the next layer's input, the next memory and compressed memory, the compression's loss or None, and the usage
-        (B, K) or None. memory_only: no loss; no_output: the layer's output is not needed, h is returned unchanged.
+        memory_only: the compression's loss is not needed
+        measure: the usage is needed
+        no_output: nor is the layer's output, and h is returned unchanged
+
+        Returns the next layer's input, the next memory and compressed memory, the compression's
+        loss or None, and each key's usage (B, K) or None.
         """
         measure = measure or isinstance(self.compression, MostUsed)
-        projected, attended, usage = None, None, None
-        if measure or not no_output:
-            projected = self.project(h, torch.cat([compressed, memory], 1))
-            attended, usage = self.attend(*projected, self.project_distances(sinusoids), measure)
+        if no_output and not measure:
+            memory, compressed, _, _ = self.remember(h, memory, compressed, None)
+            return h, memory, compressed, None, None
+
+        query, key, value = self.project(h, torch.cat([compressed, memory], 1))
+        distance_key = self.project_distances(sinusoids)
+        attended, usage = self.attend(query, key, value, distance_key, measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
-        loss = (
-            None if memory_only or new is None else self.compression_loss(projected, evicted, new)
-        )
-        return h if no_output else self.mix(h, attended), memory, compressed, loss, usage
+        loss = None
+        if new is not None and not memory_only:
+            loss = self.compression_loss(query, key, value, evicted, new)
+        if not no_output:
+            h = self.mix(h, attended)
+        return h, memory, compressed, loss, usage
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
-        query, *segment_rows = self.project_own(h)
-        before = self.project_remembered(remembered)
-        return query, *(torch.cat(pair, 2) for pair in zip(before, segment_rows, strict=True))
+        query, own_key, own_value = self.project_own(h)
+        key, value = self.project_remembered(remembered)
+        key = torch.cat([key, own_key], 2)
+        value = torch.cat([value, own_value], 2)
+        return query, key, value
 
     def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
-        return split_heads(
-            functional.linear(h, torch.cat([self.query, self.key, self.value])),
-            self.config.heads,
-            3,
-        )
+        matrix = torch.cat([self.query, self.key, self.value])
+        query, key, value = split_heads(functional.linear(h, matrix), self.config.heads, 3)
+        return query, key, value
 
     def project_remembered(self, remembered: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
-        Separate from project_own: these rows need no gradient, so a joint product would waste work in backward.
+        Separate from project_own: these rows need no gradient, so a joint product would waste work
+        in backward.
         """
-        return split_heads(
-            functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2
-        )
+        matrix = torch.cat([self.key, self.value])
+        key, value = split_heads(functional.linear(remembered, matrix), self.config.heads, 2)
+        return key, value
 
     def project_distances(self, sinusoids: Tensor | None) -> Tensor:
-        """r from far to near, (H, K, E): W_R times sinusoids (K, D). Simplified positions are (H, R, E), all heads the same."""
+        """r from far to near: W_R times sinusoids (K, D), (H, K, E).
+
+        Simplified positions are (H, R, E), the same for all heads.
+        """
         if sinusoids is None:
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
             return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
-        return split_heads(
-            functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1
-        )[0][0]
+        rows = functional.linear(sinusoids, self.distance_key)  # (K, HE)
+        [distance_key] = split_heads(rows[None], self.config.heads, 1)
+        return distance_key[0]
 
     def biases(self) -> tuple[Tensor, Tensor]:
         """u and v (H, E); with simplified positions both are the query's bias."""
-        return (
-            (self.content_bias, self.distance_bias)
-            if self.positions is None
-            else (self.query_bias, self.query_bias)
-        )
+        if self.simplified:
+            return self.query_bias, self.query_bias
+        return self.content_bias, self.distance_bias
 
     def biased_value(self, value: Tensor) -> Tensor:
         """value (B, H, n, E) with its bias, which only simplified positions have."""
-        return value if self.positions is None else value + self.value_bias[:, None]
+        return value + self.value_bias[:, None] if self.simplified else value
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
-        given = (query, key, self.biased_value(value), distance_key, *self.biases())
+        value = self.biased_value(value)
+        given = (query, key, value, distance_key, *self.biases())
         dropout = self.config.dropout if self.training else 0.0
-        return relative_attention(*given, dropout, measure, in_values=self.positions is not None)
+        return relative_attention(*given, dropout, measure, in_values=self.simplified)
 
     def mix(self, h: Tensor, attended: Tensor) -> Tensor:
-        """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
-        a = self.norm(self.dropout(functional.linear(merge_heads(attended), self.output)) + h)
-        hidden = torch.relu(
-            functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)
-        )  # (B, N, F)
-        return self.mlp_norm(
-            self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a
-        )
+        """The next layer's input from h (B, N, D) and attended (B, H, N, E)."""
+        out = functional.linear(merge_heads(attended), self.output)
+        a = self.norm(self.dropout(out) + h)  # Algorithm 1, line 7
+        hidden = functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
+        hidden = torch.relu(hidden)
+        out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
+        return self.mlp_norm(self.dropout(out) + a)  # line 12
 
     def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 13: where dropout is)."""
@@ -251,49 +275,53 @@ class Layer(Recomputable):
 
     def remember(
         self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None
-    ) -> tuple:
-        """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two are None if C = 0."""
-        c, n = self.config, h.shape[1]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Next memory, next compressed memory, evicted (B, N, D) and new (B, N/c, D).
+
+        Without compressed memory new is None. usage (B, K) is each key's, or None.
+        """
+        length = h.shape[1]
         queue = torch.cat([memory, h], 1).detach()  # no gradient through memory
-        evicted, next_memory = queue[:, :n], queue[:, n:]
+        evicted = queue[:, :length]  # Algorithm 1, line 8
+        next_memory = queue[:, length:]  # line 10
         if self.compression is None:
-            return next_memory, compressed.detach(), None, None
-        evicted_usage = (
-            None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]
-        )  # of the evicted rows
-        new = self.compression(evicted, evicted_usage)  # (B, N/c, D)
-        next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]
-        if c.compression_loss != "bptt":
+            return next_memory, compressed.detach(), evicted, None
+
+        if usage is not None:  # that of the evicted rows, which follow the compressed ones
+            first = self.config.compressed_memory
+            usage = usage[:, first : first + length]
+        new = self.compression(evicted, usage)  # line 9
+        next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]  # line 11
+        if self.config.compression_loss != "bptt":
             next_compressed = next_compressed.detach()  # only its own loss trains the compression
         return next_memory, next_compressed, evicted, new
 
-    def compression_loss(self, projected: tuple, evicted: Tensor, new: Tensor) -> Tensor | None:
+    def compression_loss(
+        self, query: Tensor, key: Tensor, value: Tensor, evicted: Tensor, new: Tensor
+    ) -> Tensor | None:
         """The auxiliary loss that trains the compression, or None if there is none."""
         if self.config.compression_loss == "attention_reconstruction":
-            return self.attention_reconstruction(*projected, new)
-        if (
-            self.config.compression_loss == "auto_encoding"
-        ):  # the mean square of evicted - g(new) (section 3.2)
-            return mean_square(
-                functional.linear(new, self.compression.decoder).view(evicted.shape), evicted
-            )
+            return self.attention_reconstruction(query, key, value, new)
+        if self.config.compression_loss == "auto_encoding" and self.compression is not None:
+            return mean_square(self.compression.reconstructed(new), evicted)  # section 3.2
         return None
 
     def attention_reconstruction(
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
-        """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), by content alone.
+        """Algorithm 2: mean square of attention over the evicted rows less that over new.
 
-        In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
-        the attention's parameters are detached.
+        It is attention by content alone. In key and value (B, H, K, E) the evicted rows follow the
+        compressed ones; new is (B, N/c, D). Only new gets gradient: query, key, value and the
+        attention's parameters are detached.
         """
-        evicted_rows = slice(
-            self.config.compressed_memory, self.config.compressed_memory + self.config.segment
-        )
+        first = self.config.compressed_memory
+        evicted = slice(first, first + self.config.segment)
         with torch.no_grad():
-            target = content_attention(query, key[:, :, evicted_rows], value[:, :, evicted_rows])
-        projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
-        out = content_attention(query.detach(), *split_heads(projected, self.config.heads, 2))
+            target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
+        matrix = torch.cat([self.key, self.value]).detach()
+        new_key, new_value = split_heads(functional.linear(new, matrix), self.config.heads, 2)
+        out = content_attention(query.detach(), new_key, new_value)
         return mean_square(out, target)
 
 

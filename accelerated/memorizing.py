@@ -3,7 +3,7 @@
 Config, parameter names, shapes and initial values are the reference's. The search is exact; the memory has no gradient.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from accelerated.protocol import (
 )
 from reference.memorizing import Config, init_params
 
+KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
+
 
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
@@ -46,62 +48,46 @@ class State(NamedTuple):
 
 
 def remember(memory: Tensor, rows: Tensor) -> Tensor:
-    """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), the newest last, without gradient."""
-    new = max(0, rows.shape[2] - memory.shape[2])  # the first of the rows that is kept
-    return torch.cat([memory[:, :, rows.shape[2] :], rows[:, :, new:]], 2).detach()
+    """The next memory: the last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E).
+
+    The newest stand last. It has no gradient.
+    """
+    size = memory.shape[2]
+    length = rows.shape[2]
+    first = max(0, length - size)  # of the rows that are kept
+    return torch.cat([memory[:, :, length:], rows[:, :, first:]], 2).detach()
 
 
 class Layer(Recomputable):
-    """Layer `number` (from 1): local attention, mixed with what the memory layer finds, and feed-forward."""
+    """Layer `number` (from 1): local attention, the lookup if it is the memory layer, feed-forward."""
 
     def __init__(self, config: Config, number: int):
         super().__init__()
-        d, h, he, f = (
-            config.width,
-            config.heads,
-            config.heads * config.head_width,
-            config.feed_forward,
-        )
+        width = config.width
+        inner = config.heads * config.head_width
         self.config = config
-        self.norm = LayerNorm(d)
-        self.key = parameter(he, d)  # (HE, D)
-        self.value = parameter(he, d)  # (HE, D)
-        self.query = parameter(he, d)  # (HE, D)
-        self.scale = parameter(h)  # (H,)
-        self.position_bias = parameter(h, config.buckets)  # (H, buckets)
-        self.memory_gate = (
-            parameter(h) if number == config.memory_layer and config.memory else None
-        )  # (H,)
-        self.output = parameter(d, he)  # (D, HE)
-        self.mlp_norm = LayerNorm(d)
-        self.mlp_hidden = parameter(f, d)  # (F, D)
-        self.mlp_output = parameter(d, f)  # (D, F)
-
-    def dropout(self, x: Tensor) -> Tensor:
-        """x with entries dropped in training (decision 11: where dropout is)."""
-        return functional.dropout(x, self.config.dropout, self.training)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Key and query of unit length, and value, each (B, H, N, E)."""
-        matrices = torch.cat([self.key, self.query, self.value])
-        return project_heads(self.dropout(self.norm(x)), matrices, self.config.heads, 3)
-
-    def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
-        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
-        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
-        g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(
-            local.dtype
-        )  # (H, 1, 1)
-        return torch.lerp(local, retrieved, g)
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """x (B, N, D) with the feed-forward's output added."""
-        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
-        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+        self.looks_up = number == config.memory_layer and config.memory > 0
+        self.norm = LayerNorm(width)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.value = parameter(inner, width)  # (HE, D)
+        self.query = parameter(inner, width)  # (HE, D)
+        self.scale = parameter(config.heads)  # (H,)
+        self.position_bias = parameter(config.heads, config.buckets)  # (H, buckets)
+        if self.looks_up:
+            self.memory_gate = parameter(config.heads)  # (H,)
+        self.output = parameter(width, inner)  # (D, HE)
+        self.mlp_norm = LayerNorm(width)
+        self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
+        self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
 
     def forward(
-        self, x: Tensor, previous: tuple, memory: Memory, offset: Tensor, no_output: bool = False
-    ) -> tuple[Tensor, tuple]:
+        self,
+        x: Tensor,
+        previous: KeyValue,
+        memory: Memory,
+        offset: Tensor,
+        no_output: bool = False,
+    ) -> tuple[Tensor, KeyValue]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
@@ -109,20 +95,42 @@ class Layer(Recomputable):
         offset: what is added to the scores of local attention, (H, N, 2N)
         no_output: its output is not needed; x is returned unchanged
         """
-        dropout = self.config.dropout if self.training else 0.0
         key, query, value = self.project(x)
         if no_output:
             return x, (key, value)
-        keys, values = (
-            torch.cat([previous[0], key], 2),
-            torch.cat([previous[1], value], 2),
-        )  # (B, H, 2N, E)
-        attended = sliding_attention(
-            query * self.scale[:, None, None], keys, values, offset, dropout
-        )
-        if self.memory_gate is not None:
+
+        keys = torch.cat([previous[0], key], 2)  # (B, H, 2N, E)
+        values = torch.cat([previous[1], value], 2)
+        scaled = query * self.scale[:, None, None]
+        dropout = self.config.dropout if self.training else 0.0
+        attended = sliding_attention(scaled, keys, values, offset, dropout)
+        if self.looks_up:
             attended = self.retrieve(query, attended, memory)
-        return self.mlp(x + functional.linear(merge_heads(attended), self.output)), (key, value)
+        x = x + functional.linear(merge_heads(attended), self.output)
+        return self.mlp(x), (key, value)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Key and query of unit length, and value, each (B, H, N, E)."""
+        x = self.dropout(self.norm(x))
+        matrices = torch.cat([self.key, self.query, self.value])
+        key, query, value = project_heads(x, matrices, self.config.heads, 3)
+        return key, query, value
+
+    def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
+        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
+        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
+        g = torch.sigmoid(at_least_float32(self.memory_gate))
+        g = g[:, None, None].to(local.dtype)  # (H, 1, 1)
+        return torch.lerp(local, retrieved, g)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """x (B, N, D) with the feed-forward's output added."""
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
+        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """x with entries dropped in training (decision 11: where dropout is)."""
+        return functional.dropout(x, self.config.dropout, self.training)
 
 
 class Memorizing(Model):
