@@ -1,8 +1,12 @@
 """Block-Recurrent Transformer in PyTorch: the fast version of reference/block_recurrent.py.
 
-Config, parameter names, shapes and initial values are the reference's. Only the states' projections and updates run block by
-block (W tokens each). The tokens' projections, feed-forward, sliding attention and, after the states are known, cross-attention
-run for the whole segment at once. Under feedback (section 3.7) all layers wait for the previous block's states.
+A segment of N tokens is cut into blocks of W. Tokens attend to the W tokens before them. One layer
+has S recurrent states besides, which its tokens read and every block updates. Only the states'
+projections and updates run block by block: the tokens' projections, feed-forward, sliding attention
+and, after the states are known, cross-attention run for the whole segment at once.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
+width E, F feed-forward width, L layers, of which R are recurrent. Section numbers are the paper's.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -16,6 +20,7 @@ from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -29,21 +34,14 @@ from accelerated.attention.sliding_window import (
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.block_recurrent import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     states: Tensor  # (B, R, S, D), in float32 or better
     keys: Tensor  # (B, L, H, W, E), of the last block, unit length
@@ -63,7 +61,7 @@ class FixedGate(Declared):
         z = functional.linear(hidden, self.weight_z, self.bias_z)  # Eq. 1, (B, S, D)
         z = at_least_float32(z)
         g = torch.sigmoid(at_least_float32(self.bias_g))  # Eq. 2
-        return z + g * (carry - z)  # Eq. 3
+        return z + g * (carry - z)  # Eq. 3: c g + z (1 - g)
 
 
 class LSTMGate(Declared):
@@ -208,7 +206,7 @@ class Recurrence(Declared):
         among_states = scaled_attention(query, state_key, state_value, self.scale)
         of_tokens = scaled_attention(cross_query, keys, values, self.cross_scale)
         attended = torch.cat([merge_heads(among_states), merge_heads(of_tokens)], dim=-1)
-        return self.gated(states, attended)
+        return self.gated(states, attended)  # decision 10: the raw states are carried
 
     def gated(self, states: Tensor, attended: Tensor) -> Tensor:
         """The next states from states (B, S, D) and attended (B, S, 2HE) (3.6)."""
@@ -325,9 +323,8 @@ class Layer(Recomputable):
 
 
 class BlockRecurrent(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model; `config` is the reference's, which draws the initial weights from `seed`."""
 
-    Config = Config
     state_type = State
     config: Config
     in_bucket: Tensor  # (3W - 1, buckets)
@@ -338,113 +335,129 @@ class BlockRecurrent(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(
-            config.window, config.buckets, config.max_distance
-        )  # (3W - 1, ...)
+        sizes = (config.window, config.buckets, config.max_distance)
+        in_bucket, mask = tables_by_distance(*sizes)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
-
-    def describe(self) -> str:
-        """One line on how far back the model can look."""
-        c = self.config
-        reach = f"attention reaches {c.layers} layers x {c.window} = {c.layers * c.window:,} tokens back"
-        if not c.recurrent_layers:
-            return reach
-        return f"{reach}; {c.states} recurrent states on layer {', '.join(map(str, c.recurrent_layers))} carry the rest"
-
-    @property
-    def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.layers * self.config.window
-
-    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
-        c = self.config
-        states = (check_lanes(batch), len(c.recurrent_layers), c.states, c.width)
-        rows = (batch, c.layers, c.heads, c.window, c.head_width)
-        return {"states": states, "keys": rows, "values": rows}
 
     @property
     def cells(self) -> list[Recurrence]:
         """The cells of the recurrent layers, in order."""
         return [layer.state for layer in self.layers if layer.state is not None]
 
+    def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each field of a State of `batch` lanes.
+
+        Raises ValueError if batch is below 1.
+        """
+        c = self.config
+        states = (check_lanes(batch), len(c.recurrent_layers), c.states, c.width)
+        rows = (batch, c.layers, c.heads, c.window, c.head_width)
+        return {"states": states, "keys": rows, "values": rows}
+
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: the learned states, and zero keys and values."""
         shapes = self.state_shapes(batch)
+        if self.cells:
+            learned = torch.stack([cell.initial for cell in self.cells])  # (R, S, D)
+            states = learned.expand(shapes["states"])
+        else:
+            states = self.embedding.new_zeros(shapes["states"])
         zeros = self.embedding.new_zeros(shapes["keys"])
-        learned = [cell.initial for cell in self.cells]
-        states = (
-            torch.stack(learned).expand(shapes["states"])
-            if learned
-            else self.embedding.new_zeros(shapes["states"])
-        )
         return State(at_least_float32(states), zeros, zeros)
 
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
     def read(self, tokens: Tensor, state: State) -> Reading:
-        """Read a segment: tokens (B, N), N a multiple of the window. Reading.hidden (B, N, D) predicts the next tokens.
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if N is not a positive multiple of the window, or if the state does not fit this model and B lanes.
+        Raises ValueError if N is not a positive multiple of the window, or if the state does not
+        fit this model and B lanes.
         """
         hidden, state = self._read(tokens, state)
         return Reading(self.output_rows(hidden), state, {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without the logits and, except under feedback, the last layer's own output."""
-        return self._read(tokens, state, memory_only=True)[1]
+        """The state after tokens (B, N), without the logits.
 
-    def output_rows(self, hidden):
-        return self.final_norm(hidden) * self.config.width**-0.5
+        Except under feedback the last layer's own output is not computed either.
+        """
+        _, state = self._read(tokens, state, memory_only=True)
+        return state
 
-    def _read(self, tokens, state, memory_only=False):
+    def _read(
+        self, tokens: Tensor, state: State, memory_only: bool = False
+    ) -> tuple[Tensor, State]:
         """The last layer's output (B, N, D) and the next state."""
-        c, length = self.config, tokens.shape[1]
-        if length == 0 or length % c.window:
-            raise ValueError(
-                f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it"
-            )
+        window = self.config.window
+        length = tokens.shape[1]
+        if length == 0 or length % window:
+            wrong = f"a segment of {length} tokens is not a positive multiple of window {window}"
+            raise ValueError(f"{wrong}; pad it")
         self.check_state(state, len(tokens))
-        x, offsets = (
-            look_up(tokens, self.embedding),
-            offsets_of(self.layers, self.in_bucket, self.mask),
-        )  # x (B, N, D)
-        offsets = offsets_by_pair(offsets, c.window, x.dtype)  # (L, H, W, 2W)
-        if not c.feedback:
-            return self._stack(x, state, offsets, memory_only)
+
+        x = look_up(tokens, self.embedding)  # (B, N, D)
+        by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
+        offsets = offsets_by_pair(by_distance, window, x.dtype)  # (L, H, W, 2W)
+        if not self.config.feedback:
+            return self._stack(x, state, None, offsets, memory_only)
+
+        # Feedback (3.7): all layers read the states that the previous block has left
         outs = []
-        for block in x.split(c.window, dim=1):
+        for block in x.split(window, dim=1):
+            key, value = self.cells[0].keys_and_values(state.states[:, 0])  # (B, H, S, E)
+            shared = (key[:, :, None], value[:, :, None])
             # not memory_only: dropout must draw the same numbers as in read
-            out, state = self._stack(block, state, offsets, memory_only=False)
+            out, state = self._stack(block, state, shared, offsets, memory_only=False)
             outs.append(out)
         return torch.cat(outs, dim=1), state
 
-    def _stack(self, x, state, offsets, memory_only):
+    def _stack(
+        self,
+        x: Tensor,
+        state: State,
+        shared: KeyValue | None,
+        offsets: Tensor,
+        memory_only: bool,
+    ) -> tuple[Tensor, State]:
         """Run all layers over x (B, N, D), which under feedback is one block."""
-        c, states, keys, values, shared = self.config, [], [], [], None
-        if c.feedback:
-            owner = self.layers[c.recurrent_layers[0] - 1].state
-            shared = tuple(
-                field[:, :, None] for field in owner.keys_and_values(state.states[:, 0])
-            )  # (B, H, 1, S, E)
-        for number, (layer, offset) in enumerate(
-            zip(self.layers, offsets.unbind(0), strict=True), start=1
-        ):
-            layer_states = (
-                None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]
-            )  # (B, S, D)
-            previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            no_output = memory_only and number == c.layers
-            x, (key, value), layer_states = layer(
-                x, previous, layer_states, shared, offset, no_output
-            )
-            keys.append(key)
-            values.append(value)
-            if layer_states is not None:
-                states.append(layer_states)
-        states = torch.stack(states, 1) if states else state.states
-        return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
+        all_states = []
+        all_keys = []
+        all_values = []
+        offset = offsets.unbind(0)  # of each layer
+        for index, layer in enumerate(self.layers):
+            previous = (state.keys[:, index], state.values[:, index])
+            states = None
+            if layer.state is not None:
+                states = state.states[:, len(all_states)]  # (B, S, D)
+            no_output = memory_only and index == len(self.layers) - 1
+            x, last, states = layer(x, previous, states, shared, offset[index], no_output)
+            all_keys.append(last[0])
+            all_values.append(last[1])
+            if states is not None:
+                all_states.append(states)
+
+        next_states = torch.stack(all_states, 1) if all_states else state.states
+        return x, State(next_states, torch.stack(all_keys, 1), torch.stack(all_values, 1))
+
+    def output_rows(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D), ready for the output matrix (decision 13: logits / sqrt(D))."""
+        return self.final_norm(hidden) * self.config.width**-0.5
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.layers * self.config.window
+
+    def describe(self) -> str:
+        """One line on how far back the model can look."""
+        c = self.config
+        tokens = f"{c.layers} layers x {c.window} = {self.attention_reach:,} tokens"
+        reach = f"attention reaches {tokens} back"
+        if not c.recurrent_layers:
+            return reach
+        numbers = ", ".join(map(str, c.recurrent_layers))
+        return f"{reach}; {c.states} recurrent states on layer {numbers} carry the rest"

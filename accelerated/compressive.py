@@ -1,8 +1,11 @@
 """Compressive Transformer in PyTorch: the fast version of reference/compressive.py.
 
-Without compressed memory it is Transformer-XL. Config, parameter names, shapes and initial values are the reference's. The
-segment's attention has already projected the rows to be compressed to keys and values, so the attention-reconstruction loss
-projects only the compressed rows.
+Each layer attends to its segment's N rows, to the M rows before them (memory), and to C compressed
+rows of what is older. What leaves memory is compressed, c rows to one. Without compressed memory it
+is Transformer-XL.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
+width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
 """
 
 from typing import NamedTuple
@@ -17,6 +20,7 @@ from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -24,19 +28,12 @@ from accelerated.attention.heads import (
     split_heads,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.compressive import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     memory: Tensor  # (B, L, M, D)
     compressed: Tensor  # (B, L, C, D)
@@ -64,7 +61,7 @@ class Compression(Declared):
         return evicted.unflatten(1, (-1, self.rate))
 
     def reconstructed(self, new: Tensor) -> Tensor:
-        """What the decoder makes of the compressed rows new (B, N/c, D): the evicted ones (B, N, D)."""
+        """The evicted rows (B, N, D) as the decoder makes them from the compressed (B, N/c, D)."""
         rows = functional.linear(new, self.decoder)  # (B, N/c, cD)
         return rows.view(len(new), -1, self.config.width)
 
@@ -87,10 +84,10 @@ class MostUsed(Compression):
     """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
 
     def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:
-        kept = evicted.shape[1] // self.rate
-        most_used = usage.argsort(dim=1, descending=True, stable=True)[:, :kept]
-        rows = most_used.sort(1).values  # (B, N/c)
-        return evicted.gather(1, rows[:, :, None].expand(-1, -1, evicted.shape[2]))
+        _, length, width = evicted.shape
+        by_usage = usage.argsort(dim=1, descending=True, stable=True)  # (B, N)
+        kept = by_usage[:, : length // self.rate].sort(1).values  # (B, N/c)
+        return evicted.gather(1, kept[:, :, None].expand(-1, -1, width))
 
 
 class Conv(Compression):
@@ -116,8 +113,8 @@ class DilatedConv(Compression):
         for dilation in self.config.dilations:
             # x_{i - dilation}, zeros before the first row
             earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]
-            weight = getattr(self, f"dilated_{dilation}")
-            x = torch.relu(functional.linear(torch.cat([earlier, x], -1), weight))
+            pairs = torch.cat([earlier, x], -1)  # (B, N, 2D)
+            x = torch.relu(functional.linear(pairs, getattr(self, f"dilated_{dilation}")))
         return functional.linear(self.grouped(x).flatten(2), self.weight)
 
 
@@ -183,26 +180,28 @@ class Layer(Recomputable):
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
         memory_only: the compression's loss is not needed
-        measure: the usage is needed
-        no_output: nor is the layer's output, and h is returned unchanged
+        measure: each key's usage, its mean attention, is needed
+        no_output: neither the loss nor the output is needed, and h is returned unchanged
 
         Returns the next layer's input, the next memory and compressed memory, the compression's
-        loss or None, and each key's usage (B, K) or None.
+        loss or None, and the usage (B, K) or None.
         """
         measure = measure or isinstance(self.compression, MostUsed)
         if no_output and not measure:
             memory, compressed, _, _ = self.remember(h, memory, compressed, None)
             return h, memory, compressed, None, None
 
+        # Algorithm 1, lines 5 to 11
         query, key, value = self.project(h, torch.cat([compressed, memory], 1))
         distance_key = self.project_distances(sinusoids)
         attended, usage = self.attend(query, key, value, distance_key, measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
+
         loss = None
         if new is not None and not memory_only:
             loss = self.compression_loss(query, key, value, evicted, new)
         if not no_output:
-            h = self.mix(h, attended)
+            h = self.mix(h, attended)  # lines 7 and 12
         return h, memory, compressed, loss, usage
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +235,8 @@ class Layer(Recomputable):
         """
         if sinusoids is None:
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
-            return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
+            positions = self.positions[:keys].flip(0)  # as many as there are, from far to near
+            return positions.expand(self.config.heads, -1, -1)
         rows = functional.linear(sinusoids, self.distance_key)  # (K, HE)
         [distance_key] = split_heads(rows[None], self.config.heads, 1)
         return distance_key[0]
@@ -309,7 +309,7 @@ class Layer(Recomputable):
     def attention_reconstruction(
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
-        """Algorithm 2: mean square of attention over the evicted rows less that over new.
+        """Algorithm 2: the mean squared difference of attention over the evicted rows and over new.
 
         It is attention by content alone. In key and value (B, H, K, E) the evicted rows follow the
         compressed ones; new is (B, N/c, D). Only new gets gradient: query, key, value and the
@@ -326,58 +326,36 @@ class Layer(Recomputable):
 
 
 class Compressive(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model; `config` is the reference's, which draws the initial weights from `seed`."""
 
-    Config = Config
     state_type = State
     config: Config
     sinusoids: Tensor | None  # (K, D), for Transformer-XL's positions
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
-        self.embedding = parameter(config.bands[0][1], config.width)  # (V, D), the output's too
-        widths = (config.width // config.div_value ** (i + 1) for i in range(len(config.cutoffs)))
-        self.tails = Layers(
-            Tail(stop - start, narrow, config.width)
-            for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
-        )
-        self.clusters = (
-            parameter(len(config.cutoffs), config.width) if config.cutoffs else None
-        )  # (tails, D)
+        width = config.width
+        self.embedding = parameter(config.bands[0][1], width)  # (V, D), the output's too
+        tails = []
+        for number, (start, stop) in enumerate(config.bands[1:], start=1):
+            tails.append(Tail(stop - start, width // config.div_value**number, width))
+        self.tails = Layers(tails)
+        if config.cutoffs:
+            self.clusters = parameter(len(tails), width)  # (tails, D)
         self.layers = Layers(Layer(config) for _ in range(config.layers))
-        total = config.compressed_memory + config.memory + config.segment
-        sinusoids = (
-            distance_sinusoids(total, config.width)
-            if config.positions == "transformer_xl"
-            else None
-        )
-        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (K, D)
+
+        sinusoids = None
+        if config.positions == "transformer_xl":
+            keys = config.compressed_memory + config.memory + config.segment
+            sinusoids = distance_sinusoids(keys, width)
+        self.register_buffer("sinusoids", sinusoids, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self) -> str:
-        """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
-        c = self.config
-        memories = (
-            f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
-            if c.compressed_memory
-            else c.memory
-        )
-        return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
-
-    @property
-    def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.temporal_range
-
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """The compression's parameters, if an auxiliary loss trains them and the task loss does not."""
-        if self.config.compression_loss == "bptt":
-            return []
-        compressions = (layer.compression for layer in self.layers if layer.compression is not None)
-        return [weight for compression in compressions for weight in compression.parameters()]
-
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        """The shape of each field of a State of `batch` lanes.
+
+        Raises ValueError if batch is below 1.
+        """
         c = self.config
         memory = (check_lanes(batch), c.layers, c.memory, c.width)
         compressed = (batch, c.layers, c.compressed_memory, c.width)
@@ -389,48 +367,87 @@ class Compressive(Model):
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
     def read(self, tokens: Tensor, state: State) -> Reading:
-        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens; auxiliary has a loss per layer.
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if N is not config.segment, or if the state does not fit this model and B lanes.
+        Reading.auxiliary has a compression loss per layer. Raises ValueError if N is not
+        config.segment, or if the state does not fit this model and B lanes.
         """
         hidden, state, auxiliary, _ = self._read(tokens, state)
         return Reading(hidden * self.config.width**-0.5, state, auxiliary)
 
-    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
-        """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
-        return (
-            AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
-            if self.config.cutoffs
-            else self.embedding
-        )
-
     def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
-        return self._read(tokens, state, memory_only=True)[1]
+        """The state after tokens (B, N), without logits and compression losses.
+
+        The last layer's output is not computed either.
+        """
+        _, state, _, _ = self._read(tokens, state, memory_only=True)
+        return state
 
     def usage(self, tokens: Tensor, state: State) -> Tensor:
         """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
-        return torch.stack(self._read(tokens, state, measure=True)[-1], 1)
+        _, _, _, usages = self._read(tokens, state, measure=True)
+        return torch.stack(usages, 1)
 
-    def _read(self, tokens, state, memory_only=False, measure=False):
-        """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
+    def _read(
+        self, tokens: Tensor, state: State, memory_only: bool = False, measure: bool = False
+    ) -> tuple[Tensor, State, dict[str, Tensor], list[Tensor]]:
+        """The last layer's output, the next state, auxiliary losses, the usages (B, K) measured."""
         c = self.config
         if tokens.shape[1] != c.segment:
-            raise ValueError(
-                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
-            )
+            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}"
+            raise ValueError(f"{wrong}; pad it")
         self.check_state(state, len(tokens))
-        h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
-        memories, compresseds, auxiliary, usages = [], [], {}, []
+
+        matrix = self.output_matrix()
+        if isinstance(matrix, AdaptiveSoftmax):
+            h = matrix.look_up(tokens)  # (B, N, D)
+        else:
+            h = look_up(tokens, matrix)
+        memories = []
+        compresseds = []
+        auxiliary = {}
+        usages = []
         for index, layer in enumerate(self.layers):
-            no_output = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
+            no_output = memory_only and index == len(self.layers) - 1
             h, memory, compressed, loss, usage = layer(
                 h, *remembered, self.sinusoids, memory_only, measure, no_output
             )
             memories.append(memory)
             compresseds.append(compressed)
-            usages.append(usage)
             if loss is not None:
                 auxiliary[f"layers.{index}.compression"] = loss
-        return h, State(torch.stack(memories, 1), torch.stack(compresseds, 1)), auxiliary, usages
+            if usage is not None:
+                usages.append(usage)
+        next_state = State(torch.stack(memories, 1), torch.stack(compresseds, 1))
+        return h, next_state, auxiliary, usages
+
+    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
+        """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
+        if self.config.cutoffs:
+            return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
+        return self.embedding
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """The compression's parameters, if its own loss trains them and the task loss does not."""
+        if self.config.compression_loss == "bptt":
+            return []
+        weights = []
+        for layer in self.layers:
+            if layer.compression is not None:
+                weights.extend(layer.compression.parameters())
+        return weights
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.temporal_range
+
+    def describe(self) -> str:
+        """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
+        c = self.config
+        memories = f"{c.memory}"
+        if c.compressed_memory:
+            memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
+        temporal_range = f"{c.layers} layers x ({memories}) = {c.temporal_range:,} tokens"
+        return f"temporal range {temporal_range}, and segments of {c.segment}"

@@ -1,6 +1,10 @@
 """Memorizing Transformer in PyTorch: the fast version of reference/memorizing.py.
 
-Config, parameter names, shapes and initial values are the reference's. The search is exact; the memory has no gradient.
+Tokens attend to the N tokens before them. In one layer each query also attends to the most similar
+of the last M keys: the search is exact, and the memory has no gradient.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens in a
+segment, D width, H heads of width E, F feed-forward width, L layers, M memory length.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -12,6 +16,7 @@ from torch.nn import functional
 
 from accelerated.attention.heads import (
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -25,25 +30,18 @@ from accelerated.attention.sliding_window import (
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memorizing import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     keys: Tensor  # (B, L, H, N, E), of the previous segment, unit length
     values: Tensor  # (B, L, H, N, E)
-    memory_keys: Tensor  # (B, H, M, E), the memory layer's, the newest last; they have no gradient
+    memory_keys: Tensor  # (B, H, M, E), the memory layer's, the newest last, without gradient
     memory_values: Tensor  # (B, H, M, E)
 
 
@@ -52,14 +50,14 @@ def remember(memory: Tensor, rows: Tensor) -> Tensor:
 
     The newest stand last. It has no gradient.
     """
-    size = memory.shape[2]
     length = rows.shape[2]
-    first = max(0, length - size)  # of the rows that are kept
-    return torch.cat([memory[:, :, length:], rows[:, :, first:]], 2).detach()
+    kept = memory[:, :, length:]
+    first = max(0, length - memory.shape[2])  # more rows than the memory holds
+    return torch.cat([kept, rows[:, :, first:]], 2).detach()
 
 
 class Layer(Recomputable):
-    """Layer `number` (from 1): local attention, the lookup if it is the memory layer, feed-forward."""
+    """Layer `number` (from 1): local attention, in the memory layer the lookup, feed-forward."""
 
     def __init__(self, config: Config, number: int):
         super().__init__()
@@ -134,9 +132,8 @@ class Layer(Recomputable):
 
 
 class Memorizing(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model; `config` is the reference's, which draws the initial weights from `seed`."""
 
-    Config = Config
     state_type = State
     config: Config
     in_bucket: Tensor  # (3N - 1, buckets)
@@ -147,27 +144,17 @@ class Memorizing(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(
-            config.segment, config.buckets, config.max_distance
-        )  # (3N - 1, ...)
+        sizes = (config.segment, config.buckets, config.max_distance)
+        in_bucket, mask = tables_by_distance(*sizes)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self) -> str:
-        """One line on how far back the model can look."""
-        c = self.config
-        reach = f"attention reaches {c.layers} layers x {c.segment} = {c.layers * c.segment:,} tokens back"
-        lookup = f"; layer {c.memory_layer} looks up {c.retrieved} of the last {c.memory:,} tokens"
-        return reach + lookup if c.memory else reach
-
-    @property
-    def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.layers * self.config.segment
-
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        """The shape of each field of a State of `batch` lanes.
+
+        Raises ValueError if batch is below 1.
+        """
         c = self.config
         rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
         memory = (batch, c.heads, c.memory, c.head_width)
@@ -178,52 +165,74 @@ class Memorizing(Model):
         shapes = self.state_shapes(batch)
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
     def read(self, tokens: Tensor, state: State) -> Reading:
-        """Read a segment: tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if there are not N tokens, or if the state does not fit this model and B lanes.
+        Raises ValueError if there are not N tokens, or if the state does not fit this model and B
+        lanes.
         """
         hidden, state = self._read(tokens, state)
         return Reading(self.output_rows(hidden), state, {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and the last layer's own output."""
-        return self._read(tokens, state, memory_only=True)[1]
+        _, state = self._read(tokens, state, memory_only=True)
+        return state
 
-    def output_rows(self, hidden):
-        return self.final_norm(hidden) * self.config.width**-0.5
-
-    def _read(self, tokens, state, memory_only=False):
+    def _read(
+        self, tokens: Tensor, state: State, memory_only: bool = False
+    ) -> tuple[Tensor, State]:
         """The last layer's output (B, N, D) and the next state."""
-        c = self.config
-        if tokens.shape[1] != c.segment:
-            raise ValueError(
-                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
-            )
+        segment = self.config.segment
+        if tokens.shape[1] != segment:
+            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {segment}"
+            raise ValueError(f"{wrong}; pad it")
         self.check_state(state, len(tokens))
-        x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
+
+        x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
-        offsets = offsets_by_pair(
-            offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype
-        )  # (L, H, N, 2N)
-        for number, (layer, offset) in enumerate(
-            zip(self.layers, offsets.unbind(0), strict=True), start=1
-        ):
-            previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)
+        by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
+        offsets = offsets_by_pair(by_distance, segment, x.dtype)  # (L, H, N, 2N)
+        pairs = []
+        offset = offsets.unbind(0)  # of each layer
+        for index, layer in enumerate(self.layers):
+            previous = (state.keys[:, index], state.values[:, index])
+            no_output = memory_only and index == len(self.layers) - 1
+            x, pair = layer(x, previous, memory, offset[index], no_output)
             pairs.append(pair)
         return x, self.next_state(state, pairs)
 
-    def next_state(self, state, pairs):
-        """The State after a segment with these (keys, values) of each layer, which the memory layer's own join."""
-        key, value = pairs[self.config.memory_layer - 1]
-        keys, values = (
-            torch.stack(field, 1) for field in zip(*pairs, strict=True)
-        )  # (B, L, H, N, E)
-        return State(
-            keys, values, remember(state.memory_keys, key), remember(state.memory_values, value)
-        )
+    def next_state(self, state: State, pairs: list[KeyValue]) -> State:
+        """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.
+
+        The memory layer's own join the memory.
+        """
+        keys = torch.stack([key for key, _ in pairs], 1)  # (B, L, H, N, E)
+        values = torch.stack([value for _, value in pairs], 1)
+        new_keys, new_values = pairs[self.config.memory_layer - 1]
+        memory_keys = remember(state.memory_keys, new_keys)
+        memory_values = remember(state.memory_values, new_values)
+        return State(keys, values, memory_keys, memory_values)
+
+    def output_rows(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D), ready for the output matrix."""
+        return self.final_norm(hidden) * self.config.width**-0.5
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.layers * self.config.segment
+
+    def describe(self) -> str:
+        """One line on how far back the model can look."""
+        c = self.config
+        tokens = f"{c.layers} layers x {c.segment} = {self.attention_reach:,} tokens"
+        reach = f"attention reaches {tokens} back"
+        if c.memory == 0:
+            return reach
+        looked_up = f"{c.retrieved} of the last {c.memory:,} tokens"
+        return f"{reach}; layer {c.memory_layer} looks up {looked_up}"

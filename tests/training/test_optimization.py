@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.block_recurrent import BlockRecurrent
+from accelerated.block_recurrent import BlockRecurrent, Config
 from accelerated.program.errors import InputError
 from accelerated.training import optimization
 from accelerated.training.optimization import (
@@ -96,9 +96,7 @@ def test_gradients_are_averaged_then_clipped_for_each_objective():
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
         assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
-    alone = BlockRecurrent(
-        BlockRecurrent.Config(width=8, feed_forward=8, recurrent_layers=(), layers=1)
-    )
+    alone = BlockRecurrent(Config(width=8, feed_forward=8, recurrent_layers=(), layers=1))
     alone.embedding.grad = torch.full_like(alone.embedding, 3.0)
     average_and_clip(alone, 2, 0)
     assert alone.auxiliary_parameters() == [] and (alone.embedding.grad == 1.5).all()
