@@ -290,15 +290,7 @@ def forward(params, config, tokens, state, rng=None):
         outputs = np.concatenate([outputs[:-1], last[None]])
         pooled, pool_cache = pool_forward(module, config, outputs)
         next_state = State(pooled, np.ones(len(tokens), bool))
-    cache = (
-        tokens,
-        module_cache,
-        dropout_mask,
-        layer_caches,
-        norm_cache,
-        output_cache,
-        pool_cache,
-    )
+    cache = (tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache)
     return logits, next_state, cache
 
 
@@ -356,7 +348,7 @@ def layers_backward(config, doutputs, caches):
 
     That of inserted is None if there was none.
     """
-    dx = 0.0
+    dx = np.zeros(doutputs.shape[1:])  # (B, N, D)
     dinserted = None
     grads = {}
     for layer in reversed(range(config.layers)):
