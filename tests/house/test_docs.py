@@ -292,7 +292,7 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
             re.findall("<path|>.*</text>", picture.read_text())
             for picture in (path, kept / path.name)
         )
-        assert drawn == shown, f"{path.name}: run docs/figures.py"
+        assert drawn == shown, f"{path.name}: python -m docs.figures"
     assert {path.name for path in kept.iterdir()} <= {
         target.name for page in PAGES for target, _ in links(page)
     }
