@@ -1,4 +1,4 @@
-"""Adaptive inputs and adaptive softmax, for large closed vocabularies; the Compressive Transformer's.
+"""Adaptive inputs and adaptive softmax, for the Compressive Transformer's closed vocabularies.
 
 Baevski and Auli (2019): words are sorted by frequency and cut into bands. The first band has an
 embedding of the model's width; each other band, a tail, has a narrow one and a projection.

@@ -1,8 +1,11 @@
 """Compressive Transformer in PyTorch: the fast version of reference/compressive.py.
 
-Without compressed memory it is Transformer-XL. Config, parameter names, shapes and initial values are the reference's. The
-segment's attention has already projected the rows to be compressed to keys and values, so the attention-reconstruction loss
-projects only the compressed rows.
+Each layer attends to its segment's N rows, to the M rows before them (memory), and to C compressed
+rows of what is older. What leaves memory is compressed, c rows to one. Without compressed memory it
+is Transformer-XL.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
+width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
 """
 
 from typing import NamedTuple
@@ -17,6 +20,7 @@ from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -24,97 +28,99 @@ from accelerated.attention.heads import (
     split_heads,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.compressive import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     memory: Tensor  # (B, L, M, D)
     compressed: Tensor  # (B, L, C, D)
 
 
-# Compression functions f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D); usage (B, N): their mean attention.
+class Compression(Declared):
+    """A compression function f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D).
 
-
-def decoder(config: Config) -> nn.Parameter | None:
-    """g (cD, D), which reconstructs the evicted rows for the auto-encoding loss; None for other losses."""
-    auto_encoding = config.compression_loss == "auto_encoding"
-    return (
-        parameter(config.compression_rate * config.width, config.width) if auto_encoding else None
-    )
-
-
-class Pooling(nn.Module):
-    """The mean of c rows, or feature by feature the largest."""
+    `forward` takes them, and of each its mean attention, usage (B, N).
+    """
 
     def __init__(self, config: Config):
         super().__init__()
-        self.rate, self.compression = config.compression_rate, config.compression
-        self.decoder = decoder(config)  # (cD, D)
+        self.config = config
+        self.rate = config.compression_rate
+        self.declare_weights(config.width)
+        if config.compression_loss == "auto_encoding":
+            self.decoder = parameter(self.rate * config.width, config.width)  # g, (cD, D)
+
+    def declare_weights(self, width: int) -> None:
+        """Declare the parameters of f_c; pooling has none."""
+
+    def grouped(self, evicted: Tensor) -> Tensor:
+        """Every c rows of evicted (B, N, D) as a group, (B, N/c, c, D)."""
+        return evicted.unflatten(1, (-1, self.rate))
+
+    def reconstructed(self, new: Tensor) -> Tensor:
+        """The evicted rows (B, N, D) as the decoder makes them from the compressed (B, N/c, D)."""
+        rows = functional.linear(new, self.decoder)  # (B, N/c, cD)
+        return rows.view(len(new), -1, self.config.width)
+
+
+class MaxPooling(Compression):
+    """Feature by feature the largest of c rows."""
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        groups = evicted.unflatten(1, (-1, self.rate))  # (B, N/c, c, D)
-        return groups.amax(2) if self.compression == "max_pooling" else groups.mean(2)
+        return self.grouped(evicted).amax(2)
 
 
-class MostUsed(Pooling):
+class MeanPooling(Compression):
+    """The mean of c rows."""
+
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
+        return self.grouped(evicted).mean(2)
+
+
+class MostUsed(Compression):
     """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
 
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        kept = evicted.shape[1] // self.rate
-        at = usage.argsort(dim=1, descending=True, stable=True)[:, :kept].sort(1).values  # (B, N/c)
-        return evicted.gather(1, at[:, :, None].expand(-1, -1, evicted.shape[2]))
+    def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:
+        _, length, width = evicted.shape
+        by_usage = usage.argsort(dim=1, descending=True, stable=True)  # (B, N)
+        kept = by_usage[:, : length // self.rate].sort(1).values  # (B, N/c)
+        return evicted.gather(1, kept[:, :, None].expand(-1, -1, width))
 
 
-class Conv(Declared):
-    """A convolution with kernel and stride c: every c rows are concatenated and multiplied by one matrix."""
+class Conv(Compression):
+    """A convolution with kernel and stride c: c rows are concatenated, then one matrix."""
 
-    def __init__(self, config: Config):
-        super().__init__()
-        self.rate = config.compression_rate
-        self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
-        self.decoder = decoder(config)  # (cD, D)
+    def declare_weights(self, width: int) -> None:
+        self.weight = parameter(width, self.rate * width)  # (D, cD)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        return functional.linear(evicted.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
+        return functional.linear(self.grouped(evicted).flatten(2), self.weight)
 
 
-class DilatedConv(Declared):
-    """A convolution with kernel 2 and a ReLU for each dilation, then a convolution with kernel and stride c."""
+class DilatedConv(Compression):
+    """A convolution with kernel 2 and a ReLU for each dilation, then a Conv."""
 
-    def __init__(self, config: Config):
-        super().__init__()
-        self.rate, self.dilations = config.compression_rate, config.dilations
-        for dilation in self.dilations:
-            self.register_parameter(
-                f"dilated_{dilation}", parameter(config.width, 2 * config.width)
-            )  # (D, 2D)
-        self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
-        self.decoder = decoder(config)  # (cD, D)
+    def declare_weights(self, width: int) -> None:
+        for dilation in self.config.dilations:
+            self.register_parameter(f"dilated_{dilation}", parameter(width, 2 * width))  # (D, 2D)
+        self.weight = parameter(width, self.rate * width)  # (D, cD)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         x = evicted
-        for dilation in self.dilations:
-            earlier = functional.pad(x, (0, 0, dilation, 0))[
-                :, : x.shape[1]
-            ]  # x_{i - dilation}, zeros before the first row
-            weight = getattr(self, f"dilated_{dilation}")
-            x = torch.relu(functional.linear(torch.cat([earlier, x], -1), weight))
-        return functional.linear(x.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
+        for dilation in self.config.dilations:
+            # x_{i - dilation}, zeros before the first row
+            earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]
+            pairs = torch.cat([earlier, x], -1)  # (B, N, 2D)
+            x = torch.relu(functional.linear(pairs, getattr(self, f"dilated_{dilation}")))
+        return functional.linear(self.grouped(x).flatten(2), self.weight)
 
 
 COMPRESSIONS = {
-    "max_pooling": Pooling,
-    "mean_pooling": Pooling,
+    "max_pooling": MaxPooling,
+    "mean_pooling": MeanPooling,
     "conv": Conv,
     "dilated_conv": DilatedConv,
     "most_used": MostUsed,
@@ -127,35 +133,39 @@ def mean_square(x: Tensor, y: Tensor) -> Tensor:
 
 
 class Layer(Recomputable):
-    """A layer (Algorithm 1): attention over [compressed memory | memory | segment], feed-forward, update of memories."""
+    """A layer (Algorithm 1): attention, feed-forward, update of memories.
+
+    Its keys are [compressed memory | memory | segment], K = C + M + N.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
-        d, h, e, f = config.width, config.heads, config.head_width, config.feed_forward
+        width = config.width
+        heads = config.heads
+        inner = heads * config.head_width
         self.config = config
-        self.query = parameter(h * e, d)  # (HE, D)
-        self.key = parameter(h * e, d)  # (HE, D)
-        self.value = parameter(h * e, d)  # (HE, D)
-        simplified = config.positions == "simplified"
-        self.query_bias = parameter(h, e) if simplified else None  # (H, E)
-        self.key_bias = (
-            parameter(h, e) if simplified else None
-        )  # (H, E), never read: softmax cancels it
-        self.value_bias = parameter(h, e) if simplified else None  # (H, E)
-        self.positions = parameter(config.max_distance + 1, e) if simplified else None  # (R, E)
-        self.distance_key = None if simplified else parameter(h * e, d)  # (HE, D), W_R
-        self.content_bias = None if simplified else parameter(h, e)  # (H, E), u
-        self.distance_bias = None if simplified else parameter(h, e)  # (H, E), v
-        self.output = parameter(d, h * e)  # (D, HE)
-        self.norm = LayerNorm(d)
-        self.mlp_hidden = parameter(f, d)  # (F, D)
-        self.mlp_hidden_bias = parameter(f)  # (F,)
-        self.mlp_output = parameter(d, f)  # (D, F)
-        self.mlp_output_bias = parameter(d)  # (D,)
-        self.mlp_norm = LayerNorm(d)
-        self.compression = (
-            COMPRESSIONS[config.compression](config) if config.compressed_memory else None
-        )
+        self.simplified = config.positions == "simplified"
+        self.query = parameter(inner, width)  # (HE, D)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.value = parameter(inner, width)  # (HE, D)
+        if self.simplified:
+            self.query_bias = parameter(heads, config.head_width)  # (H, E)
+            self.key_bias = parameter(heads, config.head_width)  # never read: softmax cancels it
+            self.value_bias = parameter(heads, config.head_width)  # (H, E)
+            self.positions = parameter(config.max_distance + 1, config.head_width)  # (R, E)
+        else:
+            self.distance_key = parameter(inner, width)  # (HE, D), W_R
+            self.content_bias = parameter(heads, config.head_width)  # (H, E), u
+            self.distance_bias = parameter(heads, config.head_width)  # (H, E), v
+        self.output = parameter(width, inner)  # (D, HE)
+        self.norm = LayerNorm(width)
+        self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
+        self.mlp_hidden_bias = parameter(config.feed_forward)  # (F,)
+        self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
+        self.mlp_output_bias = parameter(width)  # (D,)
+        self.mlp_norm = LayerNorm(width)
+        compression = COMPRESSIONS[config.compression]
+        self.compression = compression(config) if config.compressed_memory else None
 
     def forward(
         self,
@@ -166,84 +176,98 @@ class Layer(Recomputable):
         memory_only: bool = False,
         measure: bool = False,
         no_output: bool = False,
-    ) -> tuple:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
-        Returns the next layer's input, the next memory and compressed memory, the compression's loss or None, and the usage
-        (B, K) or None. memory_only: no loss; no_output: the layer's output is not needed, h is returned unchanged.
+        memory_only: the compression's loss is not needed
+        measure: each key's usage, its mean attention, is needed
+        no_output: neither the loss nor the output is needed, and h is returned unchanged
+
+        Returns the next layer's input, the next memory and compressed memory, the compression's
+        loss or None, and the usage (B, K) or None.
         """
         measure = measure or isinstance(self.compression, MostUsed)
-        projected, attended, usage = None, None, None
-        if measure or not no_output:
-            projected = self.project(h, torch.cat([compressed, memory], 1))
-            attended, usage = self.attend(*projected, self.project_distances(sinusoids), measure)
+        if no_output and not measure:
+            memory, compressed, _, _ = self.remember(h, memory, compressed, None)
+            return h, memory, compressed, None, None
+
+        # Algorithm 1, lines 5 to 11
+        query, key, value = self.project(h, torch.cat([compressed, memory], 1))
+        distance_key = self.project_distances(sinusoids)
+        attended, usage = self.attend(query, key, value, distance_key, measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
-        loss = (
-            None if memory_only or new is None else self.compression_loss(projected, evicted, new)
-        )
-        return h if no_output else self.mix(h, attended), memory, compressed, loss, usage
+
+        loss = None
+        if new is not None and not memory_only:
+            loss = self.compression_loss(query, key, value, evicted, new)
+        if not no_output:
+            h = self.mix(h, attended)  # lines 7 and 12
+        return h, memory, compressed, loss, usage
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
-        query, *segment_rows = self.project_own(h)
-        before = self.project_remembered(remembered)
-        return query, *(torch.cat(pair, 2) for pair in zip(before, segment_rows, strict=True))
+        query, own_key, own_value = self.project_own(h)
+        key, value = self.project_remembered(remembered)
+        key = torch.cat([key, own_key], 2)
+        value = torch.cat([value, own_value], 2)
+        return query, key, value
 
     def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
-        return split_heads(
-            functional.linear(h, torch.cat([self.query, self.key, self.value])),
-            self.config.heads,
-            3,
-        )
+        matrix = torch.cat([self.query, self.key, self.value])
+        query, key, value = split_heads(functional.linear(h, matrix), self.config.heads, 3)
+        return query, key, value
 
     def project_remembered(self, remembered: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
-        Separate from project_own: these rows need no gradient, so a joint product would waste work in backward.
+        Separate from project_own: these rows need no gradient, so a joint product would waste work
+        in backward.
         """
-        return split_heads(
-            functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2
-        )
+        matrix = torch.cat([self.key, self.value])
+        key, value = split_heads(functional.linear(remembered, matrix), self.config.heads, 2)
+        return key, value
 
     def project_distances(self, sinusoids: Tensor | None) -> Tensor:
-        """r from far to near, (H, K, E): W_R times sinusoids (K, D). Simplified positions are (H, R, E), all heads the same."""
+        """r from far to near: W_R times sinusoids (K, D), (H, K, E).
+
+        Simplified positions are (H, R, E), the same for all heads.
+        """
         if sinusoids is None:
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
-            return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
-        return split_heads(
-            functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1
-        )[0][0]
+            positions = self.positions[:keys].flip(0)  # as many as there are, from far to near
+            return positions.expand(self.config.heads, -1, -1)
+        rows = functional.linear(sinusoids, self.distance_key)  # (K, HE)
+        [distance_key] = split_heads(rows[None], self.config.heads, 1)
+        return distance_key[0]
 
     def biases(self) -> tuple[Tensor, Tensor]:
         """u and v (H, E); with simplified positions both are the query's bias."""
-        return (
-            (self.content_bias, self.distance_bias)
-            if self.positions is None
-            else (self.query_bias, self.query_bias)
-        )
+        if self.simplified:
+            return self.query_bias, self.query_bias
+        return self.content_bias, self.distance_bias
 
     def biased_value(self, value: Tensor) -> Tensor:
         """value (B, H, n, E) with its bias, which only simplified positions have."""
-        return value if self.positions is None else value + self.value_bias[:, None]
+        return value + self.value_bias[:, None] if self.simplified else value
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
-        given = (query, key, self.biased_value(value), distance_key, *self.biases())
+        value = self.biased_value(value)
+        given = (query, key, value, distance_key, *self.biases())
         dropout = self.config.dropout if self.training else 0.0
-        return relative_attention(*given, dropout, measure, in_values=self.positions is not None)
+        return relative_attention(*given, dropout, measure, in_values=self.simplified)
 
     def mix(self, h: Tensor, attended: Tensor) -> Tensor:
-        """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
-        a = self.norm(self.dropout(functional.linear(merge_heads(attended), self.output)) + h)
-        hidden = torch.relu(
-            functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)
-        )  # (B, N, F)
-        return self.mlp_norm(
-            self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a
-        )
+        """The next layer's input from h (B, N, D) and attended (B, H, N, E)."""
+        out = functional.linear(merge_heads(attended), self.output)
+        a = self.norm(self.dropout(out) + h)  # Algorithm 1, line 7
+        hidden = functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
+        hidden = torch.relu(hidden)
+        out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
+        return self.mlp_norm(self.dropout(out) + a)  # line 12
 
     def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 13: where dropout is)."""
@@ -251,105 +275,87 @@ class Layer(Recomputable):
 
     def remember(
         self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None
-    ) -> tuple:
-        """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two are None if C = 0."""
-        c, n = self.config, h.shape[1]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Next memory, next compressed memory, evicted (B, N, D) and new (B, N/c, D).
+
+        Without compressed memory new is None. usage (B, K) is each key's, or None.
+        """
+        length = h.shape[1]
         queue = torch.cat([memory, h], 1).detach()  # no gradient through memory
-        evicted, next_memory = queue[:, :n], queue[:, n:]
+        evicted = queue[:, :length]  # Algorithm 1, line 8
+        next_memory = queue[:, length:]  # line 10
         if self.compression is None:
-            return next_memory, compressed.detach(), None, None
-        evicted_usage = (
-            None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]
-        )  # of the evicted rows
-        new = self.compression(evicted, evicted_usage)  # (B, N/c, D)
-        next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]
-        if c.compression_loss != "bptt":
+            return next_memory, compressed.detach(), evicted, None
+
+        if usage is not None:  # that of the evicted rows, which follow the compressed ones
+            first = self.config.compressed_memory
+            usage = usage[:, first : first + length]
+        new = self.compression(evicted, usage)  # line 9
+        next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]  # line 11
+        if self.config.compression_loss != "bptt":
             next_compressed = next_compressed.detach()  # only its own loss trains the compression
         return next_memory, next_compressed, evicted, new
 
-    def compression_loss(self, projected: tuple, evicted: Tensor, new: Tensor) -> Tensor | None:
+    def compression_loss(
+        self, query: Tensor, key: Tensor, value: Tensor, evicted: Tensor, new: Tensor
+    ) -> Tensor | None:
         """The auxiliary loss that trains the compression, or None if there is none."""
         if self.config.compression_loss == "attention_reconstruction":
-            return self.attention_reconstruction(*projected, new)
-        if (
-            self.config.compression_loss == "auto_encoding"
-        ):  # the mean square of evicted - g(new) (section 3.2)
-            return mean_square(
-                functional.linear(new, self.compression.decoder).view(evicted.shape), evicted
-            )
+            return self.attention_reconstruction(query, key, value, new)
+        if self.config.compression_loss == "auto_encoding" and self.compression is not None:
+            return mean_square(self.compression.reconstructed(new), evicted)  # section 3.2
         return None
 
     def attention_reconstruction(
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
-        """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), by content alone.
+        """Algorithm 2: the mean squared difference of attention over the evicted rows and over new.
 
-        In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
-        the attention's parameters are detached.
+        It is attention by content alone. In key and value (B, H, K, E) the evicted rows follow the
+        compressed ones; new is (B, N/c, D). Only new gets gradient: query, key, value and the
+        attention's parameters are detached.
         """
-        evicted_rows = slice(
-            self.config.compressed_memory, self.config.compressed_memory + self.config.segment
-        )
+        first = self.config.compressed_memory
+        evicted = slice(first, first + self.config.segment)
         with torch.no_grad():
-            target = content_attention(query, key[:, :, evicted_rows], value[:, :, evicted_rows])
-        projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
-        out = content_attention(query.detach(), *split_heads(projected, self.config.heads, 2))
+            target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
+        matrix = torch.cat([self.key, self.value]).detach()
+        new_key, new_value = split_heads(functional.linear(new, matrix), self.config.heads, 2)
+        out = content_attention(query.detach(), new_key, new_value)
         return mean_square(out, target)
 
 
 class Compressive(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model; `config` is the reference's, which draws the initial weights from `seed`."""
 
-    Config = Config
     state_type = State
     config: Config
     sinusoids: Tensor | None  # (K, D), for Transformer-XL's positions
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
-        self.embedding = parameter(config.bands[0][1], config.width)  # (V, D), the output's too
-        widths = (config.width // config.div_value ** (i + 1) for i in range(len(config.cutoffs)))
-        self.tails = Layers(
-            Tail(stop - start, narrow, config.width)
-            for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
-        )
-        self.clusters = (
-            parameter(len(config.cutoffs), config.width) if config.cutoffs else None
-        )  # (tails, D)
+        width = config.width
+        self.embedding = parameter(config.bands[0][1], width)  # (V, D), the output's too
+        tails = []
+        for number, (start, stop) in enumerate(config.bands[1:], start=1):
+            tails.append(Tail(stop - start, width // config.div_value**number, width))
+        self.tails = Layers(tails)
+        if config.cutoffs:
+            self.clusters = parameter(len(tails), width)  # (tails, D)
         self.layers = Layers(Layer(config) for _ in range(config.layers))
-        total = config.compressed_memory + config.memory + config.segment
-        sinusoids = (
-            distance_sinusoids(total, config.width)
-            if config.positions == "transformer_xl"
-            else None
-        )
-        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (K, D)
+
+        sinusoids = None
+        if config.positions == "transformer_xl":
+            keys = config.compressed_memory + config.memory + config.segment
+            sinusoids = distance_sinusoids(keys, width)
+        self.register_buffer("sinusoids", sinusoids, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self) -> str:
-        """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
-        c = self.config
-        memories = (
-            f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
-            if c.compressed_memory
-            else c.memory
-        )
-        return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
-
-    @property
-    def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.temporal_range
-
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """The compression's parameters, if an auxiliary loss trains them and the task loss does not."""
-        if self.config.compression_loss == "bptt":
-            return []
-        compressions = (layer.compression for layer in self.layers if layer.compression is not None)
-        return [weight for compression in compressions for weight in compression.parameters()]
-
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        """The shape of each field of a State of `batch` lanes.
+
+        Raises ValueError if batch is below 1.
+        """
         c = self.config
         memory = (check_lanes(batch), c.layers, c.memory, c.width)
         compressed = (batch, c.layers, c.compressed_memory, c.width)
@@ -361,48 +367,87 @@ class Compressive(Model):
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
     def read(self, tokens: Tensor, state: State) -> Reading:
-        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens; auxiliary has a loss per layer.
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if N is not config.segment, or if the state does not fit this model and B lanes.
+        Reading.auxiliary has a compression loss per layer. Raises ValueError if N is not
+        config.segment, or if the state does not fit this model and B lanes.
         """
         hidden, state, auxiliary, _ = self._read(tokens, state)
         return Reading(hidden * self.config.width**-0.5, state, auxiliary)
 
-    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
-        """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
-        return (
-            AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
-            if self.config.cutoffs
-            else self.embedding
-        )
-
     def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
-        return self._read(tokens, state, memory_only=True)[1]
+        """The state after tokens (B, N), without logits and compression losses.
+
+        The last layer's output is not computed either.
+        """
+        _, state, _, _ = self._read(tokens, state, memory_only=True)
+        return state
 
     def usage(self, tokens: Tensor, state: State) -> Tensor:
         """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
-        return torch.stack(self._read(tokens, state, measure=True)[-1], 1)
+        _, _, _, usages = self._read(tokens, state, measure=True)
+        return torch.stack(usages, 1)
 
-    def _read(self, tokens, state, memory_only=False, measure=False):
-        """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
+    def _read(
+        self, tokens: Tensor, state: State, memory_only: bool = False, measure: bool = False
+    ) -> tuple[Tensor, State, dict[str, Tensor], list[Tensor]]:
+        """The last layer's output, the next state, auxiliary losses, the usages (B, K) measured."""
         c = self.config
         if tokens.shape[1] != c.segment:
-            raise ValueError(
-                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
-            )
+            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}"
+            raise ValueError(f"{wrong}; pad it")
         self.check_state(state, len(tokens))
-        h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
-        memories, compresseds, auxiliary, usages = [], [], {}, []
+
+        matrix = self.output_matrix()
+        if isinstance(matrix, AdaptiveSoftmax):
+            h = matrix.look_up(tokens)  # (B, N, D)
+        else:
+            h = look_up(tokens, matrix)
+        memories = []
+        compresseds = []
+        auxiliary = {}
+        usages = []
         for index, layer in enumerate(self.layers):
-            no_output = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
+            no_output = memory_only and index == len(self.layers) - 1
             h, memory, compressed, loss, usage = layer(
                 h, *remembered, self.sinusoids, memory_only, measure, no_output
             )
             memories.append(memory)
             compresseds.append(compressed)
-            usages.append(usage)
             if loss is not None:
                 auxiliary[f"layers.{index}.compression"] = loss
-        return h, State(torch.stack(memories, 1), torch.stack(compresseds, 1)), auxiliary, usages
+            if usage is not None:
+                usages.append(usage)
+        next_state = State(torch.stack(memories, 1), torch.stack(compresseds, 1))
+        return h, next_state, auxiliary, usages
+
+    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
+        """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
+        if self.config.cutoffs:
+            return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
+        return self.embedding
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """The compression's parameters, if its own loss trains them and the task loss does not."""
+        if self.config.compression_loss == "bptt":
+            return []
+        weights = []
+        for layer in self.layers:
+            if layer.compression is not None:
+                weights.extend(layer.compression.parameters())
+        return weights
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.temporal_range
+
+    def describe(self) -> str:
+        """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
+        c = self.config
+        memories = f"{c.memory}"
+        if c.compressed_memory:
+            memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
+        temporal_range = f"{c.layers} layers x ({memories}) = {c.temporal_range:,} tokens"
+        return f"temporal range {temporal_range}, and segments of {c.segment}"

@@ -188,14 +188,12 @@ def load_gpt2(path: str | Path) -> dict:
         for name in ("vocab.json", "tokenizer.json")
         if (file.parent / name).is_file()
     ]
-    data = {"data": "", "tokenizer": str(own[0].absolute()) if own else "gpt2"}
+    data = {"data": "", "tokenizer": str(own[0].absolute()) if own else "gpt2", "recall": {}}
     return {
         "model": "pretrained_recurrence",
         "model_config": dataclasses.asdict(config),
-        "training": {},
-        "data": data,
-        "recall": {},
-        "tasks": {},
+        "training_config": {},
+        "data_config": data,
         "parameters": {
             name: tensor.float().contiguous() for name, tensor in renamed(tensors, config).items()
         },

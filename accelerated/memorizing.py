@@ -1,9 +1,13 @@
 """Memorizing Transformer in PyTorch: the fast version of reference/memorizing.py.
 
-Config, parameter names, shapes and initial values are the reference's. The search is exact; the memory has no gradient.
+Tokens attend to the N tokens before them. In one layer each query also attends to the most similar
+of the last M keys: the search is exact, and the memory has no gradient.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens in a
+segment, D width, H heads of width E, F feed-forward width, L layers, M memory length.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +16,7 @@ from torch.nn import functional
 
 from accelerated.attention.heads import (
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -25,83 +30,62 @@ from accelerated.attention.sliding_window import (
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memorizing import Config, init_params
+
+KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     keys: Tensor  # (B, L, H, N, E), of the previous segment, unit length
     values: Tensor  # (B, L, H, N, E)
-    memory_keys: Tensor  # (B, H, M, E), the memory layer's, the newest last; they have no gradient
+    memory_keys: Tensor  # (B, H, M, E), the memory layer's, the newest last, without gradient
     memory_values: Tensor  # (B, H, M, E)
 
 
 def remember(memory: Tensor, rows: Tensor) -> Tensor:
-    """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), the newest last, without gradient."""
-    new = max(0, rows.shape[2] - memory.shape[2])  # the first of the rows that is kept
-    return torch.cat([memory[:, :, rows.shape[2] :], rows[:, :, new:]], 2).detach()
+    """The next memory: the last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E).
+
+    The newest stand last. It has no gradient.
+    """
+    length = rows.shape[2]
+    kept = memory[:, :, length:]
+    first = max(0, length - memory.shape[2])  # more rows than the memory holds
+    return torch.cat([kept, rows[:, :, first:]], 2).detach()
 
 
 class Layer(Recomputable):
-    """Layer `number` (from 1): local attention, mixed with what the memory layer finds, and feed-forward."""
+    """Layer `number` (from 1): local attention, in the memory layer the lookup, feed-forward."""
 
     def __init__(self, config: Config, number: int):
         super().__init__()
-        d, h, he, f = (
-            config.width,
-            config.heads,
-            config.heads * config.head_width,
-            config.feed_forward,
-        )
+        width = config.width
+        inner = config.heads * config.head_width
         self.config = config
-        self.norm = LayerNorm(d)
-        self.key = parameter(he, d)  # (HE, D)
-        self.value = parameter(he, d)  # (HE, D)
-        self.query = parameter(he, d)  # (HE, D)
-        self.scale = parameter(h)  # (H,)
-        self.position_bias = parameter(h, config.buckets)  # (H, buckets)
-        self.memory_gate = (
-            parameter(h) if number == config.memory_layer and config.memory else None
-        )  # (H,)
-        self.output = parameter(d, he)  # (D, HE)
-        self.mlp_norm = LayerNorm(d)
-        self.mlp_hidden = parameter(f, d)  # (F, D)
-        self.mlp_output = parameter(d, f)  # (D, F)
-
-    def dropout(self, x: Tensor) -> Tensor:
-        """x with entries dropped in training (decision 11: where dropout is)."""
-        return functional.dropout(x, self.config.dropout, self.training)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Key and query of unit length, and value, each (B, H, N, E)."""
-        matrices = torch.cat([self.key, self.query, self.value])
-        return project_heads(self.dropout(self.norm(x)), matrices, self.config.heads, 3)
-
-    def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
-        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
-        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
-        g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(
-            local.dtype
-        )  # (H, 1, 1)
-        return torch.lerp(local, retrieved, g)
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """x (B, N, D) with the feed-forward's output added."""
-        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
-        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+        self.looks_up = number == config.memory_layer and config.memory > 0
+        self.norm = LayerNorm(width)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.value = parameter(inner, width)  # (HE, D)
+        self.query = parameter(inner, width)  # (HE, D)
+        self.scale = parameter(config.heads)  # (H,)
+        self.position_bias = parameter(config.heads, config.buckets)  # (H, buckets)
+        if self.looks_up:
+            self.memory_gate = parameter(config.heads)  # (H,)
+        self.output = parameter(width, inner)  # (D, HE)
+        self.mlp_norm = LayerNorm(width)
+        self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
+        self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
 
     def forward(
-        self, x: Tensor, previous: tuple, memory: Memory, offset: Tensor, no_output: bool = False
-    ) -> tuple[Tensor, tuple]:
+        self,
+        x: Tensor,
+        previous: KeyValue,
+        memory: Memory,
+        offset: Tensor,
+        no_output: bool = False,
+    ) -> tuple[Tensor, KeyValue]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
@@ -109,26 +93,47 @@ class Layer(Recomputable):
         offset: what is added to the scores of local attention, (H, N, 2N)
         no_output: its output is not needed; x is returned unchanged
         """
-        dropout = self.config.dropout if self.training else 0.0
         key, query, value = self.project(x)
         if no_output:
             return x, (key, value)
-        keys, values = (
-            torch.cat([previous[0], key], 2),
-            torch.cat([previous[1], value], 2),
-        )  # (B, H, 2N, E)
-        attended = sliding_attention(
-            query * self.scale[:, None, None], keys, values, offset, dropout
-        )
-        if self.memory_gate is not None:
+
+        keys = torch.cat([previous[0], key], 2)  # (B, H, 2N, E)
+        values = torch.cat([previous[1], value], 2)
+        scaled = query * self.scale[:, None, None]
+        dropout = self.config.dropout if self.training else 0.0
+        attended = sliding_attention(scaled, keys, values, offset, dropout)
+        if self.looks_up:
             attended = self.retrieve(query, attended, memory)
-        return self.mlp(x + functional.linear(merge_heads(attended), self.output)), (key, value)
+        x = x + functional.linear(merge_heads(attended), self.output)
+        return self.mlp(x), (key, value)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Key and query of unit length, and value, each (B, H, N, E)."""
+        x = self.dropout(self.norm(x))
+        matrices = torch.cat([self.key, self.query, self.value])
+        key, query, value = project_heads(x, matrices, self.config.heads, 3)
+        return key, query, value
+
+    def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
+        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
+        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
+        g = torch.sigmoid(at_least_float32(self.memory_gate))
+        g = g[:, None, None].to(local.dtype)  # (H, 1, 1)
+        return torch.lerp(local, retrieved, g)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """x (B, N, D) with the feed-forward's output added."""
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
+        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """x with entries dropped in training (decision 11: where dropout is)."""
+        return functional.dropout(x, self.config.dropout, self.training)
 
 
 class Memorizing(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model; `config` is the reference's, which draws the initial weights from `seed`."""
 
-    Config = Config
     state_type = State
     config: Config
     in_bucket: Tensor  # (3N - 1, buckets)
@@ -139,27 +144,17 @@ class Memorizing(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(
-            config.segment, config.buckets, config.max_distance
-        )  # (3N - 1, ...)
+        sizes = (config.segment, config.buckets, config.max_distance)
+        in_bucket, mask = tables_by_distance(*sizes)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self) -> str:
-        """One line on how far back the model can look."""
-        c = self.config
-        reach = f"attention reaches {c.layers} layers x {c.segment} = {c.layers * c.segment:,} tokens back"
-        lookup = f"; layer {c.memory_layer} looks up {c.retrieved} of the last {c.memory:,} tokens"
-        return reach + lookup if c.memory else reach
-
-    @property
-    def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.layers * self.config.segment
-
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        """The shape of each field of a State of `batch` lanes.
+
+        Raises ValueError if batch is below 1.
+        """
         c = self.config
         rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
         memory = (batch, c.heads, c.memory, c.head_width)
@@ -170,52 +165,74 @@ class Memorizing(Model):
         shapes = self.state_shapes(batch)
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
     def read(self, tokens: Tensor, state: State) -> Reading:
-        """Read a segment: tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if there are not N tokens, or if the state does not fit this model and B lanes.
+        Raises ValueError if there are not N tokens, or if the state does not fit this model and B
+        lanes.
         """
         hidden, state = self._read(tokens, state)
         return Reading(self.output_rows(hidden), state, {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and the last layer's own output."""
-        return self._read(tokens, state, memory_only=True)[1]
+        _, state = self._read(tokens, state, memory_only=True)
+        return state
 
-    def output_rows(self, hidden):
-        return self.final_norm(hidden) * self.config.width**-0.5
-
-    def _read(self, tokens, state, memory_only=False):
+    def _read(
+        self, tokens: Tensor, state: State, memory_only: bool = False
+    ) -> tuple[Tensor, State]:
         """The last layer's output (B, N, D) and the next state."""
-        c = self.config
-        if tokens.shape[1] != c.segment:
-            raise ValueError(
-                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
-            )
+        segment = self.config.segment
+        if tokens.shape[1] != segment:
+            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {segment}"
+            raise ValueError(f"{wrong}; pad it")
         self.check_state(state, len(tokens))
-        x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
+
+        x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
-        offsets = offsets_by_pair(
-            offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype
-        )  # (L, H, N, 2N)
-        for number, (layer, offset) in enumerate(
-            zip(self.layers, offsets.unbind(0), strict=True), start=1
-        ):
-            previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)
+        by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
+        offsets = offsets_by_pair(by_distance, segment, x.dtype)  # (L, H, N, 2N)
+        pairs = []
+        offset = offsets.unbind(0)  # of each layer
+        for index, layer in enumerate(self.layers):
+            previous = (state.keys[:, index], state.values[:, index])
+            no_output = memory_only and index == len(self.layers) - 1
+            x, pair = layer(x, previous, memory, offset[index], no_output)
             pairs.append(pair)
         return x, self.next_state(state, pairs)
 
-    def next_state(self, state, pairs):
-        """The State after a segment with these (keys, values) of each layer, which the memory layer's own join."""
-        key, value = pairs[self.config.memory_layer - 1]
-        keys, values = (
-            torch.stack(field, 1) for field in zip(*pairs, strict=True)
-        )  # (B, L, H, N, E)
-        return State(
-            keys, values, remember(state.memory_keys, key), remember(state.memory_values, value)
-        )
+    def next_state(self, state: State, pairs: list[KeyValue]) -> State:
+        """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.
+
+        The memory layer's own join the memory.
+        """
+        keys = torch.stack([key for key, _ in pairs], 1)  # (B, L, H, N, E)
+        values = torch.stack([value for _, value in pairs], 1)
+        new_keys, new_values = pairs[self.config.memory_layer - 1]
+        memory_keys = remember(state.memory_keys, new_keys)
+        memory_values = remember(state.memory_values, new_values)
+        return State(keys, values, memory_keys, memory_values)
+
+    def output_rows(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D), ready for the output matrix."""
+        return self.final_norm(hidden) * self.config.width**-0.5
+
+    def output_matrix(self) -> Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.layers * self.config.segment
+
+    def describe(self) -> str:
+        """One line on how far back the model can look."""
+        c = self.config
+        tokens = f"{c.layers} layers x {c.segment} = {self.attention_reach:,} tokens"
+        reach = f"attention reaches {tokens} back"
+        if c.memory == 0:
+            return reach
+        looked_up = f"{c.retrieved} of the last {c.memory:,} tokens"
+        return f"{reach}; layer {c.memory_layer} looks up {looked_up}"

@@ -41,7 +41,7 @@ class Case(NamedTuple):
     reference: ModuleType
     config: object
     params: dict
-    state: tuple
+    state: NamedTuple
     segments: list
 
 
@@ -105,7 +105,7 @@ def segment_of(reference: ModuleType, rows: dict) -> Segment:
     return Segment(rows["tokens"], rows["targets"], rows["scored"], rows["starts"], task)
 
 
-def inputs_of(params: dict, state: tuple) -> dict:
+def inputs_of(params: dict, state: NamedTuple) -> dict:
     """{name of the vectors: array} of all that has a gradient."""
     inputs = {f"grad/{name}": value for name, value in params.items()}
     for name, field in state._asdict().items():
@@ -289,7 +289,7 @@ def advice(case: Case, name: str, calls: list[Call]) -> str:
     """Where to look if the gradient of this name is wrong."""
     kind, _, parameter = name.partition("/")
     path = path_to(calls, parameter) if kind == "grad" else []
-    file = f"reference/{Path(case.reference.__file__).name}"
+    file = f"reference/{Path(inspect.getfile(case.reference)).name}"
     if not path:
         return f"look at backward in {file}, and at what each layer returns for the incoming state"
     *callers, last = path

@@ -10,7 +10,8 @@ layers the model is Figure 1b, which reads s_t itself.
 
 `slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the
 whole model, from (tokens, state) to (logits, next state); `memory_replay` trains it. Each backward
-stands below its forward. `grads` and `d..._params` are gradients of parameters, {name: array}.
+stands below its forward. `params` are all parameters, {dotted name: array}, and `p` those of one
+part, without its prefix; `grads` and `d..._params` are gradients of parameters by name.
 
 Glossary of step t: code symbol, meaning, symbol, shape
     tokens            token ids of one segment of N tokens              s_t        (B, N)
@@ -634,7 +635,8 @@ def by_key_backward(dout, cache):
     index, distances = cache
     out = np.zeros((*dout.shape[:3], distances))
     for query, row in enumerate(index):
-        np.add.at(out[:, :, query], np.s_[:, :, row], dout[:, :, query])
+        for key, distance in enumerate(row):
+            out[:, :, query, distance] += dout[:, :, query, key]
     return out
 
 

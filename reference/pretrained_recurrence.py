@@ -1,24 +1,28 @@
-"""Adding Recurrence to Pretrained Transformers (anonymous, under review for ICLR 2021), forward and backward in NumPy.
+"""Adding Recurrence to Pretrained Transformers (anonymous, under review for ICLR 2021), in NumPy.
 
-GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector z. A
-small feed-forward network makes h_prev of z, and one layer of the next window attends to h_prev beside its own tokens. z is all
-that passes from window to window. GPT-2 and the new parameters are trained together, by back-propagation through the windows.
-A lane is one row of the batch; it reads documents one after another. vectors = 0 is exactly GPT-2.
-`forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
+GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window
+are pooled to one vector z. A small feed-forward network makes h_prev of z, and one layer of the
+next window attends to h_prev beside its own tokens. z is all that passes from window to window.
+GPT-2 and the new parameters are trained together, by back-propagation through the windows. A lane
+is one row of the batch; it reads documents one after another. vectors = 0 is exactly GPT-2.
+`forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to
+that of the incoming one. `grads` and `d..._params` are gradients of parameters, {name: array}.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens            token ids of one window                          t_1 .. t_T   (B, N), N = T except in a short last window
+    tokens            token ids of one window                        t_1 .. t_T   (B, N)
     segment, overlap  tokens of a window; those also in the previous   T, o
-    x                 a layer's input, then its output                 h^(l)        (B, N, D)
-    layer_scores      parameter; their softmax is each layer's share   alpha; w     (L,)
-    mixed             the layers' outputs, summed in those shares                   (B, N, D)
-    pooled            mixed, pooled over positions: state.pooled       z            (B, D)
-    inserted          what the network makes of pooled                 h_prev       (B, S, D), S = vectors, 1 in the paper
-    insertion_layers  the layers that see inserted                     l_ins
-    present           whether a window came before                                  (B,)
+    x                 a layer's input, then its output               h^(l)        (B, N, D)
+    layer_scores      parameter; softmax makes the layers' shares    alpha; w     (L,)
+    mixed             the layers' outputs, summed in those shares                 (B, N, D)
+    pooled            mixed, pooled over positions: state.pooled     z            (B, D)
+    inserted          what the network makes of pooled               h_prev       (B, S, D)
+    insertion_layers  the layers that see inserted                   l_ins
+    present           whether a window came before                                (B,)
 
-B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L layers, S inserted vectors.
-Layers are counted from 1, as in the paper; in the names of parameters from 0. Decisions: docs/decisions/pretrained_recurrence.md.
+N is T except in a short last window. B batch (lanes), D width (the paper's k), H heads, E head
+width, F feed-forward width, V vocabulary, L layers, S inserted vectors (1 in the paper). Layers are
+counted from 1, as in the paper; in the names of parameters from 0.
+Decisions: docs/decisions/pretrained_recurrence.md.
 """
 
 import math
@@ -48,7 +52,8 @@ class Config:
         vectors: S, vectors inserted into the next window; 0 gives plain GPT-2
         insertion_layers: layers at which the vectors are inserted, counted from 1
         pooling: how a window's positions become one vector: mean, max or attention
-        pool: which positions are pooled: all, or (advance) only those that the next window does not read
+        pool: which positions are pooled: all, or (advance) only those that the next window does
+            not read
         pool_final_norm: pool the last layer's output after the final norm
         module_layers: hidden layers of the network that makes the vectors
         module_width: width of that network's hidden layers
@@ -89,12 +94,14 @@ class State(NamedTuple):
 
 
 # ----------------------------------------------------------------------------
-# the method: pool a window to z, make h_prev of it, attend to h_prev in the next window; start here
+# the method: pool a window to z, make h_prev of it, attend to it in the next window; start here
 def pool_forward(p, config, outputs):
     """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
-    length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
-    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])
-    pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
+    length = outputs.shape[2]
+    rows = pooled_rows(config, length)
+    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])  # (B, rows, D)
+    pool_positions_forward, _ = POOLINGS[config.pooling]
+    pooled, pooling_cache = pool_positions_forward(p, mixed)
     return pooled, (length, mix_cache, pooling_cache)
 
 
@@ -102,21 +109,20 @@ def pool_forward(p, config, outputs):
 def pool_backward(config, dpooled, cache):
     """Gradients of outputs and of the parameters."""
     length, mix_cache, pooling_cache = cache
-    dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
-    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
-    doutputs = np.pad(dpart, ((0, 0), (0, 0), (0, length - dpart.shape[2]), (0, 0)))  # (L, B, N, D)
-    return doutputs, grads | {"layer_scores": dlayer_scores}
-
-
-def pooled_rows(config, length):
-    """How many of a window's positions are pooled, from the first on (decision 8: all by default)."""
-    return length if config.pool == "all" else max(1, length - config.overlap)
+    _, pool_positions_backward = POOLINGS[config.pooling]
+    dmixed, grads = pool_positions_backward(dpooled, pooling_cache)
+    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L,), (L, B, rows, D)
+    not_pooled = (0, length - dpart.shape[2])
+    doutputs = np.pad(dpart, ((0, 0), (0, 0), not_pooled, (0, 0)))  # (L, B, N, D)
+    grads["layer_scores"] = dlayer_scores
+    return doutputs, grads
 
 
 def mix_forward(layer_scores, outputs):
-    """The layers' outputs (L, B, N, D), summed in the shares that softmax makes of layer_scores (L,); (B, N, D)."""
+    """The sum (B, N, D) of the layers' outputs (L, B, N, D), in shares by layer_scores (L,)."""
     shares, _ = softmax_forward(layer_scores)  # w of Eq. 1
-    return np.tensordot(shares, outputs, 1), (shares, outputs)  # Eq. 1's sum over l
+    mixed = np.tensordot(shares, outputs, 1)  # Eq. 1's sum over l
+    return mixed, (shares, outputs)
 
 
 # m = sum_l w_l h_l, w = softmax(alpha): dalpha = softmax'(dw), dw_l = h_l·dm, dh_l = w_l dm
@@ -124,7 +130,9 @@ def mix_backward(dmixed, cache):
     """Gradients of layer_scores, which sum to zero, and of outputs."""
     shares, outputs = cache
     dshares = np.tensordot(outputs, dmixed, 3)  # (L, B, N, D) and (B, N, D) -> (L,)
-    return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
+    dlayer_scores = softmax_backward(dshares, shares)
+    doutputs = shares[:, None, None, None] * dmixed
+    return dlayer_scores, doutputs
 
 
 def mean_over_positions_forward(p, mixed):
@@ -134,51 +142,44 @@ def mean_over_positions_forward(p, mixed):
 
 # z = sum_i m_i / rows: dm_i = dz / rows
 def mean_over_positions_backward(dpooled, shape):
-    return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
+    """Gradients of mixed and, as there are none, of no parameters."""
+    dmixed = np.broadcast_to(dpooled[:, None] / shape[1], shape)
+    return dmixed, {}
 
 
 def module_forward(p, config, pooled):
     """h_prev: z (B, D) through the feed-forward network, (B, S, D) (3.1)."""
-    hidden, caches = pooled, []
+    hidden = pooled
+    caches = []
     for layer in range(1, config.module_layers + 1):
         before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
         hidden, gelu_cache = gelu_forward(before)
         caches.append((affine_cache, gelu_cache))
-    inserted, output_cache = affine_forward(p, "inserted", hidden)
-    return inserted.reshape(len(pooled), config.vectors, config.width), (caches, output_cache)
+    flat, output_cache = affine_forward(p, "inserted", hidden)  # (B, SD)
+    inserted = flat.reshape(len(pooled), config.vectors, config.width)
+    return inserted, (caches, output_cache)
 
 
-# h_prev = W_out gelu(.. gelu(W_1 z + b_1) ..) + b_out: dz and the weights' gradients from the last matrix to the first
+# h_prev = W_out gelu(.. gelu(W_1 z + b_1) ..) + b_out: from the last matrix to the first
 def module_backward(dinserted, cache):
     """Gradients of z and of the parameters."""
     caches, output_cache = cache
-    dhidden, grads = affine_backward(dinserted.reshape(len(dinserted), -1), output_cache)
+    dflat = dinserted.reshape(len(dinserted), -1)
+    dhidden, grads = affine_backward(dflat, output_cache)
     for affine_cache, gelu_cache in reversed(caches):
-        dhidden, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), affine_cache)
-        grads |= dweights
+        dbefore = gelu_backward(dhidden, gelu_cache)
+        dhidden, dlayer_params = affine_backward(dbefore, affine_cache)
+        grads |= dlayer_params
     return dhidden, grads
 
 
-def gelu_forward(x):
-    """GPT-2's approximation of GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    return 0.5 * x * (1 + curve), (x, curve)
-
-
-# y = x/2 (1 + t), t = tanh(u), u = c (x + a x^3): dx = dy/2 (1 + t + x (1 - t^2) u'), u' = c (1 + 3 a x^2)
-def gelu_backward(dy, cache):
-    x, curve = cache
-    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
-
-
 def window_attention_forward(p, config, x, inserted, present, rng):
-    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
-    (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
-    mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
-    out, attention_cache = masked_attention_forward(
-        query, key, value, mask, config.dropout, rng
-    )  # decision 10: also the slot
+    """x (B, N, D) plus what its tokens find in inserted (B, S, D), if any, and in x (Figure 2)."""
+    query, key, value, projections_cache = window_projections_forward(p, config, x, inserted)
+    vectors = key.shape[2] - query.shape[2]  # S, or 0 without
+    mask = window_mask(x.shape[1], vectors, present)
+    # decision 10: dropout of the weights, the slot's too
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
@@ -189,63 +190,62 @@ def window_attention_backward(config, dy, cache):
     """Gradients of x, of inserted (B, S, D) and of the parameters."""
     projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(
-        split_heads(dout, config.heads), attention_cache
+    dout = split_heads(dout, config.heads)
+    dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
+    dsource, dprojection_params = window_projections_backward(
+        dquery, dkey, dvalue, projections_cache
     )
-    dsource, dprojections = window_projections_backward(dquery, dkey, dvalue, projections_cache)
-    vectors = dsource.shape[1] - dy.shape[1]
-    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dprojections
+    grads |= dprojection_params
+    vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
+    return dy + dsource[:, vectors:], dsource[:, :vectors], grads
 
 
 def window_projections_forward(p, config, x, inserted):
-    """Query of x (B, N, D); key and value of x and inserted (B, S, D), if any: "301 inputs, 300 outputs" (3.1)."""
+    """Query of x (B, N, D); key and value of inserted (B, S, D), if any, and x, by head.
+
+    "301 inputs, 300 outputs" (3.1): query (B, H, N, E), key and value (B, H, S + N, E).
+    """
     # decision 4: before the norm, without position, query and residual
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
     normal, norm_cache = layer_norm_forward(p, "norm", source)
     query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
     key, key_cache = affine_forward(p, "key", normal)
     value, value_cache = affine_forward(p, "value", normal)
-    parts = [
-        split_heads(part, config.heads) for part in (query, key, value)
-    ]  # (B, H, N or S + N, E)
-    return parts, (norm_cache, query_cache, key_cache, value_cache)
+    query = split_heads(query, config.heads)
+    key = split_heads(key, config.heads)
+    value = split_heads(value, config.heads)
+    return query, key, value, (norm_cache, query_cache, key_cache, value_cache)
 
 
-# n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n: dn = dk W_k + dv W_v, plus dq W_q at x's positions
+# n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n:
+# dn = dk W_k + dv W_v, plus dq W_q at x's positions
 def window_projections_backward(dquery, dkey, dvalue, cache):
     """Gradients of source (B, S + N, D) and of the parameters."""
     norm_cache, query_cache, key_cache, value_cache = cache
-    dqueries, grads = affine_backward(merge_heads(dquery), query_cache)
+    dnormal_by_query, grads = affine_backward(merge_heads(dquery), query_cache)  # (B, N, D)
     # decision 13: exactly zero for the bias
-    dkeys, dkey_weights = affine_key_backward(merge_heads(dkey), key_cache)
-    dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
-    dnormal = dkeys + dvalues
-    dnormal[:, -dqueries.shape[1] :] += dqueries
-    dsource, dnorm = layer_norm_backward(dnormal, norm_cache)
-    return dsource, grads | dkey_weights | dvalue_weights | dnorm
+    dnormal_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
+    dnormal_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    dnormal = dnormal_by_key + dnormal_by_value  # (B, S + N, D)
+    dnormal[:, -dnormal_by_query.shape[1] :] += dnormal_by_query
+    dsource, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    grads |= dkey_params | dvalue_params | dnorm_params
+    return dsource, grads
 
 
 def window_mask(length, vectors, present):
-    """Which of [inserted | tokens] each token sees, (B, 1, N, S + N): inserted if a window came before, and no later token."""
+    """Which of [inserted | tokens] each token sees, (B, 1, N, S + N).
+
+    It sees inserted if a window came before, and no later token. S is 0 at layers without
+    insertion; plain GPT-2's present is (B, 0).
+    """
+    batch = len(present)
+    # decision 5: no slot in a first window
+    slots = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
     causal = np.tril(np.ones((length, length), bool))
-    # decision 5: no slot in a first window. S is 0 at layers without insertion; plain GPT-2's present is (B, 0)
-    slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
-    return np.concatenate(
-        [slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1
-    )[:, None]
-
-
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
-    return by_head.transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+    tokens = np.broadcast_to(causal, (batch, length, length))
+    mask = np.concatenate([slots, tokens], axis=-1)
+    return mask[:, None]
 
 
 # ----------------------------------------------------------------------------
@@ -258,99 +258,113 @@ def initial_state(params, config, batch):
 
 
 def forward(params, config, tokens, state, rng=None):
-    """Read one window.
+    """Read one window: logits (B, N, V), the next state, the cache for `backward`.
 
-    tokens (B, N) are ids below V, 1 <= N <= config.segment, and the previous window, if any, has read the first config.overlap of
-    them too. state comes from `initial_state` or the previous window; rng turns dropout on. Returns logits (B, N, V), where
-    position i predicts token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
+    tokens (B, N) are ids below V, 1 <= N <= config.segment, and the previous window, if any, has
+    read the first config.overlap of them too. state comes from `initial_state` or the previous
+    window; rng turns dropout on. Position i of the logits predicts token i + 1. Raises ValueError
+    for another N.
     """
-    if not 1 <= tokens.shape[1] <= config.segment:
+    length = tokens.shape[1]
+    if not 1 <= length <= config.segment:
         raise ValueError(
-            f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment"
+            f"a window of {length} tokens; it must have 1 to {config.segment}, the segment"
         )
-    inserted, module_cache, module = None, None, subtree(params, "module.")
-    if config.vectors:
-        inserted, module_cache = module_forward(
-            module, config, state.pooled
-        )  # a first window's too: the mask hides it
-    x = (
-        params["embedding"][tokens] + params["positions"][: tokens.shape[1]]
-    )  # decision 1: positions from 0 in every window
+    module = subtree(params, "module.")
+    inserted = None
+    module_cache = None
+    if config.vectors:  # in a first window too, where the mask hides them
+        inserted, module_cache = module_forward(module, config, state.pooled)
+
+    positions = params["positions"][:length]  # decision 1: positions from 0 in every window
+    x = params["embedding"][tokens] + positions
     x, dropout_mask = dropout_forward(x, config.dropout, rng)
-    outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
+    outputs, layer_caches = layers_forward(params, config, x, inserted, state.present, rng)
     hidden, norm_cache = layer_norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
-    next_state, pool_cache = state, None
+
+    next_state = state
+    pool_cache = None
     if config.vectors:
         last = hidden if config.pool_final_norm else outputs[-1]  # decision 2: raw unless asked
-        pooled, pool_cache = pool_forward(
-            module, config, np.concatenate([outputs[:-1], last[None]])
-        )
+        outputs = np.concatenate([outputs[:-1], last[None]])
+        pooled, pool_cache = pool_forward(module, config, outputs)
         next_state = State(pooled, np.ones(len(tokens), bool))
-    return (
-        logits,
-        next_state,
-        ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache),
-    )
+    cache = (tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache)
+    return logits, next_state, cache
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state; dnext_state None stops the gradient at the window's end."""
-    (tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache = cache
+    """Gradients of the parameters and of the incoming state.
+
+    dnext_state None stops the gradient at the window's end.
+    """
+    tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache = cache
+    grads = {}
     dhidden, dembedding = linear_backward(dlogits, output_cache)
-    doutputs, grads = np.zeros((config.layers, *dhidden.shape)), {}
+    doutputs = np.zeros((config.layers, *dhidden.shape))  # (L, B, N, D)
     if config.vectors and dnext_state is not None:
-        doutputs, dpool = pool_backward(config, dnext_state.pooled, pool_cache)
-        grads |= prefixed("module.", dpool)
+        doutputs, dpool_params = pool_backward(config, dnext_state.pooled, pool_cache)
+        grads |= prefixed("module.", dpool_params)
         if config.pool_final_norm:
             dhidden = dhidden + doutputs[-1]
             doutputs[-1] = 0
-    dlast, dnorm = layer_norm_backward(dhidden, norm_cache)
+    dlast, dnorm_params = layer_norm_backward(dhidden, norm_cache)
+    grads |= dnorm_params
     doutputs[-1] += dlast
-    dx, dinserted, dlayers = layers_backward(config, doutputs, caches)
-    dstate = initial_state(params, config, len(tokens))
-    if config.vectors:
-        dpooled, dmodule = module_backward(dinserted, module_cache)
-        dstate = dstate._replace(pooled=dpooled)
-        grads |= prefixed("module.", dmodule)
+
+    dx, dinserted, dlayer_params = layers_backward(config, doutputs, layer_caches)
+    grads |= dlayer_params
     dx = dropout_backward(dx, dropout_mask)
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    dpositions = np.pad(
-        dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0))
-    )  # none for positions after N
-    grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
+    not_read = (0, config.max_positions - tokens.shape[1])
+    grads["embedding"] = dembedding
+    grads["positions"] = np.pad(dx.sum(0), (not_read, (0, 0)))
+
+    dstate = initial_state(params, config, len(tokens))
+    if config.vectors:
+        dpooled, dmodule_params = module_backward(dinserted, module_cache)
+        dstate = dstate._replace(pooled=dpooled)
+        grads |= prefixed("module.", dmodule_params)
+    zeros = {name: np.zeros_like(value) for name, value in params.items()}
+    return zeros | grads, dstate
 
 
 def layers_forward(params, config, x, inserted, present, rng):
     """All layers over x (B, N, D); returns their outputs (L, B, N, D)."""
-    outputs, caches = [], []
+    outputs = []
+    caches = []
     for layer in range(1, config.layers + 1):
+        p = subtree(params, f"layers.{layer - 1}.")
         own = inserted if layer in config.insertion_layers else None
-        x, cache = layer_forward(
-            subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng
-        )
+        x, cache = layer_forward(p, config, x, own, present, rng)
         outputs.append(x)
         caches.append(cache)
     return np.stack(outputs), caches
 
 
 def layers_backward(config, doutputs, caches):
-    """Gradients of x, of inserted (None if there was none) and of the parameters, from those of all layers' outputs."""
-    dx, dinserted, grads = 0.0, None, {}
-    for layer in reversed(range(1, config.layers + 1)):
-        dx, dslots, dlayer = layer_backward(
-            config, dx + doutputs[layer - 1], caches[layer - 1]
-        )  # decision 6: z's gradient too
-        if dslots.shape[1]:
-            dinserted = (
-                dslots if dinserted is None else dinserted + dslots
-            )  # decision 9: every layer sees the same vectors
-        grads |= prefixed(f"layers.{layer - 1}.", dlayer)
+    """Gradients of x, of inserted and of the parameters, from those of all layers' outputs.
+
+    That of inserted is None if there was none.
+    """
+    dx = np.zeros(doutputs.shape[1:])  # (B, N, D)
+    dinserted = None
+    grads = {}
+    for layer in reversed(range(config.layers)):
+        dx = dx + doutputs[layer]  # decision 6: z's gradient too
+        dx, dslots, dlayer_params = layer_backward(config, dx, caches[layer])
+        grads |= prefixed(f"layers.{layer}.", dlayer_params)
+        saw_inserted = dslots.shape[1] > 0
+        if saw_inserted and dinserted is None:
+            dinserted = dslots
+        elif saw_inserted:
+            dinserted = dinserted + dslots  # decision 9: every layer sees the same vectors
     return dx, dinserted, grads
 
 
 def layer_forward(p, config, x, inserted, present, rng):
+    """The layer's output (B, N, D): attention, then feed-forward."""
     x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
     x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, mlp_cache)
@@ -360,8 +374,8 @@ def layer_backward(config, dx, cache):
     """Gradients of x, of inserted and of the parameters."""
     attention_cache, mlp_cache = cache
     dx, grads = gelu_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention
+    dx, dinserted, dattention_params = window_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention_params
 
 
 def gelu_mlp_forward(p, config, x, rng):
@@ -375,17 +389,20 @@ def gelu_mlp_forward(p, config, x, rng):
 
 
 def gelu_mlp_backward(dy, cache):
+    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
-    return dy + dx, grads | dweights | dnorm
+    dbefore = gelu_backward(dhidden, gelu_cache)
+    dnormal, dhidden_params = affine_backward(dbefore, hidden_cache)
+    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    grads |= dhidden_params | dnorm_params
+    return dy + dx, grads
 
 
 # ----------------------------------------------------------------------------
 # through segments: a document in windows, its loss and gradients, and continuations
 class Window(NamedTuple):
-    """A part of a document that is read at once; only the predictions at its scored positions count."""
+    """A part of a document that is read at once; only predictions at scored positions count."""
 
     tokens: np.ndarray  # (B, N)
     targets: np.ndarray  # (B, N)
@@ -393,17 +410,23 @@ class Window(NamedTuple):
 
 
 def windows_of(config, document):
-    """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
+    """The Windows of a document (B, n), all lanes alike.
 
-    A window begins T - o tokens after the previous one, which has already scored its first o predictions.
+    Every token after the first is scored once, in order (4.2). A window begins T - o tokens after
+    the previous one, which has already scored its first o predictions.
     """
-    length = document.shape[1]
-    count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
+    predictions = document.shape[1] - 1
+    if predictions < 1:
+        return []
+    beyond_the_first = max(0, predictions - config.segment)
+    count = 1 + math.ceil(beyond_the_first / config.stride)
     windows = []
     for start in range(0, count * config.stride, config.stride):
-        stop = min(start + config.segment, length - 1)  # decision 7: the last window is short
-        scored = np.arange(stop - start) >= (config.overlap if start else 0)
-        tokens, targets = document[:, start:stop], document[:, start + 1 : stop + 1]
+        stop = min(start + config.segment, predictions)  # decision 7: the last window is short
+        tokens = document[:, start:stop]
+        targets = document[:, start + 1 : stop + 1]
+        scored_before = config.overlap if start else 0
+        scored = np.arange(stop - start) >= scored_before  # (N,)
         windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
     return windows
 
@@ -419,64 +442,77 @@ def count_scored(segments):
 
 
 def loss_and_gradients(params, config, windows, seed=None):
-    """Mean loss of a document's scored tokens, its gradients through all windows, and all states read."""
-    states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
-    loss, caches = 0.0, []
+    """Mean loss of a document's scored tokens, its gradients through all windows, states read."""
+    count = count_scored(windows)
+    states = [initial_state(params, config, len(windows[0].tokens))]
+    loss = 0.0
+    caches = []
     for t, window in enumerate(windows):
-        logits, state, cache = forward(
-            params, config, window.tokens, states[-1], segment_rng(seed, t)
-        )
+        rng = segment_rng(seed, t)
+        logits, state, cache = forward(params, config, window.tokens, states[-1], rng)
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
         loss += part
         states.append(state)
         caches.append((cache, loss_cache))
-    grads, dstate = {}, None
+
+    grads = {}
+    dstate = None
     for cache, loss_cache in reversed(caches):
-        dparams, dstate = backward(
-            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
-        )
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
     return loss / count, grads, states[:-1]
 
 
 def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, from the z's, window by window (3.2; decision 11: z alone is stored)."""
-    states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
-    loss, grads, dstate = 0.0, {}, None
+    """The same loss and gradients, from the z's, window by window (3.2).
+
+    decision 11: z alone is stored; on the way back each window is computed again.
+    """
+    count = count_scored(windows)
+    states = [initial_state(params, config, len(windows[0].tokens))]
     for t, window in enumerate(windows[:-1]):
-        states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
-    for t, window in reversed(list(enumerate(windows))):
-        logits, _, cache = forward(
-            params, config, window.tokens, states.pop(), segment_rng(seed, t)
-        )
+        rng = segment_rng(seed, t)
+        _, state, _ = forward(params, config, window.tokens, states[-1], rng)
+        states.append(state)
+
+    loss = 0.0
+    grads = {}
+    dstate = None
+    for t in reversed(range(len(windows))):
+        window = windows[t]
+        rng = segment_rng(seed, t)
+        logits, _, cache = forward(params, config, window.tokens, states.pop(), rng)
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        dparams, dstate = backward(
-            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
-        )
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         loss = loss + part
         add_into(grads, dparams)
     return loss / count, grads
 
 
 def greedy_continuation(params, config, context, count):
-    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3); (B, count).
+    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3).
 
-    The context is read window by window. The continuation stands in a new window, which knows of the context by h_prev and by the
-    tokens that it begins with: the last, or the last config.overlap. Raises ValueError if that window gets too long.
+    Returns them, (B, count). The context is read window by window. The continuation stands in a new
+    window, which knows of the context by h_prev and by the tokens that it begins with: the last, or
+    the last config.overlap. Raises ValueError if that window gets too long.
     """
     state = initial_state(params, config, len(context))
-    for start in range(
-        0, context.shape[1] - config.overlap, config.stride
-    ):  # a rest of o tokens has been pooled
-        state = forward(params, config, context[:, start : start + config.segment], state)[1]
+    stop = context.shape[1] - config.overlap  # a rest of o tokens has been pooled
+    for start in range(0, stop, config.stride):
+        window = context[:, start : start + config.segment]
+        _, state, _ = forward(params, config, window, state)
     text = context[:, -max(1, config.overlap) :]  # decision 12: the last is read again
     for _ in range(count):
-        logits = forward(params, config, text, state)[0]
-        text = np.concatenate([text, logits[:, -1:].argmax(-1)], axis=1)
-    return text[:, -count:] if count else text[:, :0]
+        logits, _, _ = forward(params, config, text, state)
+        most_probable = logits[:, -1:].argmax(-1)  # (B, 1)
+        text = np.concatenate([text, most_probable], axis=1)
+    return text[:, text.shape[1] - count :]
 
 
 # ----------------------------------------------------------------------------
+# demonstration: the gradients checked, the windows computed again, a tiny text fitted
 # demonstration: the gradients checked, the windows computed again, a tiny text fitted
 def check_gradients(loss, params, grads, rng):
     """Compare grads with finite differences of loss(params), each along a random direction.
@@ -504,10 +540,10 @@ def check_gradients(loss, params, grads, rng):
 
 
 def demonstrate():
-    """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
+    """Check gradients and checkpointing, then fit a tiny text; exits with an error if one fails."""
     rng = np.random.default_rng(0)
     config = Config(
-        11,
+        vocabulary=11,
         width=12,
         layers=3,
         heads=2,
@@ -517,53 +553,66 @@ def demonstrate():
         overlap=2,
         module_width=16,
     )
-    params = {
-        name: value + 0.2 * rng.standard_normal(value.shape)
-        for name, value in init_params(config, rng).items()
-    }
+    params = init_params(config, rng)
+    params = {name: a + 0.2 * rng.standard_normal(a.shape) for name, a in params.items()}
     windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    print(
-        "GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last."
-    )
+    sharing = "windows of 6 tokens, each sharing 2 with the last"
+    print(f"GPT-2 with recurrence, {len(windows)} {sharing}.")
+
+    def loss(moved):
+        return loss_and_gradients(moved, config, windows)[0]
+
     _, grads, _ = loss_and_gradients(params, config, windows)
-    check_gradients(lambda moved: loss_and_gradients(moved, config, windows)[0], params, grads, rng)
-    _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
-    _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
-    apart = max(
-        np.abs(exact[name] - again[name]).max() / np.abs(grad).max()
-        for name, grad in exact.items()
-        if grad.any()
-    )
-    print(
-        f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n"
-    )
+    check_gradients(loss, params, grads, rng)
+    check_checkpointed(params, replace(config, dropout=0.2), windows)
+    params, states = fit_windows(params, config, windows)
+
+    last = windows[-1]
+    carried = {"h_prev": states[-1], "memory cleared": initial_state(params, config, 2)}
+    for label, state in carried.items():
+        logits, _, _ = forward(params, config, last.tokens, state)
+        nats, _ = cross_entropy_forward(logits, last.targets, last.scored)
+        bits = nats / last.scored.sum() / np.log(2)
+        print(f"Last window, {label}: {bits:.3f} bits per token")
+
+
+def check_checkpointed(params, config, windows):
+    """Compare gradients of both methods; exits with an error if they differ."""
+    _, exact, _ = loss_and_gradients(params, config, windows, seed=1)
+    _, again = checkpointed(params, config, windows, seed=1)
+    errors = []
+    for name, grad in exact.items():
+        if grad.any():
+            difference = np.abs(grad - again[name]).max()
+            errors.append(difference / np.abs(grad).max())
+    apart = max(errors)
+    how = "Windows computed again from the pooled vectors alone, with dropout"
+    print(f"{how}: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:
         raise SystemExit("checkpointing disagrees with back-propagation through time")
-    print(
-        "Fitting these 36 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
-    )
+
+
+def fit_windows(params, config, windows):
+    """Fit the windows in 200 steps by the gradients' signs; prints some of the losses.
+
+    Returns the parameters and the states that the last step has read.
+    """
+    what = "these 36 predictions of random tokens by the gradients' signs"
+    print(f"Fitting {what} (there is nothing to learn but the text):")
+    uniform = np.log2(config.vocabulary)
+    states = []
     for step in range(1, 201):
         loss, grads, states = loss_and_gradients(params, config, windows)
-        params = {
-            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
-        }
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
-            print(
-                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})"
-            )
-    last, count = windows[-1], windows[-1].scored.sum()
-    for label, state in (
-        ("h_prev", states[-1]),
-        ("memory cleared", initial_state(params, config, 2)),
-    ):
-        nats, _ = cross_entropy_forward(
-            forward(params, config, last.tokens, state)[0], last.targets, last.scored
-        )
-        print(f"Last window, {label}: {nats / count / np.log(2):.3f} bits per token")
+            bits = loss / np.log(2)
+            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+    return params, states
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: attention, softmax, linear, norm, dropout; a first reading takes it as known
+# what every Transformer has: a first reading needs what it does, not how
 NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: GPT-2's epsilon
 
 
@@ -580,7 +629,8 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
     return out, (query, key, value, weights, dropped, dropout_mask)
 
 
-# s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
+# s = q k^T / sqrt(E), y = softmax(s) v:
+# dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
 def masked_attention_backward(dout, cache):
     """Gradients of query, key and value, exactly zero for a key that nobody sees."""
     query, key, value, weights, dropped, dropout_mask = cache
@@ -591,6 +641,19 @@ def masked_attention_backward(dout, cache):
     dkey = dscores.swapaxes(-1, -2) @ query
     dvalue = dropped.swapaxes(-1, -2) @ dout
     return dquery, dkey, dvalue
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
+    return by_head.transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
 def softmax_forward(scores):
@@ -621,6 +684,20 @@ def linear_backward(dy, cache):
     x_rows = x.reshape(-1, x.shape[-1])
     dweight = dy_rows.T @ x_rows
     return dx, dweight
+
+
+def gelu_forward(x):
+    """GPT-2's approximation of GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + curve), (x, curve)
+
+
+# y = x/2 (1 + t), t = tanh(u), u = c (x + a x^3):
+# dx = dy/2 (1 + t + x (1 - t^2) u'), u' = c (1 + 3 a x^2)
+def gelu_backward(dy, cache):
+    x, curve = cache
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
 
 
 def affine_forward(p, name, x):
@@ -729,17 +806,27 @@ def add_into(total, part):
 
 # ----------------------------------------------------------------------------
 # variants: other ways to make one vector of a window's positions; a first reading skips them
+def pooled_rows(config, length):
+    """How many positions are pooled, from the first on (decision 8: all by default)."""
+    return length if config.pool == "all" else max(1, length - config.overlap)
+
+
 def max_over_positions_forward(p, mixed):
-    """The largest value of each of the D numbers, (B, rows, D) -> (B, D); decision 9: a maximum, by feature."""
+    """The largest value of each of the D numbers, (B, rows, D) -> (B, D).
+
+    decision 9: a maximum, by feature.
+    """
     largest = mixed.argmax(1)[:, None]  # (B, 1, D)
-    return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
+    pooled = np.take_along_axis(mixed, largest, axis=1)[:, 0]
+    return pooled, (largest, mixed.shape)
 
 
 # z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
 def max_over_positions_backward(dpooled, cache):
+    """Gradients of mixed and, as there are none, of no parameters."""
     largest, shape = cache
     dmixed = np.zeros(shape)
-    np.put_along_axis(dmixed, largest, dpooled[:, None], 1)
+    np.put_along_axis(dmixed, largest, dpooled[:, None], axis=1)
     return dmixed, {}
 
 
@@ -747,16 +834,20 @@ def attention_over_positions_forward(p, mixed):
     """Positions weighted by how well they fit a learned fixed key f, (B, rows, D) -> (B, D)."""
     scale = mixed.shape[-1] ** -0.5
     weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, rows)
-    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
+    pooled = (weights[..., None] * mixed).sum(1)
+    return pooled, (p["fixed_key"], scale, mixed, weights)
 
 
-# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
+# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i:
+# ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
 def attention_over_positions_backward(dpooled, cache):
+    """Gradients of mixed and of the fixed key."""
     fixed_key, scale, mixed, weights = cache
-    dweights = (mixed * dpooled[:, None]).sum(-1)
+    dweights = (mixed * dpooled[:, None]).sum(-1)  # (B, rows)
     dscores = softmax_backward(dweights, weights) * scale
     dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
-    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
+    dfixed_key = np.tensordot(dscores, mixed, 2)
+    return dmixed, {"fixed_key": dfixed_key}
 
 
 POOLINGS = {
@@ -773,46 +864,47 @@ DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: GPT-2's own dev
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(
-        0, 0.01, (config.max_positions, config.width)
-    )  # decision 3: positions start smaller
+    d = config.width
+    params = {}
+    params["embedding"] = rng.normal(0, DEVIATION, (config.vocabulary, d))
+    # decision 3: positions start smaller
+    params["positions"] = rng.normal(0, 0.01, (config.max_positions, d))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
-    params |= prefixed("final_norm.", init_norm(config.width))
-    return params | (prefixed("module.", init_module(config, rng)) if config.vectors else {})
+    params |= prefixed("final_norm.", init_norm(d))
+    if config.vectors:
+        params |= prefixed("module.", init_module(config, rng))
+    return params
 
 
 def init_layer(config, rng):
-    d, residual = (
-        config.width,
-        DEVIATION / math.sqrt(2 * config.layers),
-    )  # decision 3: what writes to the residual stream
+    """A layer of GPT-2."""
+    d = config.width
+    f = config.feed_forward
+    residual = DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual
     p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
     for name in ("query", "key", "value"):
         p |= init_gpt2(rng, name, d, d)
-    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(
-        rng, "mlp_hidden", config.feed_forward, d
-    )
-    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
+    p |= init_gpt2(rng, "output", d, d, residual)
+    p |= init_gpt2(rng, "mlp_hidden", f, d)
+    p |= init_gpt2(rng, "mlp_output", d, f, residual)
+    return p
 
 
 def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
+    """A matrix from a normal distribution, and a bias of zeros."""
     return {name: rng.normal(0, deviation, (fan_out, fan_in)), f"{name}_bias": np.zeros(fan_out)}
 
 
 def init_module(config, rng):
     """The recurrence module: all that is added to GPT-2."""
-    p, fan_in = (
-        {"layer_scores": np.zeros(config.layers)},
-        config.width,
-    )  # decision 2: equal shares at first
+    p = {"layer_scores": np.zeros(config.layers)}  # decision 2: equal shares at first
     if config.pooling == "attention":
         p["fixed_key"] = np.zeros(config.width)  # decision 9: starts at zero
+    fan_in = config.width
     for layer in range(1, config.module_layers + 1):
-        p |= init_affine(
-            rng, f"hidden_{layer}", config.module_width, fan_in
-        )  # decision 3: variance 1 / fan_in
+        # decision 3: variance 1 / fan_in
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
         fan_in = config.module_width
     return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
 
@@ -845,40 +937,48 @@ POOLS = ("all", "advance")
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name, kind in Config.__annotations__.items():
+        value = getattr(config, name)
         least = 0 if name in ("vectors", "module_layers") else 1
-        if kind is int and name != "overlap" and getattr(config, name) < least:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    width, heads, t, o, rate = (
-        config.width,
-        config.heads,
-        config.segment,
-        config.overlap,
-        config.dropout,
-    )
-    numbers, layers = (
-        config.insertion_layers if config.vectors else (1,),
-        config.layers,
-    )  # plain GPT-2 has none
-    ascending = (
-        isinstance(numbers, tuple) and bool(numbers) and tuple(sorted(set(numbers))) == numbers
-    )
-    outside = ascending and (numbers[0] < 1 or numbers[-1] > layers)
-    refused = {
-        f"width {width} is not a multiple of heads {heads}; the nearest is {max(1, round(width / heads)) * heads}": width
-        % heads,
-        f"segment {t} is longer than the position table; max_positions is {config.max_positions}": t
-        > config.max_positions,
-        f"overlap is {o}; it must lie in 0..{t - 1} for segment {t}": not 0 <= o < t,
-        f"insertion_layers {numbers} must be a tuple, ascending, each layer once, at least one": not ascending,
-        f"insertion_layers {numbers} must lie in 1..{layers}, the layers there are": outside,
-        f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}": config.pooling
-        not in POOLINGS,
-        f"pool is {config.pool!r}; it must be one of {', '.join(POOLS)}": config.pool not in POOLS,
-        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
-    }
-    for message, wrong in refused.items():
-        if wrong:
-            raise ValueError(message)
+        if kind is int and name != "overlap" and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if config.width % config.heads:
+        nearest = max(1, round(config.width / config.heads)) * config.heads
+        raise ValueError(
+            f"width {config.width} is not a multiple of heads {config.heads}; "
+            f"the nearest is {nearest}"
+        )
+    if config.segment > config.max_positions:
+        raise ValueError(
+            f"segment {config.segment} is longer than the position table; "
+            f"max_positions is {config.max_positions}"
+        )
+    if not 0 <= config.overlap < config.segment:
+        raise ValueError(
+            f"overlap is {config.overlap}; it must lie in 0..{config.segment - 1} "
+            f"for segment {config.segment}"
+        )
+    if config.vectors:  # plain GPT-2 has no insertion layers
+        check_insertion_layers(config)
+    if config.pooling not in POOLINGS:
+        raise ValueError(f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}")
+    if config.pool not in POOLS:
+        raise ValueError(f"pool is {config.pool!r}; it must be one of {', '.join(POOLS)}")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
+
+
+def check_insertion_layers(config):
+    """Raise ValueError if the layers at which vectors are inserted are none that there are."""
+    numbers = config.insertion_layers
+    ascending = isinstance(numbers, tuple) and tuple(sorted(set(numbers))) == numbers
+    if not (ascending and numbers):
+        raise ValueError(
+            f"insertion_layers {numbers} must be a tuple, ascending, each layer once, at least one"
+        )
+    if numbers[0] < 1 or numbers[-1] > config.layers:
+        raise ValueError(
+            f"insertion_layers {numbers} must lie in 1..{config.layers}, the layers there are"
+        )
 
 
 if __name__ == "__main__":

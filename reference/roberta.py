@@ -1,14 +1,18 @@
-"""RoBERTa with recurrence for question answering (Adding Recurrence to Pretrained Transformers, 5.4), in NumPy.
+"""RoBERTa with recurrence for question answering (Adding Recurrence ..., 5.4), in NumPy.
 
-An encoder reads at most 512 tokens. A question and what it asks about may have more: each window begins with the question and
-goes on with the next part of the text. The final layer's outputs over a window are averaged, a small network makes one vector of
-the average, and layer 2 of the next window attends to that vector beside its own tokens. The answer is a span of the text, yes,
-or no: every token has a logit to be the span's start and one to be its end, and which of the three it is, is read from the
-[CLS] token's outputs, of which the maximum over all windows is taken.
-`forward` maps (tokens, state) to (outputs, next state), `backward` the gradient of the next state to that of the incoming one.
+The paper is Adding Recurrence to Pretrained Transformers. An encoder reads at most 512 tokens. A
+question and what it asks about may have more: each window begins with the question and goes on with
+the next part of the text. The final layer's outputs over a window are averaged, a small network
+makes one vector of the average, and layer 2 of the next window attends to that vector beside its
+own tokens. The answer is a span of the text, yes, or no. Every token has a logit to be the span's
+start and one to be its end. Which of the three it is, is read from the [CLS] token's outputs, of
+which the maximum over all windows is taken.
+`forward` maps (tokens, state) to (outputs, next state), `backward` the gradient of the next state
+to that of the incoming one.
 
-The file is in the order of reading: what is new, then the encoder, `forward`. The operations that every Transformer has are those
-of pretrained_recurrence.py, the same paper's. Decisions: docs/decisions/pretrained_recurrence.md.
+The file is in the order of reading: what is new, then the encoder, `forward`. The operations that
+every Transformer has are those of pretrained_recurrence.py, the same paper's.
+Decisions: docs/decisions/pretrained_recurrence.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens      token ids of one window: [CLS] question [SEP] text [SEP]             (B, N)
@@ -18,11 +22,12 @@ Glossary: code symbol, meaning, paper symbol, shape
     inserted    what the network makes of pooled                       h_prev        (B, 1, D)
     first       the maximum over windows of the [CLS] outputs                        (B, D)
     present     whether a window came before                                         (B,)
-    spans       logits to be the span's start, and its end                           (B, 2, K N), K windows
+    spans       logits to be the span's start, and its end                           (B, 2, K N)
     kinds       logits of span, yes and no                                           (B, 3)
 
-B batch (lanes, one example each), N tokens in a window, D width, H heads, E head width, F feed-forward width, V vocabulary,
-L layers.
+B batch (lanes, one example each), N tokens in a window, K windows, D width, H heads, E head width,
+F feed-forward width, V vocabulary, L layers. `grads` and `d..._params` are gradients of parameters,
+{name: array}.
 """
 
 import math
@@ -106,20 +111,18 @@ class State(NamedTuple):
 
 
 # ----------------------------------------------------------------------------
-# the method: what a first reading is for: a window's outputs become one vector, and the next window attends to it
+# the method: a window's outputs become one vector, and the next window attends to it; start here
 def next_state_forward(state, x, readable):
-    """The State after outputs x (B, N, D) of a window; a lane whose example has ended keeps its own."""
+    """The State after outputs x (B, N, D) of a window; an example that has ended keeps its own."""
     reads = readable[:, 0]  # (B,), its [CLS]
     pooled, mean_cache = mean_of_rows_forward(x, readable)
     largest, larger_cache = larger_forward(state.first, x[:, 0])
-    first = np.where(
-        state.present[:, None], largest, x[:, 0]
-    )  # "max pool the embedding of the [CLS] token across windows"
-    kept = reads[:, None]
+    # "max pool the embedding of the [CLS] token across windows"
+    first = np.where(state.present[:, None], largest, x[:, 0])
     new = State(
-        np.where(kept, pooled, state.pooled),
-        np.where(kept, first, state.first),
-        state.present | reads,
+        pooled=np.where(reads[:, None], pooled, state.pooled),
+        first=np.where(reads[:, None], first, state.first),
+        present=state.present | reads,
     )
     return new, (reads, state.present, mean_cache, larger_cache)
 
@@ -128,16 +131,24 @@ def next_state_forward(state, x, readable):
 def next_state_backward(dnext, cache):
     """Gradients of the incoming state and of x (B, N, D)."""
     reads, present, mean_cache, larger_cache = cache
-    dpooled, dfirst = (np.where(reads[:, None], field, 0) for field in dnext[:2])
+    dpooled = np.where(reads[:, None], dnext.pooled, 0)
+    dfirst = np.where(reads[:, None], dnext.first, 0)
     dx = mean_of_rows_backward(dpooled, mean_cache)
-    dold, dlargest = larger_backward(np.where(present[:, None], dfirst, 0), larger_cache)
-    dx[:, 0] += np.where(present[:, None], dlargest, dfirst)
-    return State(dnext.pooled - dpooled, dnext.first - dfirst + dold, dnext.present), dx
+    dlargest = np.where(present[:, None], dfirst, 0)
+    dold_first, dnew_first = larger_backward(dlargest, larger_cache)
+    dx[:, 0] += np.where(present[:, None], dnew_first, dfirst)
+    dstate = State(
+        pooled=dnext.pooled - dpooled,
+        first=dnext.first - dfirst + dold_first,
+        present=dnext.present,
+    )
+    return dstate, dx
 
 
 def mean_of_rows_forward(x, counted):
     """The mean of x (B, N, D) over the rows that are counted (B, N); zero if there are none."""
-    shares = counted / np.maximum(counted.sum(1, keepdims=True), 1)  # (B, N)
+    count = np.maximum(counted.sum(1, keepdims=True), 1)  # (B, 1)
+    shares = counted / count  # (B, N)
     return (x * shares[..., None]).sum(1), shares
 
 
@@ -158,7 +169,8 @@ def larger_backward(dout, of_a):
 
 def vector_forward(p, config, pooled):
     """h_prev (B, 1, D) of z (B, D): a network with two hidden layers of 768 in the paper (5.4)."""
-    hidden, caches = pooled, []
+    hidden = pooled
+    caches = []
     for layer in range(1, config.module_layers + 1):
         before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
         hidden, gelu_cache = exact_gelu_forward(before)
@@ -172,118 +184,132 @@ def vector_backward(dinserted, cache):
     caches, output_cache = cache
     dhidden, grads = affine_backward(dinserted[:, 0], output_cache)
     for affine_cache, gelu_cache in reversed(caches):
-        dhidden, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), affine_cache)
-        grads |= dweights
+        dbefore = exact_gelu_backward(dhidden, gelu_cache)
+        dhidden, dlayer_params = affine_backward(dbefore, affine_cache)
+        grads |= dlayer_params
     return dhidden, grads
 
 
 def post_norm_attention_forward(p, config, x, inserted, mask, rng):
-    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x; then the norm."""
+    """norm(x (B, N, D) plus what its tokens find in inserted (B, S, D), if any, and in x)."""
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    made = [
-        affine_forward(p, name, rows)
-        for name, rows in (("query", x), ("key", source), ("value", source))
-    ]
-    parts = (split_heads(part, config.heads) for part, _ in made)
-    out, attention_cache = masked_attention_forward(*parts, mask, config.dropout, rng)
+    query, query_cache = affine_forward(p, "query", x)
+    key, key_cache = affine_forward(p, "key", source)
+    value, value_cache = affine_forward(p, "value", source)
+    query = split_heads(query, config.heads)  # (B, H, N, E)
+    key = split_heads(key, config.heads)  # (B, H, S + N, E)
+    value = split_heads(value, config.heads)
+
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     out, norm_cache = layer_norm_forward(p, "norm", x + out)  # RoBERTa's norm comes after the sum
-    return out, (
-        [cache for _, cache in made],
-        attention_cache,
-        output_cache,
-        dropout_mask,
-        norm_cache,
-    )
+    projection_caches = (query_cache, key_cache, value_cache)
+    return out, (projection_caches, attention_cache, output_cache, dropout_mask, norm_cache)
 
 
-# y = norm(x + W_o attention(x, [h | x])): dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
+# y = norm(x + W_o attention(x, [h | x])):
+# dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
 def post_norm_attention_backward(config, dy, cache):
     """Gradients of x, of inserted (B, S, D) and of the parameters."""
     projection_caches, attention_cache, output_cache, dropout_mask, norm_cache = cache
-    dsum, grads = layer_norm_backward(dy, norm_cache)
-    dout, doutput = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(
-        split_heads(dout, config.heads), attention_cache
-    )
     query_cache, key_cache, value_cache = projection_caches
+    dsum, grads = layer_norm_backward(dy, norm_cache)
+    dout, doutput_params = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
+    dout = split_heads(dout, config.heads)
+    dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
+
     dx, dquery_params = affine_backward(merge_heads(dquery), query_cache)
     dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
     dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    grads |= doutput_params | dquery_params | dkey_params | dvalue_params
     dsource = dsource_by_key + dsource_by_value
     vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
-    return (
-        dsum + dx + dsource[:, vectors:],
-        dsource[:, :vectors],
-        grads | doutput | dquery_params | dkey_params | dvalue_params,
-    )
+    dx = dsum + dx + dsource[:, vectors:]
+    return dx, dsource[:, :vectors], grads
 
 
 def window_keys_mask(readable, present, vectors):
-    """Which of [inserted | tokens] the tokens see, (B, 1, 1, S + N): what is readable, and [CLS], so that each sees a key."""
+    """Which of [inserted | tokens] the tokens see, (B, 1, 1, S + N).
+
+    They see what is readable, and [CLS] in any case, so that each sees a key.
+    """
     seen = readable.copy()
     seen[:, 0] = True
     slots = np.broadcast_to(present[:, None], (len(present), vectors))
-    return np.concatenate([slots, seen], axis=1)[:, None, None]
+    mask = np.concatenate([slots, seen], axis=1)  # (B, S + N)
+    return mask[:, None, None]
 
 
 # ----------------------------------------------------------------------------
 # the model: RoBERTa's encoder, and the heads that choose an answer
 def initial_state(params, config, batch):
     """What an example begins with: nothing read."""
-    return State(
-        np.zeros((batch, config.width)), np.zeros((batch, config.width)), np.zeros(batch, bool)
-    )
+    pooled = np.zeros((batch, config.width))
+    first = np.zeros((batch, config.width))
+    return State(pooled, first, present=np.zeros(batch, bool))
 
 
 def forward(params, config, tokens, readable, state, rng=None):
-    """Read one window.
+    """Read one window: outputs of the final layer (B, N, D), next state, cache for `backward`.
 
-    tokens and readable (B, N), N <= config.segment; state from `initial_state` or from the previous window; rng turns dropout on.
-    Returns the final layer's outputs (B, N, D), the next state, and the cache for `backward`. Raises ValueError for another N.
+    tokens and readable (B, N), N <= config.segment; state from `initial_state` or from the previous
+    window; rng turns dropout on. Raises ValueError for another N.
     """
-    if not 1 <= tokens.shape[1] <= config.segment:
+    length = tokens.shape[1]
+    if not 1 <= length <= config.segment:
         raise ValueError(
-            f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment"
+            f"a window of {length} tokens; it must have 1 to {config.segment}, the segment"
         )
-    inserted, module_cache = None, None
+    inserted = None
+    module_cache = None
     if config.recurrent:
         inserted, module_cache = vector_forward(subtree(params, "module."), config, state.pooled)
-    x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]
+
+    x = params["embedding"][tokens] + params["positions"][:length]
     x, norm_cache = layer_norm_forward(params, "embedding_norm", x)
     x, dropout_mask = dropout_forward(x, config.dropout, rng)
-    caches = []
+    layer_caches = []
     for layer in range(1, config.layers + 1):
+        p = subtree(params, f"layers.{layer - 1}.")
         own = inserted if layer == config.insertion_layer else None
         mask = window_keys_mask(readable, state.present, 0 if own is None else 1)
-        x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, mask, rng)
-        caches.append(cache)
+        x, cache = layer_forward(p, config, x, own, mask, rng)
+        layer_caches.append(cache)
     next_state, state_cache = next_state_forward(state, x, readable)
-    return x, next_state, ((tokens, norm_cache, dropout_mask), module_cache, caches, state_cache)
+    cache = (tokens, module_cache, norm_cache, dropout_mask, layer_caches, state_cache)
+    return x, next_state, cache
 
 
 def backward(params, config, cache, doutputs, dnext_state):
-    """Gradients of the parameters and of the incoming state, from those of the outputs (B, N, D) and of the next state."""
-    (tokens, norm_cache, dropout_mask), module_cache, caches, state_cache = cache
+    """Gradients of the parameters and of the incoming state.
+
+    They come from those of the outputs (B, N, D) and of the next state.
+    """
+    tokens, module_cache, norm_cache, dropout_mask, layer_caches, state_cache = cache
     dstate, dx = next_state_backward(dnext_state, state_cache)
-    dx, grads = dx + doutputs, {}
+    dx = dx + doutputs
+    grads = {}
     for layer in reversed(range(config.layers)):
-        dx, dslots, dlayer = layer_backward(config, dx, caches[layer])
-        grads |= prefixed(f"layers.{layer}.", dlayer)
-        if dslots.shape[1]:
-            dpooled, dmodule = vector_backward(dslots, module_cache)
+        dx, dinserted, dlayer_params = layer_backward(config, dx, layer_caches[layer])
+        grads |= prefixed(f"layers.{layer}.", dlayer_params)
+        if dinserted.shape[1]:  # the layer that saw the vector
+            dpooled, dmodule_params = vector_backward(dinserted, module_cache)
             dstate = dstate._replace(pooled=dstate.pooled + dpooled)
-            grads |= prefixed("module.", dmodule)
-    dx, dnorm = layer_norm_backward(dropout_backward(dx, dropout_mask), norm_cache)
-    dembedding, dpositions = np.zeros_like(params["embedding"]), np.zeros_like(params["positions"])
-    np.add.at(dembedding, tokens, dx)
-    dpositions[: dx.shape[1]] = dx.sum(0)
-    grads |= dnorm | {"embedding": dembedding, "positions": dpositions}
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
+            grads |= prefixed("module.", dmodule_params)
+    dx, dnorm_params = layer_norm_backward(dropout_backward(dx, dropout_mask), norm_cache)
+    grads |= dnorm_params
+
+    grads["embedding"] = np.zeros_like(params["embedding"])
+    np.add.at(grads["embedding"], tokens, dx)
+    grads["positions"] = np.zeros_like(params["positions"])
+    grads["positions"][: tokens.shape[1]] = dx.sum(0)
+    zeros = {name: np.zeros_like(value) for name, value in params.items()}
+    return zeros | grads, dstate
 
 
 def layer_forward(p, config, x, inserted, mask, rng):
+    """The layer's output (B, N, D): attention, then feed-forward, each with its norm behind."""
     x, attention_cache = post_norm_attention_forward(p, config, x, inserted, mask, rng)
     x, mlp_cache = post_norm_mlp_forward(p, config, x, rng)
     return x, (attention_cache, mlp_cache)
@@ -293,8 +319,8 @@ def layer_backward(config, dx, cache):
     """Gradients of x, of inserted and of the parameters."""
     attention_cache, mlp_cache = cache
     dx, grads = post_norm_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention = post_norm_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention
+    dx, dinserted, dattention_params = post_norm_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention_params
 
 
 def post_norm_mlp_forward(p, config, x, rng):
@@ -308,16 +334,23 @@ def post_norm_mlp_forward(p, config, x, rng):
 
 
 def post_norm_mlp_backward(dy, cache):
+    """Gradients of x and of the parameters."""
     hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache = cache
-    dsum, dnorm = layer_norm_backward(dy, norm_cache)
+    dsum, dnorm_params = layer_norm_backward(dy, norm_cache)
     dhidden, grads = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
-    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
-    return dsum + dx, grads | dweights | dnorm
+    dbefore = exact_gelu_backward(dhidden, gelu_cache)
+    dx, dhidden_params = affine_backward(dbefore, hidden_cache)
+    grads |= dhidden_params | dnorm_params
+    return dsum + dx, grads
 
 
 def exact_gelu_forward(x):
-    """x Phi(x), Phi the normal distribution's cumulative function: RoBERTa's, not GPT-2's approximation."""
-    phi = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+    """x Phi(x), Phi the normal distribution's cumulative function.
+
+    It is RoBERTa's GELU, and not GPT-2's approximation.
+    """
+    erf = np.vectorize(math.erf, otypes=[float])
+    phi = 0.5 * (1 + erf(x / math.sqrt(2)))
     return x * phi, (x, phi)
 
 
@@ -330,29 +363,36 @@ def exact_gelu_backward(dy, cache):
 def answer_forward(p, outputs, texts, first):
     """spans (B, 2, K N), -inf outside of the text, and kinds (B, 3).
 
-    outputs are the K windows' (B, N, D), texts their masks (B, N), true on tokens of the text, first the last state's (B, D).
+    outputs are the K windows' (B, N, D); texts their masks (B, N), true on tokens of the text;
+    first the last state's (B, D).
     """
-    rows, text = np.concatenate(outputs, axis=1), np.concatenate(texts, axis=1)  # (B, K N, D)
-    spans, span_cache = affine_forward(p, "span", rows)
+    lengths = [x.shape[1] for x in outputs]
+    rows = np.concatenate(outputs, axis=1)  # (B, K N, D)
+    text = np.concatenate(texts, axis=1)  # (B, K N)
+    logits, span_cache = affine_forward(p, "span", rows)  # (B, K N, 2)
+    spans = np.where(text[:, None], logits.swapaxes(1, 2), -np.inf)
     kinds, kind_cache = affine_forward(p, "kind", first)
-    return (
-        np.where(text[:, None], spans.swapaxes(1, 2), -np.inf),
-        kinds,
-        (span_cache, kind_cache, [x.shape[1] for x in outputs]),
-    )
+    return spans, kinds, (span_cache, kind_cache, lengths)
 
 
-# spans = W_s h, kinds = W_k f + b: dh = W_s^T dspans, df = W_k^T dkinds; zero where spans are -inf, because dspans is
+# spans = W_s h, kinds = W_k f + b:
+# dh = W_s^T dspans, df = W_k^T dkinds; zero where spans are -inf, because dspans is
 def answer_backward(dspans, dkinds, cache):
     """Gradients of outputs, of first and of the parameters."""
     span_cache, kind_cache, lengths = cache
     drows, grads = affine_backward(dspans.swapaxes(1, 2), span_cache)
-    dfirst, dkind = affine_backward(dkinds, kind_cache)
-    return np.split(drows, np.cumsum(lengths)[:-1], axis=1), dfirst, grads | dkind
+    dfirst, dkind_params = affine_backward(dkinds, kind_cache)
+    grads |= dkind_params
+    ends = np.cumsum(lengths)
+    doutputs = np.split(drows, ends[:-1], axis=1)
+    return doutputs, dfirst, grads
 
 
 class Answer(NamedTuple):
-    """What is asked for; start and end count the tokens of all windows one after another, and are read only of spans."""
+    """What is asked for.
+
+    start and end count the tokens of all windows one after another, and are read only of spans.
+    """
 
     kind: np.ndarray  # (B,), an index of KINDS
     start: np.ndarray  # (B,)
@@ -360,75 +400,90 @@ class Answer(NamedTuple):
 
 
 def answer_loss_forward(spans, kinds, answer):
-    """Summed over lanes: -log p of the kind and, of spans, half of those of start and end among all text of all windows."""
-    of_kind, kind_cache = cross_entropy_forward(
-        kinds[:, None], answer.kind[:, None], np.ones((len(kinds), 1), bool)
-    )
-    spans_asked = np.repeat((answer.kind == 0)[:, None], 2, axis=1)
-    places = np.where(
-        spans_asked, np.stack([answer.start, answer.end], 1), spans.argmax(-1)
-    )  # any that is not -inf
+    """-log p of the kind and, if it is a span, half of those of start and end, summed over lanes.
+
+    Start and end are chosen among all text of all windows.
+    """
+    scored = np.ones((len(kinds), 1), bool)
+    of_kind, kind_cache = cross_entropy_forward(kinds[:, None], answer.kind[:, None], scored)
+    is_span = answer.kind == KINDS.index("span")
+    spans_asked = np.repeat(is_span[:, None], 2, axis=1)  # (B, 2)
+    places = np.stack([answer.start, answer.end], axis=1)
+    not_hidden = spans.argmax(-1)  # of a lane without a span, any place that is not -inf
+    places = np.where(spans_asked, places, not_hidden)
     of_places, place_cache = cross_entropy_forward(spans, places, spans_asked)
     return of_kind + of_places / 2, (kind_cache, place_cache)
 
 
 # loss = kind + (start + end) / 2
 def answer_loss_backward(dloss, cache):
+    """Gradients of spans and of kinds."""
     kind_cache, place_cache = cache
-    return cross_entropy_backward(dloss / 2, place_cache), cross_entropy_backward(
-        dloss, kind_cache
-    )[:, 0]
+    dspans = cross_entropy_backward(dloss / 2, place_cache)
+    dkinds = cross_entropy_backward(dloss, kind_cache)[:, 0]
+    return dspans, dkinds
 
 
 # ----------------------------------------------------------------------------
 # through segments: an example's loss, back-propagated through all of its windows
 def loss_and_gradients(params, config, windows, answer, rng=None):
-    """Mean loss of a batch of examples, cut into windows [(tokens, readable, text)], and its gradients through all of them."""
-    state, outputs, caches = initial_state(params, config, len(answer.kind)), [], []
+    """Mean loss of a batch of examples, and its gradients through all windows.
+
+    windows are [(tokens, readable, text)].
+    """
+    batch = len(answer.kind)
+    state = initial_state(params, config, batch)
+    outputs = []
+    caches = []
     for tokens, readable, _ in windows:
         x, state, cache = forward(params, config, tokens, readable, state, rng)
         outputs.append(x)
         caches.append(cache)
     texts = [text for _, _, text in windows]
-    spans, kinds, answer_cache = answer_forward(
-        subtree(params, "answer."), outputs, texts, state.first
-    )
+    heads = subtree(params, "answer.")
+    spans, kinds, answer_cache = answer_forward(heads, outputs, texts, state.first)
     loss, loss_cache = answer_loss_forward(spans, kinds, answer)
-    dspans, dkinds = answer_loss_backward(1 / len(kinds), loss_cache)
+
+    dspans, dkinds = answer_loss_backward(1 / batch, loss_cache)
     doutputs, dfirst, dheads = answer_backward(dspans, dkinds, answer_cache)
     grads = prefixed("answer.", dheads)
-    dstate = State(np.zeros_like(dfirst), dfirst, state.present)
+    dstate = State(pooled=np.zeros_like(dfirst), first=dfirst, present=state.present)
     for dx, cache in zip(reversed(doutputs), reversed(caches), strict=True):
         dparams, dstate = backward(params, config, cache, dx, dstate)
         add_into(grads, dparams)
-    return loss / len(kinds), grads
+    return loss / batch, grads
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, then a question that one window alone cannot answer
+# demonstration: gradients by finite differences, then a question that needs two windows
 def two_windows(rng, batch):
-    """Examples whose first window's text says which of two tokens of the second one is the answer."""
-    clue, places = rng.integers(2, size=batch), np.array([[3, 4]] * batch)
+    """Examples whose first window says which of two tokens of the second one is the answer.
+
+    Tokens: 0 begins a window, 2 is of the question or says nothing, 3 and 4 are the clues, 5 and 6
+    the two that are chosen from.
+    """
+    lanes = np.arange(batch)
+    clue = rng.integers(2, size=batch)
+    places = np.array([[3, 4]] * batch)
     rng.permuted(places, axis=1, out=places)  # of tokens 5 and 6 in the second window
+
+    first = np.full((batch, 5), 2)
+    first[:, 0] = 0
+    first[:, 2] = 3 + clue
     second = np.full((batch, 5), 2)
-    second[:, 0], second[np.arange(batch), places[:, 0]], second[np.arange(batch), places[:, 1]] = (
-        0,
-        5,
-        6,
-    )
-    first = np.stack(
-        [np.zeros(batch, int), np.full(batch, 2), 3 + clue, np.full(batch, 2), np.full(batch, 2)], 1
-    )
-    readable, text = (
-        np.ones((batch, 5), bool),
-        np.tile([False, False, True, True, True], (batch, 1)),
-    )
-    at = 5 + places[np.arange(batch), clue]
-    return [(first, readable, text), (second, readable, text)], Answer(np.zeros(batch, int), at, at)
+    second[:, 0] = 0
+    second[lanes, places[:, 0]] = 5
+    second[lanes, places[:, 1]] = 6
+
+    readable = np.ones((batch, 5), bool)
+    text = np.tile([False, False, True, True, True], (batch, 1))
+    at = 5 + places[lanes, clue]
+    answer = Answer(kind=np.zeros(batch, int), start=at, end=at)
+    return [(first, readable, text), (second, readable, text)], answer
 
 
 def demonstrate():
-    """Check gradients against finite differences, then fit examples of two windows with and without the vector."""
+    """Check gradients against finite differences, then fit examples with and without the vector."""
     rng = np.random.default_rng(0)
     config = Config(
         vocabulary=7,
@@ -440,56 +495,64 @@ def demonstrate():
         module_width=8,
         dropout=0.0,
     )
-    params = {
-        name: value + 0.3 * rng.standard_normal(value.shape)
-        for name, value in init_params(config, rng).items()
-    }
+    params = init_params(config, rng)
+    params = {name: a + 0.3 * rng.standard_normal(a.shape) for name, a in params.items()}
     print("RoBERTa with recurrence: examples of two windows, back-propagated as one.")
     windows, answer = two_windows(rng, 3)
+
+    def loss(moved):
+        return loss_and_gradients(moved, config, windows, answer)[0]
+
     _, grads = loss_and_gradients(params, config, windows, answer)
-    check_gradients(
-        lambda moved: loss_and_gradients(moved, config, windows, answer)[0], params, grads, rng
-    )
+    check_gradients(loss, params, grads, rng)
+
     windows, answer = two_windows(rng, 16)
-    print(
-        "A clue in the first window says which of two tokens of the second one is the answer; a guess costs ln 2 = 0.693:"
-    )
-    for label, own in (
-        ("one vector from window to window", config),
-        ("disjoint windows", replace(config, recurrent=False)),
-    ):
-        trained = {
-            name: value
-            for name, value in params.items()
-            if own.recurrent or not name.startswith("module.")
-        }
-        for step in range(1, 201):
-            loss, grads = loss_and_gradients(trained, own, windows, answer)
-            trained |= {
-                name: trained[name] - 0.02 * 0.98**step * np.sign(grad)
-                for name, grad in grads.items()
-            }
-        print(f"  {label:<34}{loss:.3f} nats after {step} steps")
+    clue = "A clue in the first window says which of two tokens of the second one is the answer"
+    print(f"{clue}; a guess costs ln 2 = 0.693:")
+    nats = fit_answers(params, config, windows, answer)
+    print(f"  {'one vector from window to window':<34}{nats:.3f} nats after 200 steps")
+    without = {name: a for name, a in params.items() if not name.startswith("module.")}
+    nats = fit_answers(without, replace(config, recurrent=False), windows, answer)
+    print(f"  {'disjoint windows':<34}{nats:.3f} nats after 200 steps")
+
+
+def fit_answers(params, config, windows, answer):
+    """The loss of the last of 200 steps by the signs of the gradients."""
+    loss = np.inf
+    for step in range(1, 201):
+        loss, grads = loss_and_gradients(params, config, windows, answer)
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
+    return loss
 
 
 # ----------------------------------------------------------------------------
 # variants: the pretraining with masked tokens; a first reading skips it
 def masked_loss_and_gradients(params, config, tokens, targets, scored, rng=None):
-    """Mean loss of the masked tokens that are scored (B, N), of windows that begin anew, and its gradients: the pretraining."""
+    """The pretraining: mean loss of the masked tokens that are scored (B, N), and its gradients.
+
+    Every window begins anew.
+    """
+    count = scored.sum()
     state = initial_state(params, config, len(tokens))
-    x, state, cache = forward(params, config, tokens, np.ones(tokens.shape, bool), state, rng)
+    readable = np.ones(tokens.shape, bool)
+    x, state, cache = forward(params, config, tokens, readable, state, rng)
     logits, masked_cache = masked_forward(params, x)
     loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-    dx, grads = masked_backward(cross_entropy_backward(1 / scored.sum(), loss_cache), masked_cache)
-    dparams, _ = backward(
-        params, config, cache, dx, State(*(np.zeros_like(field) for field in state))
-    )
+
+    dlogits = cross_entropy_backward(1 / count, loss_cache)
+    dx, grads = masked_backward(dlogits, masked_cache)
+    no_gradient = State(*(np.zeros_like(field) for field in state))
+    dparams, _ = backward(params, config, cache, dx, no_gradient)
     add_into(grads, dparams)
-    return loss / scored.sum(), grads
+    return loss / count, grads
 
 
 def masked_forward(params, x):
-    """Logits (B, N, V) of what was masked, from the final layer's outputs: RoBERTa's head, whose matrix is the embedding."""
+    """Logits (B, N, V) of what was masked, from the final layer's outputs.
+
+    It is RoBERTa's head, whose matrix is the embedding.
+    """
     p = subtree(params, "masked.")
     before, hidden_cache = affine_forward(p, "hidden", x)
     hidden, gelu_cache = exact_gelu_forward(before)
@@ -503,11 +566,15 @@ def masked_backward(dlogits, cache):
     """Gradients of x and of the parameters."""
     hidden_cache, gelu_cache, norm_cache, output_cache = cache
     dnormal, dembedding = linear_backward(dlogits, output_cache)
-    dhidden, dnorm = layer_norm_backward(dnormal, norm_cache)
-    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
-    return dx, prefixed("masked.", dweights | dnorm | {"bias": dlogits.sum((0, 1))}) | {
-        "embedding": dembedding
-    }
+    dhidden, dhead_params = layer_norm_backward(dnormal, norm_cache)
+    dbefore = exact_gelu_backward(dhidden, gelu_cache)
+    dx, dhidden_params = affine_backward(dbefore, hidden_cache)
+    dhead_params |= dhidden_params
+    dhead_params["bias"] = dlogits.sum((0, 1))
+
+    grads = prefixed("masked.", dhead_params)
+    grads["embedding"] = dembedding
+    return dx, grads
 
 
 # ----------------------------------------------------------------------------
@@ -515,37 +582,37 @@ def masked_backward(dlogits, cache):
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     d = config.width
-    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, d))}
+    params = {}
+    params["embedding"] = rng.normal(0, DEVIATION, (config.vocabulary, d))
     params["positions"] = rng.normal(0, DEVIATION, (config.segment, d))
     params |= prefixed("embedding_norm.", init_norm(d))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_encoder_layer(config, rng))
-    masked = (
-        init_gpt2(rng, "hidden", d, d)
-        | prefixed("norm.", init_norm(d))
-        | {"bias": np.zeros(config.vocabulary)}
-    )
-    heads = {"span": rng.normal(0, DEVIATION, (2, d))} | init_gpt2(
-        rng, "kind", 3, d
-    )  # softmax would cancel a bias of span
-    params |= prefixed("masked.", masked) | prefixed("answer.", heads)
-    return params | (
-        prefixed("module.", init_vector_network(config, rng)) if config.recurrent else {}
-    )
+    params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d))
+    params |= prefixed("masked.norm.", init_norm(d))
+    params["masked.bias"] = np.zeros(config.vocabulary)
+    params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
+    params |= prefixed("answer.", init_gpt2(rng, "kind", len(KINDS), d))
+    if config.recurrent:
+        params |= prefixed("module.", init_vector_network(config, rng))
+    return params
 
 
 def init_encoder_layer(config, rng):
     """Parameters of a layer; every matrix begins at N(0, 0.02^2), every bias at zero."""
-    d, f = config.width, config.feed_forward
+    d = config.width
     p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
     for name in ("query", "key", "value", "output"):
         p |= init_gpt2(rng, name, d, d)
-    return p | init_gpt2(rng, "mlp_hidden", f, d) | init_gpt2(rng, "mlp_output", d, f)
+    p |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    p |= init_gpt2(rng, "mlp_output", d, config.feed_forward)
+    return p
 
 
 def init_vector_network(config, rng):
-    """The network that makes the inserted vector of the pooled one; as in the GPT-2 of this paper."""
-    p, fan_in = {}, config.width
+    """The network that makes the inserted vector of the pooled one; as in this paper's GPT-2."""
+    p = {}
+    fan_in = config.width
     for layer in range(1, config.module_layers + 1):
         p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
         fan_in = config.module_width
@@ -556,21 +623,16 @@ def init_vector_network(config, rng):
 # checks: what a Config must be; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
-    for name in (
-        "vocabulary",
-        "width",
-        "layers",
-        "heads",
-        "feed_forward",
-        "segment",
-        "module_width",
-    ):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    sizes = ("vocabulary", "width", "layers", "heads", "feed_forward", "segment", "module_width")
+    for name in sizes:
+        value = getattr(config, name)
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
     if config.width % config.heads:
         nearest = max(1, round(config.width / config.heads)) * config.heads
         raise ValueError(
-            f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}"
+            f"width {config.width} is not a multiple of heads {config.heads}; "
+            f"the nearest is {nearest}"
         )
     if not 1 <= config.insertion_layer <= config.layers:
         raise ValueError(

@@ -7,7 +7,7 @@ state.
 """
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,16 @@ class Segment(NamedTuple):
     task: tuple | None = None  # Memformer's
 
 
-def choose_lanes(starts: np.ndarray, first: tuple, second: tuple) -> tuple:
+def choose_lanes(starts: np.ndarray, first: NamedTuple, second: NamedTuple) -> NamedTuple:
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
     fields = []
     for a, b in zip(first, second, strict=True):
         chosen = starts.reshape(-1, *[1] * (a.ndim - 1))  # (B, 1, ...), as many axes as the field
         fields.append(np.where(chosen, a, b))
-    return type(first)(*fields)
+    return first._make(fields)
 
 
-def named(prefix: str, state: tuple) -> dict:
+def named(prefix: str, state: NamedTuple) -> dict:
     """A state's fields as {prefix + name: array}."""
     return {prefix + name: field for name, field in state._asdict().items()}
 
@@ -46,8 +46,8 @@ def count_scored(segments: list) -> int:
 
 
 def rollout_forward(
-    reference: ModuleType, params: dict, config: object, segments: list, state: tuple
-) -> tuple:
+    reference: ModuleType, params: dict, config: object, segments: list, state: NamedTuple
+) -> tuple[dict, list, NamedTuple]:
     """Read the segments: {name: array}, a cache for each segment, and the last state.
 
     The arrays are logits, losses, next states and the objective. The objective is the summed
@@ -83,13 +83,13 @@ def rollout_forward(
 
 def rollout_backward(
     reference: ModuleType, params: dict, config: object, caches: list
-) -> tuple[dict, tuple]:
+) -> tuple[dict, NamedTuple]:
     """Gradients of the objective, {name: gradient} of the parameters and that of the first state.
 
     The first state is the one before the first segment.
     """
     grads = {}
-    dstate = None
+    dstate: Any = None
     count = count_scored([segment for segment, _, _, _ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
@@ -100,7 +100,7 @@ def rollout_backward(
             reference.add_into(grads, dauxiliary)
 
         # A lane that starts reads the initial state, and nothing of the state before
-        zero = type(dstate)(*map(np.zeros_like, dstate))
+        zero = dstate._make(np.zeros_like(field) for field in dstate)
         if hasattr(reference, "initial_state_backward"):
             dinitial = choose_lanes(segment.starts, dstate, zero)
             reference.add_into(grads, reference.initial_state_backward(config, dinitial))

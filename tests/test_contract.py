@@ -45,7 +45,7 @@ def random_tokens(config, rng, lanes=2):
 def test_every_model_has_the_references_config():
     for name, paper in PAPERS.items():
         config = paper.reference.Config
-        assert paper.model.Config is config, f"accelerated/{name}.py has another Config"
+        assert paper.module.Config is config, f"accelerated/{name}.py has another Config"
         assert type(paper.model(paper.small).config) is config, f"{name} keeps another config"
 
 

@@ -1,7 +1,8 @@
 """eval.py export: a run as a folder that other programs read, and that --init takes back.
 
-model.safetensors has the parameters by the reference's names; matrices are (out, in). config.json has the settings. A tokenizer
-of the run's own has a file of its own. config.json is written last: a folder without it is not whole.
+model.safetensors has the parameters by the reference's names; matrices are (out, in). config.json
+has the settings. A tokenizer of the run's own has a file of its own. config.json is written last: a
+folder without it is not whole.
 """
 
 import argparse
@@ -18,33 +19,39 @@ ADVICE = "give another FOLDER"
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Write the folder; the record has its path and files. Raises InputError if something stands there."""
+    """Write the folder; the record has its path and files.
+
+    Raises InputError if something stands there.
+    """
     folder = Path(options.folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free:
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    safetensors = optional_package(
-        "safetensors.torch", "an exported run needs", "gpt2", "safetensors"
-    )
+    needs = "an exported run needs"
+    safetensors = optional_package("safetensors.torch", needs, "gpt2", "safetensors")
+
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     with written_whole(folder / WEIGHTS, ADVICE) as path:
         safetensors.save_file(parameters, path, {"format": "pt"})
-    if name := run.settings.data.tokenizer_file:
-        run.tokenizer.save(folder / name)
+    tokenizer_file = run.settings.data.tokenizer_file
+    if tokenizer_file:
+        run.tokenizer.save(folder / tokenizer_file)
     about = {
         "format": EXPORT,
         "step": run.checkpoint["step"],
         "tokenizer": run.tokenizer.fingerprint,
+        "sha256": file_checksum(folder / WEIGHTS),  # --init checks it
     }
-    about |= {"sha256": file_checksum(folder / WEIGHTS)}  # --init checks it
     write_settings(folder, about | settings_contents(run.settings), ADVICE)
-    files = sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    )
+
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = sorted(path.relative_to(folder).as_posix() for path in paths)
     size = sum(value.numel() for value in parameters.values())
+    what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     lines = [
-        f"{run.settings.model}, {size:,} parameters, step {about['step']:,}, in {folder}: {', '.join(files)}"
+        f"{what}, in {folder}: {', '.join(files)}",
+        f"train on from there with: python train.py --init {shlex.quote(str(folder))}",
     ]
-    lines.append(f"train on from there with: python train.py --init {shlex.quote(str(folder))}")
     return {"folder": str(folder), "files": files, "parameters": size}, lines

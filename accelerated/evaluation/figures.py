@@ -7,24 +7,26 @@ from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import check_writable, written_whole
 
 
-def figure_class() -> type:
+def figure_class() -> Any:
     """matplotlib's Figure; raises InputError if it is not installed."""
     return optional_package("matplotlib.figure", "plots need", "plot", "matplotlib").Figure
 
 
-def new_figure(panels: int = 1) -> tuple:
+def new_figure(panels: int = 1) -> tuple[Any, Any]:
     """A Figure and the axes of its panels, side by side, with light horizontal lines and no box."""
     figure = figure_class()(figsize=(5 * panels + 2, 4.2), dpi=150, layout="constrained")
-    for axes in (all_axes := figure.subplots(1, panels, squeeze=False)[0]):
+    [row] = figure.subplots(1, panels, squeeze=False)
+    for axes in row:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
-    return figure, all_axes
+    return figure, row
 
 
-def check_figure(path: str | Path) -> None:
-    """Raise InputError unless a figure can be written to path, in the format of its suffix."""
-    path, formats = Path(path), figure_class()().canvas.get_supported_filetypes()
+def check_figure(name: str | Path) -> None:
+    """Raise InputError unless a figure can be written to a file, in the format of its suffix."""
+    path = Path(name)
+    formats = figure_class()().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         known = " ".join("." + name for name in sorted(formats))
         raise InputError(f"cannot draw {path}: give a name that ends in one of {known}")
@@ -32,6 +34,9 @@ def check_figure(path: str | Path) -> None:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Write a figure to path; raises InputError, and leaves no half-written file, if that fails."""
+    """Write a figure to path.
+
+    Raises InputError, and leaves no half-written file, if that fails.
+    """
     with written_whole(path, "give another path") as temporary:
         figure.savefig(temporary, format=Path(path).suffix[1:].lower())

@@ -12,87 +12,101 @@ from accelerated.evaluation.score import Score, TrainedRun, as_cell, carries_not
 
 
 def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of [0, first), [first, 2 first), [2 first, 4 first) ..., which together cover [0, length)."""
-    start, stop = 0, first
+    """Yield (start, stop) of [0, first), [first, 2 first), [2 first, 4 first) ...
+
+    Together they cover [0, length).
+    """
+    start = 0
+    stop = first
     while start < length:
         yield start, min(stop, length)
-        start, stop = stop, 2 * stop
+        start = stop
+        stop = 2 * stop
 
 
 def by_position(
     nats: list[np.ndarray], documents: Sequence[Document], tokenizer: Tokenizer, first: int
 ) -> list[dict]:
-    """The loss by the predicted token's position in its document, from token_nats: a row for each of doubling_ranges.
+    """The loss by the predicted token's position in its document, from token_nats.
 
-    `documents` of a row is how many reach its range; the rest is as in Score. A document's first token is at position 0.
+    There is a row for each of doubling_ranges. `documents` of a row is how many reach its range;
+    the rest is as in Score. A document's first token is at position 0.
     """
-    longest, rows = int(lengths_of(documents).max(initial=0)), []
-    for start, stop in doubling_ranges(first, longest + 1) if longest else ():
-        span, total, counts = (
-            slice(max(start - 1, 0), stop - 1),
-            0.0,
-            np.zeros(3, np.int64),
-        )  # documents, tokens, bytes
-        for losses, document in zip(nats, documents, strict=True):
-            scored = np.asarray(
-                document.scored[span]
-            )  # the target at i is the document's token i + 1
-            targets = np.asarray(document.targets[span])[scored]
-            total += float(losses[span][scored].sum())
-            counts += len(scored) > 0, len(targets), tokenizer.token_bytes[targets].sum()
-        reached, tokens, text_bytes = counts.tolist()
-        score = Score(total, tokens, text_bytes=text_bytes)
-        row = {
-            "start": start,
-            "stop": stop,
-            "documents": reached,
-            "nats": total,
-            "tokens": tokens,
-            "text_bytes": text_bytes,
-        }
+    longest = int(lengths_of(documents).max(initial=0))
+    if longest == 0:
+        return []
+    rows = []
+    for start, stop in doubling_ranges(first, longest + 1):
+        # The target at i is the document's token i + 1
+        span = slice(max(start - 1, 0), stop - 1)
+        score, reached = score_of_span(span, nats, documents, tokenizer)
         rows.append(
-            row | {"bits_per_token": score.bits_per_token, "bits_per_byte": score.bits_per_byte}
+            {
+                "start": start,
+                "stop": stop,
+                "documents": reached,
+                "nats": score.nats,
+                "tokens": score.tokens,
+                "text_bytes": score.text_bytes,
+                "bits_per_token": score.bits_per_token,
+                "bits_per_byte": score.bits_per_byte,
+            }
         )
     return rows
 
 
+def score_of_span(
+    span: slice, nats: list[np.ndarray], documents: Sequence[Document], tokenizer: Tokenizer
+) -> tuple[Score, int]:
+    """(The Score of a span of targets of all documents; how many documents reach it)."""
+    total = 0.0
+    tokens = 0
+    text_bytes = 0
+    reached = 0
+    for losses, document in zip(nats, documents, strict=True):
+        scored = document.scored[span]
+        targets = document.targets[span][scored]
+        total += float(losses[span][scored].sum())
+        tokens += len(targets)
+        text_bytes += int(tokenizer.token_bytes[targets].sum())
+        reached += len(scored) > 0
+    return Score(total, tokens, text_bytes=text_bytes), reached
+
+
 def position_lines(readings: dict[str, list[dict]]) -> list[str]:
-    """The table of bits per byte of readings {label: rows of by_position}, all of the same documents."""
-    labels = [f"   {label:>9}" for label in readings]
-    lines = ["bits per byte by the position of the predicted token in its document"]
-    lines.append(f"{'position':>21} {'documents':>10} {'tokens':>13}{''.join(labels)}")
+    """The table of bits per byte of readings {label: rows of by_position} of the same documents."""
+    columns = [f"   {label:>9}" for label in readings]
+    lines = [
+        "bits per byte by the position of the predicted token in its document",
+        f"{'position':>21} {'documents':>10} {'tokens':>13}{''.join(columns)}",
+    ]
     for rows in zip(*readings.values(), strict=True):
-        place = f"{rows[0]['start']:,} to {rows[0]['stop'] - 1:,}"
-        cells = "".join(
-            f"{as_cell(row['bits_per_byte'], '.4f'):>{len(label)}}"
-            for row, label in zip(rows, labels, strict=True)
-        )
-        lines.append(f"{place:>21} {rows[0]['documents']:10,d} {rows[0]['tokens']:13,d}{cells}")
+        first = rows[0]
+        place = f"{first['start']:,} to {first['stop'] - 1:,}"
+        line = f"{place:>21} {first['documents']:10,d} {first['tokens']:13,d}"
+        for row, column in zip(rows, columns, strict=True):
+            line += f"{as_cell(row['bits_per_byte'], '.4f'):>{len(column)}}"
+        lines.append(line)
     return lines
 
 
 def draw_positions(path: str, readings: dict[str, list[dict]], reach: int) -> None:
-    """Draw readings {label: rows of by_position}, a line each; reach is how many tokens back attention looks."""
+    """Draw readings {label: rows of by_position}, a line each.
+
+    reach is how many tokens back attention looks.
+    """
     figure, [axes] = new_figure()
     for label, rows in readings.items():
         shown = [row for row in rows if row["text_bytes"]]
         middles = [(row["start"] + row["stop"]) / 2 for row in shown]
-        axes.plot(
-            middles, [row["bits_per_byte"] for row in shown], marker="o", markersize=4, label=label
-        )
-    axes.axvline(
-        reach,
-        color="0.4",
-        linestyle="--",
-        linewidth=1,
-        label=f"reach of attention, {reach:,} tokens",
-    )
+        bits = [row["bits_per_byte"] for row in shown]
+        axes.plot(middles, bits, marker="o", markersize=4, label=label)
+    how_far = f"reach of attention, {reach:,} tokens"
+    axes.axvline(reach, color="0.4", linestyle="--", linewidth=1, label=how_far)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda position, _: f"{position:,.0f}")
-    axes.set(
-        title="Loss by position in the document",
-        xlabel="position of the predicted token (tokens, middle of its range)",
-    )
+    axes.set_title("Loss by position in the document")
+    axes.set_xlabel("position of the predicted token (tokens, middle of its range)")
     axes.set_ylabel("loss (bits per byte)")
     axes.legend(frameon=False)
     save_figure(figure, path)
@@ -100,17 +114,20 @@ def draw_positions(path: str, readings: dict[str, list[dict]], reach: int) -> No
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by position with the memory carried and, if there is one, with it cleared."""
-    model, readings = run.model, {}
-    for label, clear in (("memory carried", False), ("cleared", True)):
-        if not (clear and carries_nothing(model)):
-            nats = run.by_document(
-                token_nats(model, run.documents, run.lane_count, clear_memory=clear)
-            )
-            readings[label] = by_position(
-                nats, run.splits[run.split], run.tokenizer, model.config.segment
-            )
+    model = run.model
+    documents = run.splits[run.split]
+    ways = {"memory carried": False}
+    if not carries_nothing(model):
+        ways["cleared"] = True
+    readings = {}
+    for label, clear in ways.items():
+        of_parts = token_nats(model, run.documents, run.lane_count, clear_memory=clear)
+        nats = run.by_document(of_parts)
+        readings[label] = by_position(nats, documents, run.tokenizer, model.config.segment)
+
+    reach = model.attention_reach
     if options.plot:
-        draw_positions(options.plot, readings, model.attention_reach)
-    record = {"by_position": {label.replace(" ", "_"): rows for label, rows in readings.items()}}
-    lines = [*position_lines(readings), f"attention reaches {model.attention_reach:,} tokens back"]
-    return record | {"attention_reach": model.attention_reach}, lines
+        draw_positions(options.plot, readings, reach)
+    by_way = {label.replace(" ", "_"): rows for label, rows in readings.items()}
+    lines = [*position_lines(readings), f"attention reaches {reach:,} tokens back"]
+    return {"by_position": by_way, "attention_reach": reach}, lines

@@ -1,15 +1,18 @@
-"""Where a model looked, for eval.py view. Each model NAME whose memory and tokens share a softmax has a function NAME_shares.
+"""Where a model looked, for eval.py view.
 
-The function takes the model and the calls of its modules in one segment, {module: [(arguments, what it returned)]}. It returns
-Shares, computed by the layers' own parts. A softmax over the memory alone always sums to 1, so it does not show how much memory
-was used: for such a model the page has no shares.
+Each model NAME whose memory and tokens share a softmax has a function NAME_shares. It takes the
+model and the calls of its modules in one segment. It returns Shares, computed by the layers' own
+parts. A softmax over the memory alone always sums to 1, so it does not show how much memory was
+used: for such a model the page has no shares.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +20,13 @@ from torch.nn import Module
 
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import at_least_float32
-from accelerated.protocol import Reading
+from accelerated.protocol import Model, Reading, State
+
+if TYPE_CHECKING:  # of the models, only that whose run is shown is loaded
+    from accelerated import compressive, memformer, pretrained_recurrence
 
 EVERYWHERE = "attention, mean of all layers and heads"
+Calls = dict[Module, list[tuple]]  # {module: the arguments of each of its calls}
 
 
 class Shares(NamedTuple):
@@ -32,37 +39,45 @@ class Shares(NamedTuple):
 
 @torch.no_grad()
 def read_watched(
-    model: Module, name: str, tokens: Tensor, state: tuple
+    model: Model, name: str, tokens: Tensor, state: State
 ) -> tuple[Reading, Shares | None]:
-    """The Reading of a segment of tokens (B, N), and the Shares of its predictions, None if the model has none."""
-    calls = defaultdict(list)
+    """The Reading of a segment of tokens (B, N), and the Shares of its predictions.
+
+    They are None if the model, which has this name, has none.
+    """
+    calls: Calls = defaultdict(list)
+
+    def keep(module: Module, given: tuple, _) -> None:
+        calls[module].append(given)
+
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            keep = module.register_forward_hook(
-                lambda module, given, out: calls[module].append((given, out))
-            )
-            hooks.enter_context(keep)
+            hooks.enter_context(module.register_forward_hook(keep))
         reading = model.read(tokens, state)
     shares = globals().get(f"{name}_shares")
     return reading, shares(model, calls) if shares else None
 
 
-def attention_to(sizes: Iterable[int], attend: Callable, key: Tensor) -> Tensor:
-    """Each query's attention to consecutive parts of the keys, which have these sizes: (B, N, P), averaged over heads.
+def attention_to(sizes: Iterable[int], attend: Callable[[Tensor], Tensor], key: Tensor) -> Tensor:
+    """Each query's attention to consecutive parts of the keys, of these sizes, averaged over heads.
 
-    attend is the model's own attention, from values (B, H, K, E) like key to (B, H, N, E). It is affine in the values: values of
-    1 in a part's rows and 0 elsewhere add the sum of that part's weights to every column.
+    attend is the model's own attention, from values (B, H, K, E) like key to (B, H, N, E). It is
+    affine in the values: values of 1 in a part's rows and 0 elsewhere add the sum of that part's
+    weights to every column. Returns (B, N, P).
     """
-    nothing, sums, at = attend(torch.zeros_like(key)), [], 0
+    nothing = attend(torch.zeros_like(key))
+    sums = []
+    start = 0
     for size in sizes:
         values = torch.zeros_like(key)
-        values[:, :, at : at + size] = 1
-        sums.append((attend(values) - nothing)[..., 0])
-        at += size
+        values[:, :, start : start + size] = 1
+        added = attend(values) - nothing
+        sums.append(added[..., 0])  # (B, H, N)
+        start += size
     return at_least_float32(torch.stack(sums, -1)).mean(1)
 
 
-def compressive_shares(model: Module, calls: dict) -> Shares:
+def compressive_shares(model: compressive.Compressive, calls: Calls) -> Shares:
     """Attention to the rows of both memories and of the segment."""
     c = model.config
     sizes = {
@@ -72,56 +87,62 @@ def compressive_shares(model: Module, calls: dict) -> Shares:
     }
     sizes = {part: size for part, size in sizes.items() if size}
 
-    def of_layer(layer, h, memory, compressed, sinusoids, *_):
+    def of_layer(layer: compressive.Layer) -> Tensor:
+        h, memory, compressed, sinusoids = calls[layer][0][:4]
         query, key, _ = layer.project(h, torch.cat([compressed, memory], 1))
         distance_key = layer.project_distances(sinusoids)
-        return attention_to(
-            sizes.values(),
-            lambda values: layer.attend(query, key, values, distance_key, False)[0],
-            key,
-        )
 
-    values = [of_layer(layer, *calls[layer][0][0]) for layer in model.layers]
-    return Shares(EVERYWHERE, tuple(sizes), torch.stack(values).mean(0))
+        def attend(value: Tensor) -> Tensor:
+            return layer.attend(query, key, value, distance_key, False)[0]
+
+        return attention_to(sizes.values(), attend, key)
+
+    values = torch.stack([of_layer(layer) for layer in model.layers])
+    return Shares(EVERYWHERE, tuple(sizes), values.mean(0))
 
 
-def pretrained_recurrence_shares(model: Module, calls: dict) -> Shares:
-    """Attention to the inserted vectors and to the window, in the layers that they are inserted into."""
-    layers, vectors, values = model.config.insertion_layers, model.config.vectors, []
-    for layer in (model.layers[number - 1] for number in layers):
-        [((x, mask, inserted), _)] = calls[layer]
+def pretrained_recurrence_shares(
+    model: pretrained_recurrence.PretrainedRecurrence, calls: Calls
+) -> Shares:
+    """Attention to the inserted vectors and to the window, in the layers with inserted vectors."""
+    numbers = model.config.insertion_layers
+    values = []
+    for number in numbers:
+        layer = model.layers[number - 1]
+        [(x, mask, inserted)] = calls[layer]
         query, key, _ = layer.query_key_value(x)
-        key = torch.cat([layer.key_value(inserted)[0], key], 2)
+        inserted_key, _ = layer.key_value(inserted)
+        key = torch.cat([inserted_key, key], 2)
         attend = functools.partial(content_attention, query, key, mask=mask)
         values.append(attention_to((inserted.shape[1], x.shape[1]), attend, key))
-    title = (
-        f"attention in layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}, mean of heads"
-    )
-    return Shares(
-        title, (f"inserted vector{'s' * (vectors > 1)}", "this window"), torch.stack(values).mean(0)
-    )
+
+    layers = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    vectors = "inserted vectors" if model.config.vectors > 1 else "inserted vector"
+    title = f"attention in {layers}, mean of heads"
+    return Shares(title, (vectors, "this window"), torch.stack(values).mean(0))
 
 
-def memformer_shares(model: Module, calls: dict) -> Shares | None:
-    """Attention of the decoder-only model to slots and segment; with an encoder, no softmax is over both."""
+def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
+    """Attention of the decoder-only model to slots and segment.
+
+    With an encoder, no softmax is over both.
+    """
     if model.encoder is not None:
         return None
-
-    def of_layer(attention, x, distances, memory):
+    values = []
+    for layer in model.decoder.layers:
+        attention = layer.attention
+        x, distances, memory = calls[attention][0]
         query, key = attention.project(attention.norm(x), "query", "key")
-        key = torch.cat([*attention.project(attention.memory_norm(memory), "key"), key], 2)
-        placed = {
-            "rows": attention.far_to_near(distances),
-            "count": distances.length,
-            "mask": distances.mask,
-        }
-        return attention_to(
-            (memory.shape[1], x.shape[1]),
-            functools.partial(attention.attend, query, key, **placed),
+        [memory_key] = attention.project(attention.memory_norm(memory), "key")
+        key = torch.cat([memory_key, key], 2)
+        attend = functools.partial(
+            attention.attend,
+            query,
             key,
+            rows=attention.far_to_near(distances),
+            count=distances.length,
+            mask=distances.mask,
         )
-
-    values = [
-        of_layer(layer.attention, *calls[layer.attention][0][0]) for layer in model.decoder.layers
-    ]
+        values.append(attention_to((memory.shape[1], x.shape[1]), attend, key))
     return Shares(EVERYWHERE, ("memory slots", "this segment"), torch.stack(values).mean(0))

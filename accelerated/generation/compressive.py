@@ -87,7 +87,7 @@ class Steps(TokenByToken):
         by_distance = torch.bmm(distance_query, rows.distance_keys[index]).transpose(0, 1)
         offset = by_distance.index_select(2, columns).masked_fill(unread, -math.inf)
         offset = offset[:, :, None]  # (B, H, 1, K)
-        if not rows.usage and layer.positions is None:
+        if not rows.usage and not layer.simplified:
             return sdpa(content_query, keys, values, offset)
 
         scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
@@ -97,7 +97,7 @@ class Steps(TokenByToken):
             position = place - (c.compressed_memory + c.memory)
             rows.usage[index].index_copy_(1, position, weights.mean(1)[:, :, evicted])
         weights = weights.to(values.dtype)
-        if layer.positions is None:
+        if not layer.simplified:
             return weights @ values
         distances = len(rows.distance_keys[index][0, 0]) - 1 - columns
         return weights @ values + weights @ layer.positions.index_select(0, distances)

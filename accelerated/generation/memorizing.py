@@ -47,7 +47,7 @@ class Steps(TokenByToken):
             values = rows.values[index].index_copy_(2, place, value)
             scaled = query * layer.scale[:, None, None]
             attended = sdpa(scaled, keys, values, offsets[index], scale=1.0)
-            if layer.memory_gate is not None:
+            if layer.looks_up:
                 attended = layer.retrieve(query, attended, rows.memory)
             x = layer.mlp(x + functional.linear(merge_heads(attended), layer.output))
         return self.model.output_rows(x)[:, 0]

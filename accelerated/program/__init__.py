@@ -1,1 +1,1 @@
-"""What a command-line program needs whatever it computes: errors of one line, safe files, progress, Ctrl-C."""
+"""What a program needs whatever it computes: errors of one line, safe files, progress, Ctrl-C."""

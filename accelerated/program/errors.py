@@ -1,21 +1,32 @@
-"""The error that a user sees in one line, and how a program ends with it; every file may raise it."""
+"""The error that a user sees in one line, and how a program ends with it. Any file may raise it."""
 
 import contextlib
 import difflib
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-OUT_OF_MEMORY = "out of memory; give a smaller --batch or smaller sizes; train.py also takes --accumulate and memory_replay"
+OUT_OF_MEMORY = (
+    "out of memory; give a smaller --batch or smaller sizes; "
+    "train.py also takes --accumulate and memory_replay"
+)
+SAID_WITHOUT_MEMORY = (  # by torch, in a RuntimeError or another
+    "out of memory",
+    "can't allocate",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking",
+    "int too big",
+)
 
 
 class InputError(Exception):
-    """Raised for input that cannot work; the message says what is wrong, what was expected and what to do."""
+    """Raised for input that cannot work; says what is wrong, what was expected, what to do."""
 
 
 def option_name(field: str) -> str:
@@ -28,29 +39,34 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
+def check_choice(
+    name: str, value: str, choices: Collection[str], error: type[Exception] = ValueError
+) -> None:
     """Raise an error that names the nearest choice, unless value is one of choices."""
-    if value not in choices:
-        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
-        raise error(
-            f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})"
-        )
+    if value in choices:
+        return
+    nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+    listed = ", ".join(choices)
+    raise error(f"{name} is {value!r}; it must be one of {listed} (nearest: {nearest})")
 
 
 def optional_package(module: str, needs: str, extra: str, package: str = "") -> ModuleType:
-    """A module of a package that only an extra installs; raises InputError, which says what needs it, if it is missing."""
+    """A module of a package that only an extra installs.
+
+    Raises InputError, which says what needs it, if it is missing.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
-        words = f"{needs} the package {package or module}; install the extra: pip install -e '.[{extra}]'"
-        raise InputError(words) from None
+        words = f"{needs} the package {package or module}"
+        raise InputError(f"{words}; install the extra: pip install -e '.[{extra}]'") from None
 
 
 def begin_program(name: str, options: str) -> Any:
-    """Return what `parse` of the module `options` makes of the command line; a script calls it before it imports torch.
+    """Return what `parse` of the module `options` makes of the command line.
 
-    That takes seconds, so a wrong option and --help are answered at once. From here to run_program, Ctrl-C ends the program with
-    one line.
+    A script calls it before it imports torch. That takes seconds, so a wrong option and --help are
+    answered at once. From here to run_program, Ctrl-C ends the program with one line.
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
     with errors_in_one_line(name):
@@ -60,23 +76,28 @@ def begin_program(name: str, options: str) -> Any:
         return given
 
 
-def run_program(name: str, main: Callable, *given: Any) -> None:
-    """Run main(*given); an InputError prints one line to stderr and exits with code 2, Ctrl-C with 130."""
+def run_program(name: str, main: Callable[..., None], *given: Any) -> None:
+    """Run main(*given).
+
+    An InputError prints one line to stderr and exits with code 2, Ctrl-C with 130.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with errors_in_one_line(name):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
-    if (
-        "WORLD_SIZE" in os.environ
-    ):  # of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
+    if "WORLD_SIZE" in os.environ:
+        # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
 
 
 @contextlib.contextmanager
 def errors_in_one_line(name: str) -> Iterator[None]:
-    """Inside, errors that a user can mend end the program with one line, and what the output cannot encode is escaped."""
+    """Inside, errors that a user can mend end the program with one line.
+
+    What the output cannot encode is escaped.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         yield
@@ -85,10 +106,8 @@ def errors_in_one_line(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("accelerated"):
             raise
-        end(
-            name,
-            f"the package {error.name} is missing; install what {name} needs: pip install torch==2.13.0 -e .",
-        )
+        advice = f"install what {name} needs: pip install torch==2.13.0 -e ."
+        end(name, f"the package {error.name} is missing; {advice}")
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -96,42 +115,42 @@ def errors_in_one_line(name: str) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         end_interrupted(name, str(interrupt))
     except OSError as error:
-        if error.filename is not None:  # of a file, not of the output
-            end(
-                name,
-                f"cannot use {error.filename}: {error.strerror}; give another, or change its permissions",
-            )
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python reports it again when it ends
-        if isinstance(
-            error, BrokenPipeError
-        ):  # the output was closed, as in: python eval.py RUN | head
-            sys.exit(1)
-        end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
+        end_without_file(name, error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory cannot be allocated: torch raises RuntimeError, for a GPU a subclass of it."""
-    words = (
-        "out of memory",
-        "can't allocate",
-        "Storage size calculation overflowed",
-        "Overflow when unpacking",
-        "int too big",
-    )
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    """Whether an error says that memory cannot be allocated.
+
+    torch raises RuntimeError, for a GPU a subclass of it.
+    """
+    said = any(words in str(error) for words in SAID_WITHOUT_MEMORY)
+    return isinstance(error, MemoryError) or said
 
 
-def end(name: str, message: str) -> None:
+def end_without_file(name: str, error: OSError) -> NoReturn:
+    """Say which file cannot be used, or that the output cannot be written, and exit."""
+    if error.filename is not None:
+        advice = "give another, or change its permissions"
+        end(name, f"cannot use {error.filename}: {error.strerror}; {advice}")
+    # The output: nothing more is written to it, or Python reports it again when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # it was closed, as in: python eval.py RUN | head
+        sys.exit(1)
+    end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
+
+
+def end(name: str, message: str) -> NoReturn:
     """Print the message in one line and exit with code 2."""
     with contextlib.suppress(OSError):
         print(f"{name}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
-def end_interrupted(name: str, advice: str = "") -> None:
-    """Say that the program was interrupted, and end it at once: threads of libraries may still be at work."""
+def end_interrupted(name: str, advice: str = "") -> NoReturn:
+    """Say that the program was interrupted, and end it at once.
+
+    Threads of libraries may still be at work.
+    """
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):

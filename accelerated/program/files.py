@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, their checksums, and folders that one process writes at a time."""
+"""Files that appear complete or not at all, checksums, and folders of one writer at a time."""
 
 import contextlib
 import errno
@@ -24,13 +24,11 @@ def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        full = getattr(error, "errno", None) in FULL or isinstance(
-            error, RuntimeError
-        )  # torch.save's error if the disk is full
+        # RuntimeError is torch.save's if the disk is full
+        is_full = isinstance(error, RuntimeError) or error.errno in FULL
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise InputError(
-            f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}"
-        ) from None
+        free = "free some space, or " if is_full else ""
+        raise InputError(f"cannot write {path}: {reason}; {free}{advice}") from None
 
 
 def check_writable(path: Path, advice: str) -> None:
@@ -40,11 +38,12 @@ def check_writable(path: Path, advice: str) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` at the end: the file appears complete or not at all.
+def written_whole(path: str | Path, advice: str = DATA_ADVICE, new: bool = False) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` at the end.
 
-    A `new` file never replaces another: InputError is raised if there is one by then. If writing fails, an older file stays,
-    the temporary file is deleted, and a disk error becomes an InputError.
+    So the file appears complete or not at all. A `new` file never replaces another: InputError is
+    raised if there is one by then. If writing fails, an older file stays, the temporary file is
+    deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + WRITING)
@@ -62,9 +61,17 @@ def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> I
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what processes that were killed left half-written in a folder; call it only while the folder is locked."""
-    for path in Path(folder).glob(f"*{WRITING}"):
+    """Remove what processes that were killed left half-written in a folder.
+
+    Call it only while the folder is locked.
+    """
+    for path in folder.glob(f"*{WRITING}"):
         path.unlink(missing_ok=True)
+
+
+def fingerprint(*parts: object) -> str:
+    """A short hash of the parts."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def file_checksum(path: Path) -> str:
@@ -73,16 +80,15 @@ def file_checksum(path: Path) -> str:
         return checksum_of(file)
 
 
-def fingerprint(*parts: object) -> str:
-    """A short hash of the parts."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
 def checksum_of(file: BinaryIO, end: int = 0) -> str:
     """The SHA-256 of an open file without its last `end` bytes."""
-    state, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - end
+    state = hashlib.sha256()
+    left = file.seek(0, os.SEEK_END) - end
     file.seek(0)
-    while left > 0 and (piece := file.read(min(READ_SIZE, left))):
+    while left > 0:
+        piece = file.read(min(READ_SIZE, left))
+        if not piece:  # it has become shorter meanwhile
+            break
         state.update(piece)
         left -= len(piece)
     return state.hexdigest()
@@ -92,9 +98,10 @@ def checksum_of(file: BinaryIO, end: int = 0) -> str:
 def locked(
     path: Path, busy: str, advice: str = "give another folder", waits: bool = False
 ) -> Iterator[None]:
-    """Hold the lock file at path inside the block; the kernel releases it when its process ends, however it ends.
+    """Hold the lock file at path inside the block.
 
-    If another process holds it, InputError(busy) is raised, or `busy` is printed and this one waits. The file stays: another
+    The kernel releases it when its process ends, however it ends. If another process holds it,
+    InputError(busy) is raised, or if this one `waits`, `busy` is printed. The file stays: another
     process may wait for this very file.
     """
     from filelock import FileLock, Timeout  # here: a wrong option is answered without it

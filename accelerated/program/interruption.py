@@ -1,29 +1,34 @@
-"""Ctrl-C, SIGTERM and SIGHUP in work that can be saved: the first asks for a stop, a second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP in work that can be saved.
+
+The first asks for a stop, a second stops at once.
+"""
 
 import contextlib
 import os
 import signal
 
-STOPS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]  # Windows has no SIGHUP
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+STOPS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has no SIGHUP
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 
 class Interruption:
-    """Inside the block, the first of STOPS only sets `signal` to its name and says so; a second stops at once.
+    """Inside the block, the first of STOPS only sets `signal` to its name and says so.
 
-    `told`: whether this process says so; one of several is enough.
+    A second stops at once.
+
+    told: whether this process says so; one of several is enough
     """
 
     def __init__(self, told: bool = True):
-        self.signal, self.told = None, told
+        self.signal: str | None = None
+        self.told = told
 
     def __enter__(self):
-        heard = [
-            number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN
-        ]  # nohup lets a program ignore SIGHUP
-        self.before = {number: signal.signal(number, self._note) for number in heard}
+        self.before = {}
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup lets a program ignore SIGHUP
+                self.before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_):

@@ -3,8 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
@@ -13,11 +12,14 @@ LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rat
 
 
 class Progress(tqdm):
-    """A tqdm on stderr that leaves nothing behind; if stderr is no terminal it prints a line every few seconds instead.
+    """A tqdm on stderr that leaves nothing behind.
 
-    total: how much there is to do, None if that is unknown. done: how much was done before. over: an iterable to show.
-    Work that takes less than a line's seconds prints nothing where there is no terminal. Work goes on if stderr
-    cannot be written.
+    If stderr is no terminal it prints a line every few seconds instead, and nothing of work that
+    takes less. Work goes on if stderr cannot be written.
+
+    total: how much there is to do, None if that is unknown
+    done: how much was done before
+    over: an iterable to show
     """
 
     def __init__(
@@ -26,31 +28,34 @@ class Progress(tqdm):
         total: int | None = None,
         unit: str = "token",
         done: int = 0,
-        over: Any = None,
+        over: Iterable | None = None,
         show: bool = True,
     ):
         self.lines = not sys.stderr.isatty()
-        how = {"mininterval": 0.5}
-        if self.lines:
-            how = {
-                "delay": SECONDS,
-                "mininterval": SECONDS,
-                "maxinterval": SECONDS,
-                "bar_format": LINE,
-            }
-        how |= {
-            "initial": done,
-            "unit_scale": unit in ("token", "B"),
-            "leave": False,
-            "disable": not show,
-        }
-        super().__init__(over, desc=title, total=total, unit=unit, **how)
+        super().__init__(
+            over,
+            desc=title,
+            total=total,
+            unit=unit,
+            initial=done,
+            unit_scale=unit in ("token", "B"),
+            leave=False,
+            disable=not show,
+            delay=SECONDS if self.lines else 0.0,
+            mininterval=SECONDS if self.lines else 0.5,
+            maxinterval=SECONDS if self.lines else 10.0,
+            bar_format=LINE if self.lines else None,
+        )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Show the state, a bar or a line. Returns whether a bar was shown: then tqdm moves the cursor back at the end."""
+        """Show the state, a bar or a line.
+
+        Returns whether a bar was shown: then tqdm moves the cursor back at the end.
+        """
         with contextlib.suppress(OSError):
             if not self.lines:
-                return super().display(msg, pos)
+                super().display(msg, pos)
+                return True
             if msg is None:
                 print(self, file=self.fp, flush=True)
         return False
@@ -62,16 +67,26 @@ class Progress(tqdm):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time inside the block out of the rate and of the time left; not in a loop over the bar, which copies them."""
+        """Leave the time inside the block out of the rate and of the time left.
+
+        Not in a loop over the bar, which copies them.
+        """
         began = time.time()
         yield
         if not self.disable:
             elapsed = time.time() - began
-            self.start_t, self.last_print_t = self.start_t + elapsed, self.last_print_t + elapsed
+            self.start_t += elapsed
+            self.last_print_t += elapsed
 
     @staticmethod
     def say(text: str) -> None:
-        """Print a line, above the bars if there are some; an stdout that is full or gone stops no work."""
+        """Print a line, above the bars if there are some.
+
+        An stdout that is full or gone stops no work.
+        """
         with contextlib.suppress(OSError):
-            tqdm.write(text, file=sys.stdout) if sys.stderr.isatty() else print(text)
+            if sys.stderr.isatty():
+                tqdm.write(text, file=sys.stdout)
+            else:
+                print(text)
             sys.stdout.flush()

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
+from accelerated.data.lanes import Parts
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
     paper_flops,
@@ -95,7 +96,9 @@ def test_presets_have_the_published_sizes():
 
 def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows():
     config = dataclasses.replace(SMALL, vocabulary=256)
-    paper, documents = PAPERS["pretrained_recurrence"], documents_of([15, 3, 1])
+    paper = PAPERS["pretrained_recurrence"]
+    listed = documents_of([15, 3, 1])
+    documents = Parts(listed, [(number, 0, len(each.inputs)) for number, each in enumerate(listed)])
     model = paper.random_model(config)
     run = TrainedRun(
         "runs/a",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.block_recurrent import BlockRecurrent
+from accelerated import block_recurrent
 from accelerated.data.corpus import TextDocuments
 from accelerated.data.lanes import joined_for_lanes
 from accelerated.data.windows import Document, cut
@@ -27,9 +27,8 @@ BLOCKS = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=264)
 
 def model_of(config):
     """A model with weights so large that every token of a context has an effect."""
-    paper = (
-        "block_recurrent" if isinstance(config, BlockRecurrent.Config) else "pretrained_recurrence"
-    )
+    is_block_recurrent = isinstance(config, block_recurrent.Config)
+    paper = "block_recurrent" if is_block_recurrent else "pretrained_recurrence"
     return PAPERS[paper].random_model(config)
 
 
@@ -119,7 +118,8 @@ def test_a_score_has_its_units():
 
 
 def test_scores_have_no_dropout_the_mode_is_restored_and_clearing_matters():
-    model = BlockRecurrent(dataclasses.replace(BLOCKS, dropout=0.5)).train()
+    config = dataclasses.replace(BLOCKS, dropout=0.5)
+    model = block_recurrent.BlockRecurrent(config).train()
     documents = [document_from("the theatre " * 4, BYTES)]
     first, again, cleared = (
         token_nats(model, documents, 1, clear)[0] for clear in (False, False, True)

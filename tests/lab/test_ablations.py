@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from accelerated.block_recurrent import BlockRecurrent
-from accelerated.compressive import Compressive
+from accelerated import block_recurrent, compressive
 from accelerated.lab import ablations
 from tests.helpers.programs import as_json, train
 from tests.helpers.texts import documents_of
@@ -31,9 +30,10 @@ COMPRESSIVE = SIZES | {
 agree = torch.testing.assert_close
 
 
-def published_and_changed(model_class, change, **fields):
+def published_and_changed(model_class, config, change):
     """A model as published and the same one changed, in float64."""
-    published, changed = (model_class(model_class.Config(**fields)) for _ in range(2))
+    published = model_class(config)
+    changed = model_class(config)
     change(changed)
     return published, changed.double()
 
@@ -41,8 +41,9 @@ def published_and_changed(model_class, change, **fields):
 def test_the_compression_loss_is_the_same_times_a_weight_and_trains_the_whole_model():
     losses, gradients, tokens = [], [], torch.arange(8).remainder(7).view(2, 4)
     fields = COMPRESSIVE | {"compression_loss": "attention_reconstruction"}
+    config = compressive.Config(**fields)
     for model in published_and_changed(
-        Compressive, lambda model: ablations.mix_losses(model, weight=3.0), **fields
+        compressive.Compressive, config, lambda model: ablations.mix_losses(model, weight=3.0)
     ):
         losses.append(
             model.read(tokens.flip(1), model.read(tokens, model.initial_state(2)).state).auxiliary
@@ -78,11 +79,8 @@ def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
     )
     ablations.MixedNorm.difference(x, x.detach()).backward()
     assert not x.grad.any(), "of equal ones it is 0, not NaN"
-    model = Compressive(
-        Compressive.Config(
-            **COMPRESSIVE | {"vocabulary": 256}, compression_loss="attention_reconstruction"
-        )
-    )
+    fields = COMPRESSIVE | {"vocabulary": 256, "compression_loss": "attention_reconstruction"}
+    model = compressive.Compressive(compressive.Config(**fields))
     square = ablations.target_square(model, documents_of([60]))
     ablations.ABLATIONS["compression-loss"].ways["norm-x0.1"](model)
     assert all(type(layer) is ablations.MixedNorm and layer.weight == 0.1 for layer in model.layers)
@@ -94,7 +92,9 @@ def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
 def test_without_normalization_scores_are_dot_products():
     fields = SIZES | {"window": 4, "segment": 8, "states": 3, "recurrent_layers": ()}
     published, changed = published_and_changed(
-        BlockRecurrent, ablations.drop_normalization, **fields
+        block_recurrent.BlockRecurrent,
+        block_recurrent.Config(**fields),
+        ablations.drop_normalization,
     )
     x, layer = torch.randn(2, 4, 8), changed.layers[0]
     key, query, cross, value = layer.project(x)

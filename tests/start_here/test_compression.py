@@ -1,7 +1,13 @@
-"""Compressive Transformer: what leaves the memory is compressed, and what trains the compression (3.1, 3.2, Algorithms 1 and 2).
+"""Compressive Transformer: what leaves the memory is compressed, and what trains the compression.
 
-Each compression is a loop. Memory and compressed memory are queues. The two compression losses reach the compression and nothing
-else; the task loss reaches all the rest, and the compression only under BPTT. NumPy and PyTorch are compared in float64.
+Section 3, Figure 1 and Algorithm 1. Two queues stand behind a segment of N tokens:
+
+    compressed memory  <--  every 3 rows become 1  <--  memory  <--  the segment's N rows
+    the oldest leave,                                   the oldest N leave
+    for good
+
+Each layer has both, and its tokens attend to all of it. The tests show, for NumPy and PyTorch in
+float64: how rows are compressed, that both memories are queues, and which loss trains what.
 """
 
 import numpy as np
@@ -13,126 +19,189 @@ from hypothesis import strategies as st
 from accelerated import compressive as fast
 from reference import compressive as ref
 
-B, N, D, RATE = 2, 12, 8, 3  # lanes, tokens of a segment, width, rows that become one
-SIZES = {
-    "vocabulary": 13,
-    "width": D,
-    "heads": 2,
-    "head_width": 5,
-    "feed_forward": 7,
-    "segment": N,
-    "compression_rate": RATE,
-}
+# No two sizes are equal, so that no axis is taken for another
+B, N, D, V = 2, 12, 8, 13  # lanes (documents side by side), tokens of a segment, width, vocabulary
+RATE = 3  # how many rows become one, the paper's c
+GAPS = (1, 2, 4)  # of the dilated convolutions
+SIZES = {"vocabulary": V, "width": D, "segment": N, "compression_rate": RATE, "dilations": GAPS}
+SIZES |= {"heads": 2, "head_width": 5, "feed_forward": 7}
+TOLERANCE = 1e-12
+# What a failure means
+OTHERWISE = "old rows would be compressed otherwise than section 3.2 says"
+LOST = "a row is lost, stays too long or stands in another place"
 
 
-def by_loop(kind, p, rows, usage):
-    """The compression of rows (N, D) of one lane; usage (N,) is the mean attention to each."""
-    if kind == "most_used":  # of equals the older, and all in their order
-        return rows[
-            sorted(sorted(range(len(rows)), key=lambda i: (-usage[i], i))[: len(rows) // RATE])
-        ]
-    for gap in (
-        (1, 2, 4) if kind == "dilated_conv" else ()
-    ):  # each sees a row and the one `gap` before, zero before the first
-        pairs = [
-            np.concatenate([rows[i - gap] if i >= gap else np.zeros(D), rows[i]])
-            for i in range(len(rows))
-        ]
-        rows = np.stack([np.maximum(p[f"dilated_{gap}"] @ pair, 0) for pair in pairs])
-    pools = {"mean_pooling": lambda part: part.mean(0), "max_pooling": lambda part: part.max(0)}
-    pool = pools.get(kind, lambda part: p["weight"] @ part.reshape(-1))  # both convolutions
-    return np.stack([pool(part) for part in rows.reshape(-1, RATE, D)])
+# ----------------------------------------------------------------------------
+# the compressions of section 3.2: each makes N / RATE rows of the rows (N, D) of one lane
+def max_pooling(p, rows, usage):
+    return [part.max(axis=0) for part in every_rate_rows(rows)]
 
 
-@given(st.sampled_from(sorted(ref.COMPRESSIONS)), st.integers(0, 2**32 - 1))
+def mean_pooling(p, rows, usage):
+    return [part.mean(axis=0) for part in every_rate_rows(rows)]
+
+
+def conv(p, rows, usage):
+    """A convolution with kernel and stride RATE: a part's rows, side by side, times a matrix."""
+    return [p["weight"] @ part.reshape(RATE * D) for part in every_rate_rows(rows)]
+
+
+def dilated_conv(p, rows, usage):
+    """Before that, layers in which a row sees itself and the row `gap` earlier, or else zeros."""
+    for gap in GAPS:
+        earlier = [np.zeros(D)] * gap + [*rows[:-gap]]
+        weight = p[f"dilated_{gap}"]
+        seen = [np.concatenate(pair) for pair in zip(earlier, rows, strict=True)]  # (2D,) each
+        rows = np.stack([np.maximum(weight @ pair, 0) for pair in seen])
+    return conv(p, rows, usage)
+
+
+def most_used(p, rows, usage):
+    """The rows that most attention went to, in their order in time; of equals the older ones."""
+    by_usage = sorted(range(N), key=lambda i: (-usage[i], i))
+    return rows[sorted(by_usage[: N // RATE])]
+
+
+def every_rate_rows(rows):
+    """Rows 0 to 2, 3 to 5, and so on."""
+    return rows.reshape(N // RATE, RATE, D)
+
+
+LOOPS = {loop.__name__: loop for loop in (max_pooling, mean_pooling, conv, dilated_conv, most_used)}
+
+
+@pytest.mark.parametrize("kind", ref.COMPRESSIONS)
+@given(seed=st.integers(0, 2**32 - 1))
 def test_every_compression_is_its_loop(kind, seed):
-    config, rng = (
-        ref.Config(**SIZES, compression=kind, compression_loss="none"),
-        np.random.default_rng(seed),
-    )
-    p, module = ref.init_compression(config, rng), fast.COMPRESSIONS[kind](config).double()
-    module.load_state_dict({name: torch.tensor(x) for name, x in p.items()})
-    evicted, usage = (
-        rng.standard_normal((B, N, D)),
-        rng.integers(4, size=(B, N)) / 4,
-    )  # some are used equally
-    expected = np.stack([by_loop(kind, p, *lane) for lane in zip(evicted, usage, strict=True)])
-    assert np.allclose(
-        ref.COMPRESSIONS[kind][0](p, config, evicted, usage)[0], expected, rtol=0, atol=1e-12
-    )
-    assert np.allclose(
-        module(torch.tensor(evicted), torch.tensor(usage)).detach(), expected, rtol=0, atol=1e-12
-    )
+    """Section 3.2: f_c makes N / c compressed rows of the N rows that leave the memory."""
+    config = ref.Config(**SIZES, compression=kind, compression_loss="none")
+    rng = np.random.default_rng(seed)
+    p = ref.init_compression(config, rng)
+    evicted = rng.standard_normal((B, N, D))
+    usage = rng.integers(4, size=(B, N)) / 4  # mean attention to each row; some have the same
+    expected = np.stack([LOOPS[kind](p, evicted[lane], usage[lane]) for lane in range(B)])
+
+    forward, _ = ref.COMPRESSIONS[kind]
+    by_numpy, _ = forward(p, config, evicted, usage)
+    compare(f"NumPy's {kind}", by_numpy, expected, OTHERWISE)
+    module = fast.COMPRESSIONS[kind](config).double()
+    module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})
+    by_torch = module(torch.tensor(evicted), torch.tensor(usage))
+    compare(f"PyTorch's {kind}", by_torch, expected, OTHERWISE)
+
+
+# ----------------------------------------------------------------------------
+# the memories of Algorithm 1
+def one_layer(**options):
+    """(config, PyTorch's model, its parameters in NumPy). Its layer reads the embedding itself."""
+    config = ref.Config(**SIZES, **options, layers=1)
+    model = fast.Compressive(config).double()
+    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    return config, model, params
 
 
 @given(
-    st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 7, N, 17, 30]), st.sampled_from([1, 3, 4, 9])
+    seed=st.integers(0, 2**32 - 1),
+    memory_rows=st.sampled_from([0, 1, 7, 12, 17, 30]),  # a segment adds 12
+    compressed_rows=st.sampled_from([1, 3, 4, 9]),  # and 4
 )
-def test_memories_are_queues(seed, memory, compressed):
-    """Shorter, as long and longer than what a segment adds, 12 rows and 4 compressed ones. One layer: its input is known."""
-    config = ref.Config(
-        **SIZES, layers=1, memory=memory, compressed_memory=compressed, compression="mean_pooling"
+def test_memories_are_queues(seed, memory_rows, compressed_rows):
+    """Algorithm 1, lines 1-2 and 8-11: new rows enter at the end, the oldest leave at the front."""
+    config, model, params = one_layer(
+        memory=memory_rows, compressed_memory=compressed_rows, compression="mean_pooling"
     )
-    model, text = (
-        fast.Compressive(config).double(),
-        np.random.default_rng(seed).integers(13, size=(B, 3 * N)),
-    )
-    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    queue = np.concatenate(
-        [np.zeros((B, memory, D)), params["embedding"][text]], axis=1
-    )  # zeros at first (Alg. 1, l.1-2)
-    state, of_torch = ref.initial_state(params, config, B), model.initial_state(B)
-    for read in (N, 2 * N, 3 * N):  # tokens so far; as many rows have left the memory at its front
-        state = ref.forward(params, config, text[:, read - N : read], state)[1]
-        of_torch = model.advance(torch.tensor(text[:, read - N : read]), of_torch)
-        evicted, kept = queue[:, :read].reshape(B, -1, RATE, D), queue[:, read : read + memory]
-        expected = (
-            kept,
-            np.concatenate([np.zeros((B, compressed, D)), evicted.mean(2)], axis=1)[
-                :, -compressed:
-            ],
-        )
-        for found in (state, [field.detach().numpy() for field in of_torch]):
-            assert all(
-                np.allclose(a[:, 0], b, rtol=0, atol=1e-12)
-                for a, b in zip(found, expected, strict=True)
-            )
+    text = np.random.default_rng(seed).integers(V, size=(3, B, N))  # three segments
+    memory = np.zeros((B, memory_rows, D))  # line 1
+    compressed = np.zeros((B, compressed_rows, D))  # line 2
+    state = ref.initial_state(params, config, B)
+    torch_state = model.initial_state(B)
+
+    for number, tokens in enumerate(text):
+        queue = np.concatenate([memory, params["embedding"][tokens]], axis=1)
+        leaving = queue[:, :N]  # line 8
+        memory = queue[:, N:]  # line 10
+        means = leaving.reshape(B, N // RATE, RATE, D).mean(axis=2)  # line 9
+        compressed = np.concatenate([compressed, means], axis=1)[:, -compressed_rows:]  # line 11
+
+        _, state, _ = ref.forward(params, config, tokens, state)
+        torch_state = model.advance(torch.tensor(tokens), torch_state)
+        for side, found in (("NumPy", state), ("PyTorch", torch_state)):
+            after = f"after segment {number} {side}'s"
+            compare(f"{after} memory", found.memory[:, 0], memory, LOST)
+            compare(f"{after} compressed memory", found.compressed[:, 0], compressed, LOST)
+
+
+# ----------------------------------------------------------------------------
+# the losses of section 3.2
+def by_numpy(config, params, text):
+    """[{name: gradient}] of the second segment's task loss, and of its compression loss.
+
+    Any function of the logits can be the task loss: here it is half of their squares.
+    """
+    _, state, first = ref.forward(params, config, text[0], ref.initial_state(params, config, B))
+    logits, _, second = ref.forward(params, config, text[1], state)
+    task, dstate = ref.backward(params, config, second, logits)
+    through_state, _ = ref.backward(params, config, first, np.zeros_like(logits), dstate)
+    ref.add_into(task, through_state)
+
+    _, auxiliary_cache = ref.auxiliary_forward(params, config, second)
+    own = ref.auxiliary_backward(config, 1.0, auxiliary_cache)
+    return [task, own]
+
+
+def by_pytorch(model, text):
+    """The same, by autograd."""
+    first = model(torch.tensor(text[0]), model.initial_state(B))
+    logits, _, losses = model(torch.tensor(text[1]), first.state)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    task = logits.square().sum() / 2
+    own = sum(losses.values()) + 0.0 * task  # a graph even if there are none
+    gradients = []
+    for loss in (task, own):
+        grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        gradients.append(dict(zip(names, grads, strict=True)))
+    return gradients
 
 
 @pytest.mark.parametrize("loss", ref.COMPRESSION_LOSSES)
 def test_a_compression_loss_trains_the_compression_alone_and_the_task_loss_all_the_rest(loss):
-    """A loss of the second segment; the first segment wrote the memories that it reads."""
-    config = ref.Config(**SIZES, layers=1, memory=7, compressed_memory=5, compression_loss=loss)
-    model, text = (
-        fast.Compressive(config).double(),
-        np.random.default_rng(0).integers(13, size=(2, B, N)),
-    )
-    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    trained_by_task = {name for name in params if ".compression." not in name or loss == "bptt"}
-    trained_by_loss = {name for name in params if ".compression." in name and loss in ref.AUXILIARY}
+    """Section 3.2: gradients of the compression losses are stopped from passing into the network.
 
-    _, state, first = ref.forward(params, config, text[0], ref.initial_state(params, config, B))
-    logits, _, second = ref.forward(params, config, text[1], state)
-    task, dstate = ref.backward(params, config, second, logits)
-    ref.add_into(
-        task, ref.backward(params, config, first, 0 * logits, dstate)[0]
-    )  # what goes through the state
-    own = ref.auxiliary_backward(config, 1.0, ref.auxiliary_forward(params, config, second)[1])
-    logits, _, losses = model(
-        torch.tensor(text[1]), model(torch.tensor(text[0]), model.initial_state(B)).state
-    )
-    cases = (
-        (logits.square().sum(), task, trained_by_task),
-        (sum(losses.values()), own, trained_by_loss),
-    )
-    for objective, by_numpy, trained in cases:
-        assert {name for name, grad in by_numpy.items() if grad.any()} == trained
-        if trained:
-            grads = torch.autograd.grad(
-                objective, list(model.parameters()), retain_graph=True, allow_unused=True
-            )
-            assert {
-                name
-                for name, grad in zip(params, grads, strict=True)
-                if grad is not None and grad.any()
-            } == trained
+    The task loss reaches the compression only under BPTT: through the compressed memory that the
+    first segment has written and the second one reads.
+    """
+    config, model, params = one_layer(memory=7, compressed_memory=5, compression_loss=loss)
+    text = np.random.default_rng(0).integers(V, size=(2, B, N))
+    compression = {name for name in params if ".compression." in name}
+    of_task = params.keys() if loss == "bptt" else params.keys() - compression
+    of_compression = compression if loss in ref.AUXILIARY else set()
+
+    task, own = by_numpy(config, params, text)
+    check_trained("NumPy's task loss", task, params, of_task)
+    check_trained(f"NumPy's {loss} loss", own, params, of_compression)
+    task, own = by_pytorch(model, text)
+    check_trained("PyTorch's task loss", task, params, of_task)
+    check_trained(f"PyTorch's {loss} loss", own, params, of_compression)
+
+
+def check_trained(loss, gradients, params, expected):
+    """Fail, naming the parameter, unless exactly the expected ones have a gradient other than 0."""
+    for name in params:
+        is_trained = name in gradients and bool((gradients[name] != 0).any())
+        if name in expected:
+            assert is_trained, f"{loss} gives {name} no gradient, so it would never learn from it"
+        else:
+            assert not is_trained, f"{loss} trains {name}; by section 3.2 its gradient stops before"
+
+
+# ----------------------------------------------------------------------------
+def compare(what, found, expected, meaning):
+    """Fail, naming the place and both numbers, unless two arrays are equal."""
+    found = torch.as_tensor(found).detach().numpy()
+    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
+    apart = np.abs(found - expected)
+    if apart.size:
+        at = np.unravel_index(apart.argmax(), apart.shape)  # the place of the worst number
+        assert apart[at] <= TOLERANCE, (
+            f"{what} at {[*map(int, at)]} is {found[at]:.6g}, not {expected[at]:.6g}: {meaning}"
+        )

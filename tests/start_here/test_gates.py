@@ -1,14 +1,26 @@
-"""The gates' formulas, written out one number at a time, beside NumPy's and PyTorch's functions; float64 throughout.
+"""How a memory is written: the gates of Block-Recurrent and the slots of Memformer.
 
-Block-Recurrent: a gate decides how much of a state c stays, and how much of h, what attention found, is written (3.4).
-    fixed   z = W_z h + b_z (1)         g = sigmoid(b_g) (2)               c' = c g + z (1 - g) (3)
-    LSTM    z = tanh(W_z h + b_z) (4)   i = sigmoid(W_i h + b_i - 1) (5)   f = sigmoid(W_f h + b_f + 1) (6)   c' = c f + z i (7)
-Memformer: a slot attends to itself and to N tokens, not to other slots (Figure 2c). Its next value is the mean, by the softmax
-of the scores, of the slot and the tokens' values. `retention`, a bias on a slot's score of itself, says how slowly it forgets.
+Each formula is written out here for one number at a time. NumPy's and PyTorch's functions, which
+compute all numbers at once, must give the same; and the gradients written by hand in NumPy must be
+the derivatives. All numbers are float64.
+
+Block-Recurrent, section 3.4: a gate decides how much of a state c stays, and how much is written of
+h, which attention has found.
+
+    fixed gate   z = W_z h + b_z         (1)    LSTM gate   z = tanh(W_z h + b_z)         (4)
+                 g = sigmoid(b_g)        (2)                i = sigmoid(W_i h + b_i - 1)  (5)
+                 c' = c g + z (1 - g)    (3)                f = sigmoid(W_f h + b_f + 1)  (6)
+                                                            c' = c f + z i                (7)
+
+Memformer, section 2.2.3 and Figure 2c: a slot attends to itself and to the tokens of a segment,
+never to another slot. The softmax of the scores says how much of the slot stays as it is, and how
+much of each token's value is written. `retention` is our addition: a number that is added to a
+slot's score of itself, so that slots can be made to forget slowly.
 """
 
-import itertools
-from math import exp, tanh
+from itertools import product
+from math import exp, sqrt, tanh
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,112 +30,198 @@ from hypothesis import strategies as st
 
 from accelerated.attention.slots import Writer
 from accelerated.block_recurrent import FixedGate, LSTMGate
-from reference import block_recurrent, memformer
+from reference import block_recurrent as blocks
+from reference import memformer
 
-B, S, D, I, N, E = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-)  # lanes, states, their width, width of h, tokens, width of a head: no two are equal
-GATES = {  # forward, backward, PyTorch's module, its matrices and biases
-    "fixed": (
-        block_recurrent.fixed_gate_forward,
-        block_recurrent.fixed_gate_backward,
-        FixedGate,
-        "z",
-        "zg",
-    ),
-    "lstm": (
-        block_recurrent.lstm_gate_forward,
-        block_recurrent.lstm_gate_backward,
-        LSTMGate,
-        "zif",
-        "zif",
-    ),
-}
+# No two sizes are equal, so that no axis is taken for another
+B, S, D, I = 3, 5, 8, 9  # lanes, states or slots, their width, the width of h
+H, N, E = 2, 6, 7  # heads, tokens, width of a head's queries and keys (of its values it is D/H)
+CONFIG = memformer.Config(width=D, heads=H, head_width=E)
+STEP = 1e-6  # of finite differences
+# What a failure means
+KEPT = "the gate would keep or write another share of a state than the equations say"
+ATTENDED = "the slot would keep another share of itself than the softmax of its scores"
+LEARNED = "an update would move this number in a direction or by an amount that is not the loss's"
+SEEDS = st.integers(0, 2**32 - 1)
 
 
-def one_number(kind, p, c, h, d):
-    """The next value of feature d of a state c (D,) after h (I,), by Eqs. 1-3 or 4-7."""
-    at = {name: float(p[f"weight_{name}"][d] @ h + p[f"bias_{name}"][d]) for name in GATES[kind][3]}
-    if kind == "fixed":
-        g = 1 / (1 + exp(-p["bias_g"][d]))  # the same whatever is read
-        return c[d] * g + at["z"] * (1 - g)
-    return c[d] / (1 + exp(-(at["f"] + 1))) + tanh(at["z"]) / (1 + exp(-(at["i"] - 1)))
+def sigmoid(x):
+    return 1 / (1 + exp(-x))
 
 
-@pytest.mark.parametrize("kind", GATES)
-@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.1, 1.0, 5.0]))
-def test_a_gate_is_its_equations_and_its_gradient_is_their_derivative(kind, seed, size):
-    forward, backward, module, matrices, biases = GATES[kind]
+def affine(p, name, h, d):
+    """Number d of W h + b, with the matrix and the bias of a name."""
+    return p[f"weight_{name}"][d] @ h + p[f"bias_{name}"][d]
+
+
+# ----------------------------------------------------------------------------
+# the gates of Block-Recurrent
+def fixed_gate(p, c, h, d):
+    """Number d of the next state, of a state c (D,) and h (I,)."""
+    z = affine(p, "z", h, d)  # (1)
+    g = sigmoid(p["bias_g"][d])  # (2): the same whatever is read
+    return c[d] * g + z * (1 - g)  # (3)
+
+
+def lstm_gate(p, c, h, d):
+    """Number d of the next state, of a state c (D,) and h (I,)."""
+    z = tanh(affine(p, "z", h, d))  # (4)
+    i = sigmoid(affine(p, "i", h, d) - 1)  # (5)
+    f = sigmoid(affine(p, "f", h, d) + 1)  # (6)
+    return c[d] * f + z * i  # (7)
+
+
+class Gate(NamedTuple):
+    by_hand: object  # the function above
+    forward: object  # NumPy's
+    backward: object
+    module: type  # PyTorch's
+    matrices: str  # the letters of its matrices
+    biases: str
+
+
+FIXED = Gate(
+    fixed_gate, blocks.fixed_gate_forward, blocks.fixed_gate_backward, FixedGate, "z", "zg"
+)
+LSTM = Gate(lstm_gate, blocks.lstm_gate_forward, blocks.lstm_gate_backward, LSTMGate, "zif", "zif")
+both_gates = pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
+inputs = given(seed=SEEDS, size=st.sampled_from([0.1, 1.0, 5.0]))  # 5 saturates the sigmoids
+
+
+def draw(gate, seed, size):
+    """(parameters, states c (B, S, D), what attention found h (B, S, I)), all random."""
     rng = np.random.default_rng(seed)
-    p = {f"weight_{m}": rng.standard_normal((D, I)) for m in matrices} | {
-        f"bias_{b}": rng.standard_normal(D) for b in biases
-    }
-    c, h, dout = (size * rng.standard_normal((B, S, n)) for n in (D, I, D))
-    by_hand = [
-        [[one_number(kind, p, c[b, s], h[b, s], d) for d in range(D)] for s in range(S)]
-        for b in range(B)
-    ]
-    gate, (out, cache) = module(D, I).double(), forward(p, c, h)
-    gate.load_state_dict({name: torch.tensor(x) for name, x in p.items()})
-    assert np.allclose(out, by_hand, rtol=1e-12, atol=1e-12)
-    assert np.allclose(
-        gate(torch.tensor(c), torch.tensor(h)).detach(), by_hand, rtol=1e-12, atol=1e-12
-    )
-    dc, dh, grads = backward(dout, cache)
-    inputs = p | {"c": c, "h": h}
-    for name, grad in (grads | {"c": dc, "h": dh}).items():
-        direction, ends = rng.standard_normal(grad.shape), []
-        for x in [inputs | {name: inputs[name] + step * direction} for step in (1e-6, -1e-6)]:
-            ends.append((forward(x, x["c"], x["h"])[0] * dout).sum())
-        assert np.isclose(
-            (ends[0] - ends[1]) / 2e-6, (grad * direction).sum(), rtol=1e-6, atol=1e-6
-        )
+    p = {f"weight_{letter}": rng.standard_normal((D, I)) for letter in gate.matrices}
+    p |= {f"bias_{letter}": rng.standard_normal(D) for letter in gate.biases}
+    c = size * rng.standard_normal((B, S, D))
+    h = size * rng.standard_normal((B, S, I))
+    return p, c, h
 
 
-@given(seed=st.integers(0, 2**32 - 1))
-def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
-    rng, config, writer = (
-        np.random.default_rng(seed),
-        memformer.Config(width=D, heads=2, head_width=E),
-        Writer(D, 2, E).double(),
-    )
+@both_gates
+@inputs
+def test_a_gate_is_its_equations(gate, seed, size):
+    """Section 3.4, Eqs. 1-3 and Eqs. 4-7."""
+    p, c, h = draw(gate, seed, size)
+    expected = np.empty((B, S, D))
+    for b, s, d in np.ndindex(B, S, D):
+        expected[b, s, d] = gate.by_hand(p, c[b, s], h[b, s], d)
+
+    by_numpy, _ = gate.forward(p, c, h)
+    compare("NumPy's next state", by_numpy, expected, 1e-12, KEPT)
+    by_torch = loaded(gate.module(D, I), p)(torch.tensor(c), torch.tensor(h))
+    compare("PyTorch's next state", by_torch, expected, 1e-12, KEPT)
+
+
+@both_gates
+@inputs
+def test_a_gates_gradient_is_its_derivative(gate, seed, size):
+    """The backward pass by hand, of the state, of what attention found and of every parameter."""
+    p, c, h = draw(gate, seed, size)
+    dout = np.random.default_rng(seed + 1).standard_normal((B, S, D))
+    _, cache = gate.forward(p, c, h)
+    dc, dh, grads = gate.backward(dout, cache)
+
+    def objective(moved):
+        out, _ = gate.forward(moved, moved["c"], moved["h"])
+        return (out * dout).sum()
+
+    check_gradients(objective, p | {"c": c, "h": h}, grads | {"c": dc, "h": dh})
+
+
+# ----------------------------------------------------------------------------
+# the slots of Memformer
+def next_slot(p, slot, normal_slot, normal_tokens, head):
+    """One head's part (D/H,) of a slot's next value; the slot attends to itself and to tokens."""
+    rows = slice(E * head, E * (head + 1))  # the head's part of queries and keys
+    part = slice(D // H * head, D // H * (head + 1))  # and of values
+    query = p["query"][rows] @ normal_slot + p["query_bias"][rows]
+
+    def score(normal):
+        key = p["key"][rows] @ normal + p["key_bias"][rows]  # one key matrix for slots and tokens
+        return query @ key / sqrt(E)
+
+    def value(token):
+        return p["value"][part] @ token + p["value_bias"][part]
+
+    scores = [score(normal_slot) + p["retention"][head], *(score(token) for token in normal_tokens)]
+    values = [slot[part], *(value(token) for token in normal_tokens)]  # its own value is itself
+    weights = [exp(score) / sum(map(exp, scores)) for score in scores]  # softmax
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def draw_slots(seed):
+    """(PyTorch's module, its parameters, slots (B, S, D), tokens (B, N, D)), all random."""
+    rng = np.random.default_rng(seed)
+    writer = Writer(D, H, E).double()
     p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
-    slots, tokens, dout, by_hand = (
-        *(rng.standard_normal((B, rows, D)) for rows in (S, N, S)),
-        np.empty((B, S, D)),
-    )
-    itself, others = (
-        memformer.layer_norm_forward(p, name, x)[0]
-        for name, x in (("memory_norm", slots), ("norm", tokens))
-    )
-    for b, s, head in itertools.product(range(B), range(S), range(2)):
-        rows, part = (
-            slice(E * head, E * (head + 1)),
-            slice(D // 2 * head, D // 2 * (head + 1)),
-        )  # this head's, of keys and values
-        query = p["query"][rows] @ itself[b, s] + p["query_bias"][rows]
-        scores = (
-            np.stack([itself[b, s], *others[b]]) @ p["key"][rows].T @ query / E**0.5
-        )  # (1 + N,), the slot's own first
-        weights = np.exp(scores + p["retention"][head] * (np.arange(1 + N) == 0))
-        values = np.stack(
-            [slots[b, s, part], *(others[b] @ p["value"][part].T + p["value_bias"][part])]
+    slots = rng.standard_normal((B, S, D))
+    tokens = rng.standard_normal((B, N, D))
+    return loaded(writer, p), p, slots, tokens
+
+
+@given(seed=SEEDS)
+def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
+    """Section 2.2.3: if a slot attends only to itself, its information does not change."""
+    writer, p, slots, tokens = draw_slots(seed)
+    normal_slots, _ = memformer.layer_norm_forward(p, "memory_norm", slots)
+    normal_tokens, _ = memformer.layer_norm_forward(p, "norm", tokens)
+    expected = np.empty((B, S, H, D // H))
+    for b, s, head in product(range(B), range(S), range(H)):
+        expected[b, s, head] = next_slot(p, slots[b, s], normal_slots[b, s], normal_tokens[b], head)
+    expected = expected.reshape(B, S, D)  # heads beside each other
+
+    by_numpy, _ = memformer.slot_attention_forward(p, CONFIG, slots, tokens, None)
+    compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED)
+    by_torch = writer(torch.tensor(slots), torch.tensor(tokens))
+    compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)
+
+
+def test_the_slots_gradient_is_their_derivative():
+    """The backward pass by hand, of slots, tokens and every parameter, retention among them."""
+    _, p, slots, tokens = draw_slots(0)
+    dout = np.random.default_rng(1).standard_normal((B, S, D))
+    _, cache = memformer.slot_attention_forward(p, CONFIG, slots, tokens, None)
+    dslots, dtokens, grads = memformer.slot_attention_backward(CONFIG, dout, cache)
+
+    def objective(moved):
+        out, _ = memformer.slot_attention_forward(
+            moved, CONFIG, moved["slots"], moved["tokens"], None
         )
-        by_hand[b, s, part] = weights @ values / weights.sum()
-    writer.load_state_dict({name: torch.tensor(x) for name, x in p.items()})
-    out, cache = memformer.slot_attention_forward(p, config, slots, tokens, None)
-    assert np.allclose(out, by_hand, rtol=1e-9, atol=1e-9)
-    assert np.allclose(
-        writer(torch.tensor(slots), torch.tensor(tokens)).detach(), by_hand, rtol=1e-9, atol=1e-9
+        return (out * dout).sum()
+
+    given_all = p | {"slots": slots, "tokens": tokens}
+    check_gradients(objective, given_all, grads | {"slots": dslots, "tokens": dtokens})
+
+
+# ----------------------------------------------------------------------------
+def loaded(module, p):
+    """PyTorch's module with these parameters, in float64."""
+    module.double().load_state_dict({name: torch.tensor(array) for name, array in p.items()})
+    return module
+
+
+def check_gradients(objective, inputs, gradients):
+    """Compare each number of each gradient with (objective(x + h) - objective(x - h)) / 2h."""
+    assert gradients.keys() == inputs.keys(), f"the gradients are of {list(gradients)}"
+    for name, array in inputs.items():
+        differences = np.empty(array.shape)
+        for at in np.ndindex(array.shape):
+            ends = []
+            for step in (STEP, -STEP):
+                moved = array.copy()
+                moved[at] += step
+                ends.append(objective(inputs | {name: moved}))
+            differences[at] = (ends[0] - ends[1]) / (2 * STEP)
+        compare(f"the gradient of {name}", gradients[name], differences, 1e-6, LEARNED)
+
+
+def compare(what, found, expected, tolerance, meaning):
+    """Fail, naming the place and both numbers, unless two arrays are equal."""
+    found = torch.as_tensor(found).detach().numpy()
+    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
+    excess = np.abs(found - expected) - tolerance * (1 + np.abs(expected))
+    at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
+    assert excess[at] <= 0, (
+        f"{what} at {[*map(int, at)]} is {found[at]:.9g}, expected {expected[at]:.9g}: {meaning}"
     )
-    moved = [p | {"retention": p["retention"] + x} for x in (1e-6, -1e-6)]
-    above, below = (
-        memformer.slot_attention_forward(x, config, slots, tokens, None)[0] for x in moved
-    )
-    by_backward = memformer.slot_attention_backward(config, dout, cache)[2]["retention"].sum()
-    assert np.isclose(((above - below) * dout).sum() / 2e-6, by_backward, rtol=1e-6, atol=1e-6)

@@ -1,8 +1,14 @@
-"""Who sees whom: the attention masks as pictures, compared with what the models do. `pytest -s` prints what was found.
+"""Who sees whom: every attention mask as a picture, compared with what the models do.
 
-A row is a query, a column a key, x if the query sees it. No mask is read: a key is changed, and queries whose output
-changes are marked. NumPy and PyTorch must both give the picture. One layer: nothing is seen through other tokens.
+A row of a picture is a query, one of the 4 tokens of a segment. A column is a key: a row of the
+state, or a token. There is an x where the query sees the key. No mask of ours is read to find out:
+a key is changed, and the queries whose output changes have seen it. NumPy and PyTorch must both
+give the picture. The models have one layer, or else a query would see more keys through other
+tokens. `pytest -s` prints what was found.
 """
+
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,125 +18,203 @@ from accelerated.attention import sliding_window
 from accelerated.models import model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 
-SIZES = {"vocabulary": 19, "width": 12, "heads": 3, "feed_forward": 7}
-BLOCKS = SIZES | {
-    "head_width": 8,
-    "layers": 1,
-    "window": 2,
-    "segment": 4,
-    "states": 5,
-    "recurrent_layers": (1,),
+# Sizes differ, so that no axis is taken for another: N is 4, S is 5, W is 2
+SIZES = {"vocabulary": 19, "width": 18, "heads": 3, "feed_forward": 7, "segment": 4}
+LAYER = SIZES | {"layers": 1, "head_width": 8}
+BLOCKS = LAYER | {"window": 2, "states": 5, "recurrent_layers": (1,)}
+ROWS = LAYER | {"memory": 5, "compressed_memory": 2, "compression_rate": 2}
+XL = ROWS | {"compressed_memory": 0}
+SLOTS = SIZES | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 8, "slots": 5}
+GPT2 = SIZES | {"layers": 1, "insertion_layers": (1,), "vectors": 2}
+GPT2 |= {"max_positions": 9, "module_width": 5}
+
+
+class Model(NamedTuple):
+    reference: ModuleType
+    sizes: dict
+    keys: dict  # {a field of the state, or "tokens": the axis along which its keys stand}
+    picture: str  # a column for each key, in this order
+
+
+ENCODER = "Memformer's encoder"
+MODELS = {
+    # Section 3.2: all states, the W = 2 tokens before a token and, through the residual, the token.
+    # The second block's states have read the first block and the one before
+    "Block-Recurrent": Model(
+        block_recurrent,
+        BLOCKS,
+        {"states": 2, "values": 3, "tokens": 1},
+        """
+        xxxxx xx x...
+        xxxxx .x xx..
+        xxxxx xx xxx.
+        xxxxx xx xxxx
+        """,
+    ),
+    # All of the memory, and the tokens up to itself
+    "Transformer-XL": Model(
+        compressive,
+        XL,
+        {"memory": 2, "tokens": 1},
+        """
+        xxxxx x...
+        xxxxx xx..
+        xxxxx xxx.
+        xxxxx xxxx
+        """,
+    ),
+    # Figure 1: compressed memory besides
+    "Compressive": Model(
+        compressive,
+        ROWS,
+        {"compressed": 2, "memory": 2, "tokens": 1},
+        """
+        xx xxxxx x...
+        xx xxxxx xx..
+        xx xxxxx xxx.
+        xx xxxxx xxxx
+        """,
+    ),
+    # Figure 2a: by its encoder all slots and the segment before, and the tokens up to itself
+    "Memformer": Model(
+        memformer,
+        SLOTS,
+        {"memory": 2, "previous": 1, "tokens": 1},
+        """
+        xxxxx xxxx x...
+        xxxxx xxxx xx..
+        xxxxx xxxx xxx.
+        xxxxx xxxx xxxx
+        """,
+    ),
+    # Its queries are the tokens of the segment before: each sees all of them
+    ENCODER: Model(
+        memformer,
+        SLOTS,
+        {"memory": 2, "previous": 1},
+        """
+        xxxxx xxxx
+        xxxxx xxxx
+        xxxxx xxxx
+        xxxxx xxxx
+        """,
+    ),
+    # Figure 1: what the windows before have left, and the tokens up to itself
+    "Recurrence in GPT-2": Model(
+        pretrained_recurrence,
+        GPT2,
+        {"pooled": 0, "tokens": 1},
+        """
+        x x...
+        x xx..
+        x xxx.
+        x xxxx
+        """,
+    ),
 }
-ROWS = SIZES | {
-    "head_width": 8,
-    "layers": 1,
-    "segment": 4,
-    "memory": 5,
-    "compressed_memory": 2,
-    "compression_rate": 2,
-}
-SLOTS = SIZES | {
-    "head_width": 8,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "segment": 4,
-    "slots": 5,
-}
-GPT = SIZES | {
-    "layers": 1,
-    "segment": 4,
-    "max_positions": 6,
-    "insertion_layers": (1,),
-    "vectors": 2,
-    "module_width": 5,
-}
-MODELS = {  # the model, its sizes, and its columns: {field of the state, or tokens: the axis along which its keys stand}
-    "recurrent": (block_recurrent, BLOCKS, {"states": 2, "values": 3, "tokens": 1}),
-    "Transformer-XL": (compressive, ROWS | {"compressed_memory": 0}, {"memory": 2, "tokens": 1}),
-    "compressive": (compressive, ROWS, {"compressed": 2, "memory": 2, "tokens": 1}),
-    "Memformer": (memformer, SLOTS, {"memory": 2, "previous": 1, "tokens": 1}),
-    "its encoder": (memformer, SLOTS, {"memory": 2, "previous": 1}),
-    "GPT-2": (pretrained_recurrence, GPT, {"pooled": 0, "tokens": 1}),
-}
-# sliding: the W = 2 tokens before, not the token (3.1); recurrent adds the token itself and the block before (3.2)
-PICTURES = """
-sliding | recurrent     | Transformer-XL | compressive   | Memformer       | its encoder | GPT-2
-xx .... | xxxxx xx x... | xxxxx x...     | xx xxxxx x... | xxxxx xxxx x... | xxxxx xxxx  | x x...
-.x x... | xxxxx .x xx.. | xxxxx xx..     | xx xxxxx xx.. | xxxxx xxxx xx.. | xxxxx xxxx  | x xx..
-.. xx.. | xxxxx xx xxx. | xxxxx xxx.     | xx xxxxx xxx. | xxxxx xxxx xxx. | xxxxx xxxx  | x xxx.
-.. .xx. | xxxxx xx xxxx | xxxxx xxxx     | xx xxxxx xxxx | xxxxx xxxx xxxx | xxxxx xxxx  | x xxxx"""
-COLUMNS = zip(*(line.split("|") for line in PICTURES.split("\n")[1:]), strict=True)
-PICTURE = {name.strip(): [row.replace(" ", "") for row in rows] for name, *rows in COLUMNS}
+# Block-Recurrent's attention by itself: the W = 2 tokens before a token, some in the block before
+SLIDING = """
+        xx ....
+        .x x...
+        .. xx..
+        .. .xx.
+        """
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_a_model_sees_what_its_picture_shows(name):
-    ref, sizes, axes = MODELS[name]
-    config, text = (
-        ref.Config(**sizes),
-        np.random.default_rng(0).integers(18, size=(2, 1, sizes["segment"])),
-    )  # + 1 is a token too
-    model = model_class(ref.__name__.partition(".")[2])(config).double().eval()
-    params = {name: parameter.numpy() for name, parameter in model.named_parameters()}
-    state = ref.forward(params, config, text[0], ref.initial_state(params, config, 1))[1]
-    reads = {  # {what makes one side's arrays: (tokens, fields of the state) -> what must change if a query sees the key}
-        np.asarray: lambda tokens, **fields: ref.forward(
-            params, config, tokens, type(state)(**fields)
-        )[0],
-        torch.tensor: lambda tokens, **fields: (
-            model(tokens, type(model.initial_state(1))(**fields)).logits
-        ),
-    }
-    if name == "its encoder":
-        reads = {
-            np.asarray: lambda memory, previous, **_: ref.encoder_forward(
-                params, config, previous, memory[:, 0], None, None
-            )[0],
-            torch.tensor: lambda memory, previous, **_: model.encoder(
-                model.embedding[previous], memory[:, 0], None
-            ),
-        }
-    for array, read in reads.items():
-        inputs, columns = state._asdict() | {"tokens": text[1]}, []
-        before = read(**{name: array(x) for name, x in inputs.items()})
-        for field, axis in axes.items():
-            for key in range(inputs[field].shape[axis]):
-                changed = inputs[field].copy()
-                np.moveaxis(changed, axis, 0)[key, ..., 0] += (
-                    1  # this key's first number, in every layer and head
-                )
-                after = read(**{name: array(x) for name, x in (inputs | {field: changed}).items()})
-                columns.append(
-                    (abs(after - before)[0] > 1e-9).any(-1)
-                )  # (N,): which queries saw it
-        found = ["".join(np.where(row, "x", ".")) for row in np.array(columns).T]
-        print(f"\n{name}", *found, sep="\n")
-        assert found == PICTURE[name]
+    """A token sees the memory that its paper gives it, and no token after it."""
+    ref, sizes, keys, picture = MODELS[name]
+    config = ref.Config(**sizes)
+    model = model_class(ref.__name__.removeprefix("reference."))(config).double().eval()
+    params = {key: parameter.numpy() for key, parameter in model.named_parameters()}
+    # Two segments: one that the state is of, and one that is read. A token plus 1 is another token
+    text = np.random.default_rng(0).integers(config.vocabulary - 1, size=(2, 1, config.segment))
+    _, state, _ = ref.forward(params, config, text[0], ref.initial_state(params, config, 1))
+    inputs = state._asdict() | {"tokens": text[1]}
+
+    read = encoder_in_numpy if name == ENCODER else model_in_numpy
+    compare(
+        f"{name} in NumPy", inputs, keys, picture, lambda given: read(ref, params, config, given)
+    )
+    read = encoder_in_pytorch if name == ENCODER else model_in_pytorch
+    compare(f"{name} in PyTorch", inputs, keys, picture, lambda given: read(model, given))
+
+
+def model_in_numpy(ref, params, config, inputs):
+    """The logits (1, N, V) of inputs: the state's fields and tokens."""
+    fields = {field: inputs[field] for field in ref.State._fields}
+    logits, _, _ = ref.forward(params, config, inputs["tokens"], ref.State(**fields))
+    return logits
+
+
+def model_in_pytorch(model, inputs):
+    state_class = type(model.initial_state(1))
+    state = state_class(*(torch.tensor(inputs[field]) for field in state_class._fields))
+    return model(torch.tensor(inputs["tokens"]), state).logits.numpy()
+
+
+def encoder_in_numpy(ref, params, config, inputs):
+    """The encoder's hidden states (1, N, D) of the segment before."""
+    slots = inputs["memory"][:, 0]
+    encoded, *_ = ref.encoder_forward(params, config, inputs["previous"], slots, None, None)
+    return encoded
+
+
+def encoder_in_pytorch(model, inputs):
+    slots = torch.tensor(inputs["memory"][:, 0])
+    x = model.embedding[torch.tensor(inputs["previous"])]
+    return model.encoder(x, slots, None).numpy()
+
+
+def compare(who, inputs, keys, picture, read):
+    """Fail, naming the query and the key, unless each key changes the outputs that see it."""
+    before = read(inputs)
+    columns = {}  # {the key's name: which queries see it (N,)}
+    for name, axis in keys.items():
+        for number in range(inputs[name].shape[axis]):
+            changed = inputs[name].copy()
+            key = np.moveaxis(changed, axis, 0)[number]
+            key[..., 0] += 1  # its first number, in every layer and head
+            difference = np.abs(read(inputs | {name: changed}) - before)[0]  # (N, D or V)
+            columns[f"key {number} of {name}"] = (difference > 1e-9).any(axis=-1)
+    found = np.stack(list(columns.values()), axis=1)  # (N, keys)
+    check_picture(who, found, picture, list(columns))
+
+
+def check_picture(who, found, picture, names):
+    """Fail at the first place where found (N, keys) is not what the picture shows."""
+    rows = [row.replace(" ", "") for row in picture.split("\n") if row.strip()]
+    expected = np.array([[letter == "x" for letter in row] for row in rows])
+    print(f"\n{who}", *("".join("x" if seen else "." for seen in row) for row in found), sep="\n")
+    for query, key in np.argwhere(found != expected):
+        sees = "sees" if found[query, key] else "does not see"
+        pytest.fail(f"{who}: token {query} {sees} {names[key]}, unlike in its picture:{picture}")
 
 
 def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_token():
-    """The values are one-hot, so that what a query reads is its weights."""
-    rng, scale, config = (
-        np.random.default_rng(0),
-        np.array([2.0, 3.0, 1.0]),
-        block_recurrent.Config(**BLOCKS),
-    )
-    query, keys, bias = (
-        rng.standard_normal(shape) for shape in ((1, 3, 4, 6), (1, 3, 6, 6), (3, 8))
-    )
-    given, p = (
-        (query, keys, np.tile(np.eye(6), (1, 3, 1, 1))),
-        {"scale": scale, "position_bias": bias},
-    )
-    by_numpy, _ = block_recurrent.sliding_attention_forward(p, config, *given, None)
-    query, keys, values, scale, bias = map(torch.tensor, (*given, scale, bias))
-    by_distance = sliding_window.score_offset(
-        bias, scale, *sliding_window.tables_by_distance(2, 8, 128)
-    )
-    offset = sliding_window.by_query_and_key(by_distance, 2)
-    for weights in (
-        *by_numpy[0],
-        *sliding_window.sliding_attention(query * scale[:, None, None], keys, values, offset)[0],
-    ):
-        assert ["".join(np.where(row > 0, "x", ".")) for row in weights] == PICTURE["sliding"]
+    """Section 3.1. The keys' values are one-hot here, so that what a query reads is its weights."""
+    config = block_recurrent.Config(**BLOCKS)
+    rng = np.random.default_rng(0)
+    heads, queries = 3, 4
+    count = config.window + queries  # keys of the block before, and of the segment
+    query = rng.standard_normal((1, heads, queries, count))
+    keys = rng.standard_normal((1, heads, count, count))
+    values = np.tile(np.eye(count), (1, heads, 1, 1))
+    scale = np.array([2.0, 3.0, 1.0])  # (H,)
+    bias = rng.standard_normal((heads, 10))  # by bucket of distances
+
+    p = {"scale": scale, "position_bias": bias}
+    by_numpy, _ = block_recurrent.sliding_attention_forward(p, config, query, keys, values, None)
+    query, keys, values, scale, bias = map(torch.tensor, (query, keys, values, scale, bias))
+    tables = sliding_window.tables_by_distance(config.window, 10, config.max_distance)
+    by_distance = sliding_window.score_offset(bias, scale, *tables)
+    offset = sliding_window.by_query_and_key(by_distance, config.window)
+    scaled = query * scale[:, None, None]
+    by_pytorch = sliding_window.sliding_attention(scaled, keys, values, offset)
+
+    names = [f"key {key}" for key in range(count)]
+    for head in range(heads):
+        check_picture("NumPy's attention", by_numpy[0, head] > 0, SLIDING, names)
+        check_picture("PyTorch's attention", by_pytorch[0, head].numpy() > 0, SLIDING, names)

@@ -1,110 +1,290 @@
-"""Memory Replay Back-Propagation gives the gradients of full back-propagation through time (Memformer, 2.4, Algorithm 1).
+"""Memory Replay Back-Propagation has the gradients of full back-propagation through time.
 
-Full BPTT keeps the activations of all segments. MRBP keeps only the memories, which a first pass computes without gradient. Then
-each segment, from the last to the first, is computed again and goes backward from its loss and from its next memory.
+Memformer, section 2.4 and Algorithm 1. A document is read segment by segment. Segment t reads the
+memory M_t and writes M_{t+1}:
+
+    M_0 --> segment 0 --> M_1 --> segment 1 --> M_2 --> segment 2 --> M_3
+                |                     |                     |
+              loss 0                loss 1                loss 2
+
+Segment 0 should write what segment 2 will need, so the gradient of loss 2 has to come back to it,
+through M_2 and M_1.
+
+Full back-propagation through time (BPTT) keeps the activations of all segments until the backward
+pass begins. Memory Replay Back-Propagation (MRBP) keeps only the memories, which are small:
+
+1. A first pass without gradients puts M_0, M_1 and M_2 into the replay buffer.
+2. Each segment is computed a second time, from the last to the first. Two gradients go backward
+   through segment t, into the weights and into M_t: that of its loss, and that of M_{t+1}, which
+   segment t + 1 has just left.
+
+So every segment is computed twice, and the activations of only one exist at a time. `full_bptt` and
+`memory_replay` below are the two methods on a model of three matrices. Then come the Memformers, in
+NumPy and in PyTorch. All numbers are float64.
 """
 
+import weakref
+
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.memformer import Memformer
-from accelerated.replay import memory_replay, through_time
-from reference.memformer import Config
+from accelerated.memformer import Memformer, State
+from reference import memformer as ref
 
-SEEDS, SHARES = st.integers(0, 2**31), st.sampled_from([0.0, 0.3, 1.0])
-V, D, B, N = 11, 6, 3, 4  # vocabulary, width, lanes (documents side by side), tokens in a segment
-SIZES = {
-    "vocabulary": V,
-    "width": D,
-    "heads": 2,
-    "head_width": 5,
-    "feed_forward": 7,
-    "segment": N,
-    "slots": 3,
-}
+# No two sizes are equal, so that no axis is taken for another
+V, B, D, N, S = 11, 8, 6, 4, 3  # vocabulary, lanes (documents side by side), width, tokens, slots
+SIZES = {"vocabulary": V, "width": D, "segment": N, "slots": S, "decoder_layers": 1}
+SIZES |= {"heads": 2, "head_width": 5, "feed_forward": 7}
+RELATIVE, ABSOLUTE = 1e-9, 1e-12  # tolerances; float64 rounds at 1e-16
 
 
-def model(weights, tokens, targets, memory):
-    """The loss of a segment, whose tokens (B, N) see memory (B, D), and the next memory, made of old memory and mean token."""
+# ----------------------------------------------------------------------------
+# the two methods, on a model of three matrices
+def read_segment(weights, tokens, targets, memory):
+    """(loss, next memory) of a segment, whose tokens (B, N) see memory (B, D)."""
     embedding, keep, write = weights
     x = embedding[tokens]  # (B, N, D)
     logits = torch.tanh(x + memory[:, None]) @ embedding.T  # (B, N, V)
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    return loss, torch.tanh(memory @ keep + x.mean(1) @ write)
+    next_memory = torch.tanh(memory @ keep + x.mean(1) @ write)  # (B, D)
+    return loss, next_memory
 
 
 def full_bptt(weights, rollout, memory):
-    """Autograd through everything: one graph of all segments."""
+    """One graph of all segments, and one backward pass through all of it."""
     total = 0.0
     for tokens, targets in rollout:
-        loss, memory = model(weights, tokens, targets, memory)
+        loss, memory = read_segment(weights, tokens, targets, memory)
         total = total + loss
     total.backward()
 
 
-def mrbp(weights, rollout, memory):
-    """Algorithm 1, with the numbers of its lines."""
+def memory_replay(weights, rollout, first_memory):
+    """Algorithm 1, with the numbers of its lines. It leaves the same gradients in .grad."""
+    memory = first_memory.detach()
     replay_buffer = [memory]  # 1-2
-    for tokens, targets in rollout[:-1]:  # 3
-        with torch.no_grad():
-            replay_buffer.append(model(weights, tokens, targets, replay_buffer[-1])[1])  # 4-5
-    gradient = torch.zeros_like(memory)  # 7
+    with torch.no_grad():
+        for tokens, targets in rollout[:-1]:  # 3
+            _, memory = read_segment(weights, tokens, targets, memory)  # 4
+            replay_buffer.append(memory)  # 5
+
+    gradient = torch.zeros_like(memory)  # 7: no loss depends on the last memory
     for tokens, targets in reversed(rollout):  # 8
-        memory = replay_buffer.pop().detach().requires_grad_()
-        loss, next_memory = model(weights, tokens, targets, memory)  # 9-10
+        memory = replay_buffer.pop().requires_grad_()
+        loss, next_memory = read_segment(weights, tokens, targets, memory)  # 9-10
         loss.backward(retain_graph=True)  # 11
         next_memory.backward(gradient)  # 12
-        gradient = memory.grad
+        gradient = memory.grad  # what lines 11 and 12 left: the gradient of M_t
+    first_memory.grad = gradient
 
 
-@given(seed=SEEDS, segments=st.integers(2, 4))
-def test_algorithm_1_gives_the_gradients_of_autograd_through_everything(seed, segments):
+def small_setting(segments):
+    """(weights and first memory by name, rollout), all random."""
+    shapes = {"embedding": (V, D), "keep": (D, D), "write": (D, D), "the first memory": (B, D)}
+    arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
+    rollout = torch.randint(V, (segments, 2, B, N))  # tokens and targets of each segment
+    return arrays, rollout
+
+
+def gradients_by(method, arrays, rollout):
+    """{name: gradient} of the weights and of the first memory."""
+    leaves = {name: array.clone().requires_grad_() for name, array in arrays.items()}
+    *weights, memory = leaves.values()
+    method(weights, rollout, memory)
+    return {name: leaf.grad for name, leaf in leaves.items()}
+
+
+@given(seed=st.integers(0, 2**31), segments=st.integers(2, 4))
+def test_algorithm_1_has_the_gradients_of_full_bptt(seed, segments):
+    """Section 2.4: the gradients of the losses and of the next memories are all that BPTT has."""
     torch.manual_seed(seed)
-    start, *weights = (
-        torch.randn(shape, dtype=torch.float64) for shape in ((B, D), (V, D), (D, D), (D, D))
+    arrays, rollout = small_setting(segments)
+    expected = gradients_by(full_bptt, arrays, rollout)
+    found = gradients_by(memory_replay, arrays, rollout)
+    compare("Algorithm 1's gradient", found, expected)
+
+
+class Kept:
+    """Counts the tensors that autograd keeps for the backward pass: now, and at most."""
+
+    def __init__(self):
+        self.now = 0
+        self.most = 0
+
+    def keep(self, tensor):
+        """Called with each tensor that a graph keeps; returns a box that ends with the graph."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        box = Box(tensor.detach())
+        weakref.finalize(box, self.forget)
+        return box
+
+    def forget(self):
+        self.now -= 1
+
+
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def most_kept(method, segments):
+    """The most tensors that autograd keeps at any time."""
+    arrays, rollout = small_setting(segments)
+    kept = Kept()
+    with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda box: box.tensor):
+        gradients_by(method, arrays, rollout)
+    return kept.most
+
+
+def test_mrbp_keeps_no_more_for_a_longer_rollout():
+    """Section 2.4: BPTT stores the activations of all segments, MRBP those of one at a time."""
+    of_3, of_12 = (most_kept(full_bptt, segments) for segments in (3, 12))
+    assert of_12 == 4 * of_3, (
+        f"BPTT keeps {of_3} tensors for 3 segments and {of_12} for 12. It should be 4 times as "
+        "many, so this test does not count what a graph keeps"
     )
-    rollout, copies = (
-        torch.randint(V, (segments, 2, B, N)),
-        [weight.clone().requires_grad_() for weight in weights],
-    )
-    full_bptt([weight.requires_grad_() for weight in weights], rollout, start)
-    mrbp(copies, rollout, start)
-    assert all(
-        torch.allclose(copy.grad, weight.grad, rtol=1e-9, atol=1e-12)
-        for copy, weight in zip(copies, weights, strict=True)
+    of_3, of_12 = (most_kept(memory_replay, segments) for segments in (3, 12))
+    assert of_12 == of_3, (
+        f"MRBP keeps {of_3} tensors for 3 segments and {of_12} for 12. The graph of a segment "
+        "outlives it, and a long rollout will not fit into memory"
     )
 
 
-@given(
-    seed=SEEDS,
-    lanes=st.integers(1, 3),
+# ----------------------------------------------------------------------------
+# Memformer
+SHARES = st.sampled_from([0.0, 0.3, 1.0])
+rollouts = given(
+    seed=st.integers(0, 2**31),
+    encoder_layers=st.integers(0, 1),  # 0 is the decoder-only model
+    lanes=st.sampled_from([1, B]),
     segments=st.integers(1, 3),
-    starting=SHARES,
-    scored=SHARES,
-    encoder=st.integers(0, 1),
+    starting=SHARES,  # the share of lanes in which a segment starts a new document
+    scored=SHARES,  # the share of tokens whose loss counts
 )
-def test_memformer_by_memory_replay_has_the_gradients_of_full_bptt(
-    seed, lanes, segments, starting, scored, encoder
-):
-    """With dropout; documents start within, a share of the tokens is scored, and the rollout goes on from an earlier memory."""
-    memformer = Memformer(
-        Config(**SIZES, encoder_layers=encoder, decoder_layers=1, dropout=0.2), seed
-    ).double()
-    torch.manual_seed(seed)
-    text, chance = torch.randint(V, (segments, 2, lanes, N)), torch.rand(segments, lanes, N + 1)
-    rollout = [
-        Segment(*pair, draw[:, 1:] < scored, draw[:, 0] < starting)
-        for pair, draw in zip(text, chance, strict=True)
-    ]
-    state, found = memformer.advance(rollout[0].tokens, memformer.initial_state(lanes)), []
-    for method in (through_time, memory_replay):
-        memformer.zero_grad()
-        torch.manual_seed(seed)  # both drop the same
-        loss, _, after = method(memformer, rollout, state)
-        found.append(
-            [loss, after.memory, *(p.grad for p in memformer.parameters() if p.grad is not None)]
+
+
+def setting(seed, encoder_layers, lanes, segments, starting, scored, dropout=0.0):
+    """(PyTorch's model, its parameters in NumPy, a random rollout, a state in mid-document)."""
+    config = ref.Config(**SIZES, encoder_layers=encoder_layers, dropout=dropout)
+    model = Memformer(config, seed)
+    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+    rng = np.random.default_rng(seed)
+    rollout = []
+    for _ in range(segments):
+        tokens, targets = rng.integers(V, size=(2, lanes, N))
+        is_scored = rng.random((lanes, N)) < scored
+        starts = rng.random(lanes) < starting
+        rollout.append(ref.Segment(tokens, targets, is_scored, starts))
+
+    start = ref.initial_state(params, config, lanes)
+    state = ref.advance(params, config, rng.integers(V, size=(lanes, N)), start)
+    return model, params, rollout, state
+
+
+def by_autograd(model, rollout, state):
+    """Full BPTT as above: {name: gradient}, the mean loss and the last memory."""
+    first_memory = torch.tensor(state.memory, requires_grad=True)
+    memory = first_memory
+    previous = torch.tensor(state.previous)
+    total = torch.zeros(())
+    for segment in rollout:
+        tokens, targets, scored, starts = map(torch.tensor, segment[:4])
+        start = model.initial_state(len(starts))  # which a new document reads, in its lane
+        memory = torch.where(starts[:, None, None, None], start.memory, memory)
+        previous = torch.where(starts[:, None], start.previous, previous)
+        logits, (memory, previous), _ = model(tokens, State(memory, previous))
+        total = total + cross_entropy(logits[scored], targets[scored], reduction="sum")
+
+    scored_tokens = sum(int(segment.scored.sum()) for segment in rollout)
+    loss = total / max(1, scored_tokens)
+    leaves = {"the first memory": first_memory} | dict(model.named_parameters())
+    grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True)), {"the loss": loss, "the last memory": memory}
+
+
+def in_numpy(method, params, config, rollout, state, seed=None):
+    """The same by a method of reference/memformer.py; a seed turns dropout on."""
+    loss, grads, dstate, after = method(params, config, rollout, state, seed)
+    assert dstate is not None, (
+        f"{method.__name__} returns no gradient of the memory that the rollout begins with, "
+        "so back-propagation could not go on into an earlier rollout"
+    )
+    grads = grads | {"the first memory": dstate.memory}
+    return grads, {"the loss": loss, "the last memory": after.memory}
+
+
+def in_pytorch(method, model, rollout, state):
+    """The same by a method of accelerated/replay.py, which stops at the first memory."""
+    segments = [Segment(*map(torch.tensor, segment[:4])) for segment in rollout]
+    model.zero_grad()
+    torch.manual_seed(7)
+    loss, _, after = method(model, segments, State(*map(torch.tensor, state)))
+    grads = {}
+    for name, parameter in model.named_parameters():
+        grads[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return grads, {"the loss": loss, "the last memory": after.memory}
+
+
+@rollouts
+def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
+    """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""
+    model, params, rollout, state = setting(**drawn)
+    expected, values = by_autograd(model, rollout, state)
+    found, found_values = in_numpy(ref.memory_replay, params, model.config, rollout, state)
+    compare("memory_replay's value", found_values, values)
+    compare("memory_replay's gradient", found, expected)
+
+
+@rollouts
+def test_pytorchs_memory_replay_has_the_gradients_of_full_bptt(**drawn):
+    """The method that trains. A rollout's gradients stop at its first memory."""
+    model, _, rollout, state = setting(**drawn)
+    expected, values = by_autograd(model, rollout, state)
+    del expected["the first memory"]
+    found, found_values = in_pytorch(replay.memory_replay, model, rollout, state)
+    compare("memory_replay's value", found_values, values)
+    compare("memory_replay's gradient", found, expected)
+
+
+@rollouts
+def test_numpys_replay_drops_the_same_entries_both_times(**drawn):
+    """The second computation of a segment is the first one's, with the same dropout."""
+    model, params, rollout, state = setting(**drawn, dropout=0.2)
+    given_all = (params, model.config, rollout, state)
+    expected, values = in_numpy(ref.through_time, *given_all, seed=1)
+    found, found_values = in_numpy(ref.memory_replay, *given_all, seed=1)
+    compare("with dropout, memory_replay's value", found_values, values)
+    compare("with dropout, memory_replay's gradient", found, expected)
+
+
+@rollouts
+def test_pytorchs_replay_drops_the_same_entries_both_times(**drawn):
+    """The same of PyTorch, where each segment has a seed of its own."""
+    model, _, rollout, state = setting(**drawn, dropout=0.2)
+    expected, values = in_pytorch(replay.through_time, model, rollout, state)
+    found, found_values = in_pytorch(replay.memory_replay, model, rollout, state)
+    compare("with dropout, memory_replay's value", found_values, values)
+    compare("with dropout, memory_replay's gradient", found, expected)
+
+
+# ----------------------------------------------------------------------------
+def compare(what, found, expected):
+    """Fail, naming the array, the place and both numbers, unless all arrays are equal."""
+    assert found.keys() == expected.keys(), f"{what} is of {list(found)}, not of {list(expected)}"
+    for name, right in expected.items():
+        right = torch.as_tensor(right).detach().numpy()
+        array = torch.as_tensor(found[name]).detach().numpy()
+        assert array.shape == right.shape, f"{what} of {name} has shape {array.shape}"
+        excess = np.abs(array - right) - RELATIVE * np.abs(right) - ABSOLUTE
+        at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
+        assert excess[at] <= 0, (
+            f"{what} of {name} at {[*map(int, at)]} is {array[at]:.6g}, BPTT's {right[at]:.6g}. "
+            "Training by it would not learn what full BPTT learns"
         )
-    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(*found, strict=True))
