@@ -24,7 +24,7 @@ from accelerated.evaluation.score import NAN, TrainedRun, carries_nothing
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
-from accelerated.training.options import changed
+from accelerated.training.fields import changed
 from accelerated.training.process import choose_device
 from accelerated.training.settings import Settings, settings_from
 

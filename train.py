@@ -1,15 +1,17 @@
 """Train a long-memory Transformer: python train.py --help.
 
-The loop is in `train`. A Run (accelerated/training/run.py) holds all that the loop needs; opening.py beside it opens one.
+The loop is in `train`. A Run (accelerated/training/run.py) holds all that the loop needs;
+opening.py beside it opens one.
 
     lane       one of B documents that are read side by side; each has its own state
     segment    the next N tokens of every lane, which the model reads at once
-    rollout    the `horizon` segments of one iteration; gradient flows through the state between them
-    scored     a token is scored if its prediction counts: not padding, not tokens repeated by an overlap
+    rollout    the `horizon` segments of one iteration; gradient flows through their states
+    scored     a token is scored if its prediction counts: not padding, not repeated by an overlap
 """
 
 from accelerated.program.errors import begin_program, run_program
 
+command = ()
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     command = begin_program("train.py", "accelerated.training.options")
 
@@ -31,127 +33,124 @@ END = "⟫"  # of the prompt in a printed sample
 
 def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
-    training, first, stopped = run.settings.training, process.rank() == 0, False
-    left, bar = (
-        range(run.step + 1, training.steps + 1),
-        Progress("training", training.steps, "step", run.step, show=first),
-    )
-    with Interruption(told=first) as interruption, bar as steps:
-        for run.step in left:
+    training = run.settings.training
+    first = process.rank() == 0
+    progress = Progress("training", training.steps, "step", run.step, show=first)
+    with Interruption(told=first) as interruption, progress as bar:
+        while not run.ended:
+            run.step += 1
+
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
 
             # Forward and backward: add to the gathered gradients, move the state on
-            measured = forward_and_backward(run, segments, scored)
+            loss, auxiliary = forward_and_backward(run, segments, scored)
+            measured = {"loss": loss} | auxiliary
 
             # Average and clip the gradients, or gather those of more iterations first
-            if update_due := optimization.update_due(run.step, training):
-                process.average_gradients(run.model.parameters(), run.device)
-                measured["gradient's norm"] = optimization.average_and_clip(
-                    run.model, run.gathered, training.clip
-                )
-
-            # Read what was measured, which is all that an iteration waits for; then update the parameters
-            measured = process.read_numbers(measured)
-            optimization.check_finite(run.step, measured)
-            nats, run.gradient_norm = (
-                measured.pop("loss"),
-                measured.pop("gradient's norm", run.gradient_norm),
-            )
+            update_due = optimization.update_due(run.step, training)
             if update_due:
-                update(run)
+                process.average_gradients(run.model.parameters(), run.device)
+                norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
+                measured["gradient's norm"] = norm
+
+            # Read what was measured, which is all that an iteration waits for
+            numbers = process.read_numbers(measured)
+            optimization.check_finite(run.step, numbers)
+
+            # Update the parameters
+            rate = optimization.learning_rate(run.step, training)
+            if update_due:
+                run.gradient_norm = numbers["gradient's norm"]
+                optimization.set_learning_rate(run.optimizer, rate)
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                run.gathered = 0
 
             # Log: sums here, written as means
-            run.log.add(nats, scored, text_bytes)
-            show_progress(run, steps, nats / max(1, text_bytes), auxiliary=measured)
+            run.nats += numbers["loss"]
+            run.scored += scored
+            run.text_bytes += text_bytes
+            losses = {name: numbers[name] for name in auxiliary}
+            show_progress(run, bar, numbers["loss"] / max(1, text_bytes), losses)
             run.note_what_is_due()
             if run.log_due():
-                log_means(run, steps, auxiliary=measured)
+                run.log_means(rate, run.tokens_per_second(bar), losses)
 
-            # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
-            if not run.gathered and (stopped := validate_and_save(run, steps, interruption)):
-                break
-    return (interruption.signal or "a signal") if stopped and not run.ended else None
+            # Validating and saving wait for the next update: a checkpoint has no gathered gradients
+            if not run.gathered and validate_and_save(run, bar, interruption):
+                return None if run.ended else interruption.signal or "a signal"
+    return None
 
 
-def next_segments(run: opening.Run) -> tuple[list, int, int]:
-    """The next `horizon` segments of this process's lanes; the scored tokens and their bytes of text in all lanes."""
+def next_segments(run: opening.Run) -> tuple[list[lanes.Segment], int, int]:
+    """The next `horizon` segments of this process's lanes.
+
+    Also returns how many tokens are scored in all lanes, and the bytes of text that they spell.
+    """
     training = run.settings.training
-    segments, own_lanes = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
+    segments = run.reader.rollout(training.horizon)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
+    own_lanes = process.own_lanes(training.batch)
     mine = [segment.keep_lanes(own_lanes) for segment in segments]
     return mine, replay.count_scored(segments), lanes.count_bytes(segments, run.tokenizer)
 
 
-def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[str, torch.Tensor]:
-    """Add the gradients of a rollout to the gathered ones and move the state on; returns "loss" and the auxiliary losses by name.
+def forward_and_backward(
+    run: opening.Run, segments: list[lanes.Segment], scored: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Add the gradients of a rollout to the gathered ones, and move the state on.
 
-    The loss is this process's summed -log p in nats. The lanes are read in `accumulate` groups, one after another. `scored`
-    counts the tokens of all processes, whose gradients are averaged, not summed.
+    The lanes are read in `accumulate` groups, one after another. `scored` counts the tokens of all
+    processes, whose gradients are averaged, not summed. Returns this process's loss, the summed
+    -log p in nats, and the auxiliary losses by name.
     """
-    training, measured, group_size = run.settings.training, {}, run.lanes_at_once
-    per_process = scored / process.world_size()
+    training = run.settings.training
+    backprop = replay.BACKPROP[training.backprop]
+    scored_by_each = scored / process.world_size()
+    total = torch.zeros((), device=run.device)
+    auxiliary: dict[str, torch.Tensor] = {}
     with run.computing():
-        for first in range(0, len(segments[0].tokens), group_size):
-            rows = slice(first, first + group_size)
-            group, state = (
-                [each.keep_lanes(rows).to(run.device) for each in segments],
-                protocol.keep_lanes(run.state, rows),
-            )
-            loss, auxiliary, state = replay.BACKPROP[training.backprop](
+        for first in range(0, len(segments[0].tokens), run.lanes_at_once):
+            rows = slice(first, first + run.lanes_at_once)
+            loss, losses, state = backprop(
                 run.trained,
-                group,
-                state,
-                scored=per_process,
+                [segment.keep_lanes(rows).to(run.device) for segment in segments],
+                protocol.keep_lanes(run.state, rows),
+                scored=scored_by_each,
                 share=1 / training.accumulate,
                 rank=process.rank(),
             )
             run.state = protocol.put_lanes(run.state, rows, state)
-            for name, value in ({"loss": loss} | auxiliary).items():
-                measured[name] = measured.get(name, 0.0) + value
+            total = total + loss
+            for name, value in losses.items():
+                auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
     run.gathered += 1
-    return measured | {"loss": measured["loss"] * per_process}
-
-
-def update(run: opening.Run) -> None:
-    """Take one optimiser step with the averaged and clipped gradients."""
-    optimization.set_learning_rate(
-        run.optimizer, optimization.learning_rate(run.step, run.settings.training)
-    )
-    run.optimizer.step()
-    run.optimizer.zero_grad()
-    run.gathered = 0
+    return total * scored_by_each, auxiliary
 
 
 def show_progress(
-    run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]
+    run: opening.Run, bar: Progress, nats_per_byte: float, auxiliary: dict[str, float]
 ) -> None:
     """Count an iteration, and show its measurements beside the bar."""
     measure = "bits/byte" if isinstance(run.reader, lanes.Lanes) else "bits/byte over all tasks"
-    compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
-    rate = f"{run.tokens_per_second(steps):,.0f} tokens/s"
-    steps.set_postfix_str(
-        f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False
-    )
-    steps.update()
+    shown = [f"{nats_per_byte / math.log(2):.3f} {measure}"]
+    if auxiliary:
+        shown.append(f"compression loss {sum(auxiliary.values()):.4f}")
+    shown.append(f"{run.tokens_per_second(bar):,.0f} tokens/s")
+    bar.set_postfix_str(", ".join(shown), refresh=False)
+    bar.update()
 
 
-def log_means(run: opening.Run, steps: Progress, auxiliary: dict[str, float]) -> None:
-    """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
-    rate = optimization.learning_rate(run.step, run.settings.training)
-    others = {
-        "gradient_norm": run.gradient_norm,
-        "tokens_per_second": run.tokens_per_second(steps),
-    } | auxiliary
-    run.log.record(run.step, learning_rate=rate, **others)
+def validate_and_save(run: opening.Run, bar: Progress, interruption: Interruption) -> bool:
+    """Validate and save if that is due; returns whether a signal stops the run.
 
-
-def validate_and_save(run: opening.Run, steps: Progress, interruption: Interruption) -> bool:
-    """Validate and save if that is due; returns whether a signal stops the run. Processes vote, so that all do the same."""
+    Processes vote, so that all do the same.
+    """
     if run.validation_due and process.rank() == 0:
-        with steps.paused():
-            line = run.note_score(validation_score(run))
-        steps.say(line)
+        with bar.paused():
+            line = run.note_score(validation_score(run, run.model))
+        bar.say(line)
     run.validation_due = False
     [stopped] = process.summed([bool(interruption.signal)], run.device)
     if run.save_due or stopped:
@@ -160,21 +159,29 @@ def validate_and_save(run: opening.Run, steps: Progress, interruption: Interrupt
 
 
 def validation_score(
-    run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None
+    run: opening.Run, model: protocol.Model, clear_memory: bool = False
 ) -> score.Score:
-    """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
+    """The Score of the documents to validate on: the split, or what --validation-segments says."""
     with run.computing(model):
-        return score.evaluate(
-            model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory
-        )
+        return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
 def report(run: opening.Run) -> None:
-    """Print and log the validation score, with the state carried on and with it cleared at every segment."""
-    carried = run.score or validation_score(run)
-    cleared = None if score.carries_nothing(run.model) else validation_score(run, clear_memory=True)
+    """Print and log the last validation, with the state carried on and cleared at each segment."""
+    carried = run.score or validation_score(run, run.model)
+    cleared = None
+    if not score.carries_nothing(run.model):
+        cleared = validation_score(run, run.model, clear_memory=True)
     print(run.last_lines(carried, cleared))
-    run.log.validation(run.step, carried, cleared, final=True)
+    run.log_validation(carried, cleared, final=True)
+
+
+def report_before_training(run: opening.Run, plain: protocol.Model) -> None:
+    """Print the validation of a model to which recurrence is added, with and without it."""
+    added = validation_score(run, run.model).bits_per_byte
+    without = validation_score(run, plain).bits_per_byte
+    both = f"{added:.3f} with the added recurrence, {without:.3f} without"
+    print(f"before training, bits per byte: {both}")
 
 
 def sample(run: opening.Run) -> None:
@@ -183,19 +190,15 @@ def sample(run: opening.Run) -> None:
     document = next(document for document in run.corpus.splits["valid"] if len(document.inputs))
     prompt = torch.as_tensor(document.inputs[:32].astype("int64"))[None]  # (1, n)
     generator = torch.Generator(run.device).manual_seed(training.seed)
+    sampling = continuation.Sampling(temperature=0.8)
     with run.computing():
         tokens = continuation.continue_text(
-            run.model,
-            prompt.to(run.device),
-            training.sample,
-            continuation.Sampling(temperature=0.8),
-            generator,
+            run.model, prompt.to(run.device), training.sample, sampling, generator
         )
         continued = samples.show_text(run.tokenizer, tokens)
     given = samples.show_text(run.tokenizer, prompt[0].tolist())
-    print(
-        f"a sample: the opening of a validation document, and after {END} how the model continues it:"
-    )
+    what = "a sample: the opening of a validation document"
+    print(f"{what}, and after {END} how the model continues it:")
     print(f"{given}{END}{continued}")
 
 
@@ -203,19 +206,12 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with opening.open_run(settings, start) as run:
         if run.plain and process.rank() == 0:
-            bits = [
-                validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)
-            ]
-            print(
-                "before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(
-                    *bits
-                )
-            )
+            report_before_training(run, run.plain)
         run.plain = None  # frees it
         stopped = train(run)
-        resume = run.command("train.py --resume")
         if process.rank() > 0:
             return
+        resume = run.command("train.py --resume")
         if stopped:
             print(f"stopped by {stopped} and saved; continue with: {resume}")
             return

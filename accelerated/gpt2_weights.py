@@ -188,12 +188,14 @@ def load_gpt2(path: str | Path) -> dict:
         for name in ("vocab.json", "tokenizer.json")
         if (file.parent / name).is_file()
     ]
-    data = {"data": "", "tokenizer": str(own[0].absolute()) if own else "gpt2", "recall": {}}
+    data = {"data": "", "tokenizer": str(own[0].absolute()) if own else "gpt2"}
     return {
         "model": "pretrained_recurrence",
         "model_config": dataclasses.asdict(config),
-        "training_config": {},
-        "data_config": data,
+        "training": {},
+        "data": data,
+        "recall": {},
+        "tasks": {},
         "parameters": {
             name: tensor.float().contiguous() for name, tensor in renamed(tensors, config).items()
         },

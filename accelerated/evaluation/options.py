@@ -16,13 +16,9 @@ from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable
-from accelerated.training.options import (
-    OptionParser,
-    add_data_dir,
-    field_help,
-    make_absolute,
-    whole_numbers,
-)
+from accelerated.program.parser import OptionParser, whole_numbers
+from accelerated.training.fields import add_data_dir
+from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
 
 HELP = """Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
@@ -286,11 +282,10 @@ def report_parser(name: str) -> OptionParser:
         parser.add_argument(word, **how)
     for size, models in models_by_size().items() if report.sizes else ():
         if report.model in (None, *models):
-            config = presets_of(models[0]).Config
-            text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
-            parser.add_argument(
-                option_name(size), type=type(getattr(config, size)), metavar="SIZE", help=text
-            )
+            presets = presets_of(models[0])
+            text = f"{presets.HELP[size]} ({', '.join(models)}; default the run's)"
+            kind = type(getattr(presets.Config, size))
+            parser.add_argument(option_name(size), type=kind, metavar="SIZE", help=text)
     if report.splits:
         add_data_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

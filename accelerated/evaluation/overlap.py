@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import TrainedRun, evaluate
 from accelerated.protocol import overlap_of
-from accelerated.training.options import changed
+from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
 

@@ -24,8 +24,8 @@ from accelerated.evaluation.options import at_least
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
+from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
-from accelerated.training.options import OptionParser
 
 ADVICE = "give another --out"
 

@@ -24,8 +24,7 @@ import torch
 
 from accelerated.program.errors import InputError
 from accelerated.program.files import fingerprint, written_whole
-from accelerated.training.folder import checkpoint_path
-from accelerated.training.log import Log, read_metrics
+from accelerated.training.folder import Log, checkpoint_path, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite

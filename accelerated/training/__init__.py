@@ -1,1 +1,1 @@
-"""What a training run is made of: settings, options, optimisation, checkpoints, published weights, processes, the log."""
+"""What a training run is made of: options, settings, its start, optimisation, saving, processes."""

@@ -1,31 +1,23 @@
-"""The command line of train.py: an option for every field of every config, and checks that the options fit together.
+"""The command line of train.py: parse(argv) gives the settings of a run and what it starts from.
 
-eval.py and lab/ build their own parsers from OptionParser.
+A run is resumed, begins with the weights of another run or of a published GPT-2, or starts from
+scratch: there is a function for each. The checks that options fit together are at the end.
 """
 
 import argparse
 import dataclasses
-import difflib
-import functools
-import inspect
+import itertools
 import os
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from accelerated.data.config import (
-    CORPORA,
-    ENCODINGS,
-    DataConfig,
-    check_data,
-    default_data_dir,
-)
+from accelerated.data.config import CORPORA, ENCODINGS, DataConfig, check_data
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import checkpoint_path, new_folder
-from accelerated.training.log import is_finished
+from accelerated.program.parser import OptionParser
+from accelerated.training.fields import add_data_dir, add_options, changed, field_help
+from accelerated.training.folder import WEIGHTS, checkpoint_path, is_finished
 from accelerated.training.settings import (
     PREFIXES,
     Settings,
@@ -35,314 +27,262 @@ from accelerated.training.settings import (
     settings_from,
 )
 
-METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
 OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
-FIXED_IN_A_RUN = (
-    "batch",
-    "optimizer",
-    "weight_decay",
-    "seed",
-    "dtype",
-)  # a checkpoint's tensors depend on them
-OF_A_GPT2 = (
-    "vocabulary",
-    "width",
-    "layers",
-    "heads",
-    "feed_forward",
-    "max_positions",
-)  # sizes that its weights decide
+# A checkpoint's tensors depend on them
+FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")
+# Sizes that the weights of a GPT-2 decide
+OF_A_GPT2 = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")
+
+
+class Saved(NamedTuple):
+    """The contents of a checkpoint, or as of one, and the path that they were loaded from."""
+
+    path: str | Path
+    contents: dict
 
 
 @dataclasses.dataclass
 class Start:
-    """The folder of a run, and the weights it starts from: drawn from the seed unless `resumed` or `init` is set."""
+    """The folder of a run, and the weights it starts from; without any they come from the seed."""
 
     folder: Path
     data_dir: Path
-    resumed: dict | None = None  # contents of the run's own checkpoint
-    written: float = 0.0  # when that checkpoint was written, as its file says; 0 if there is none
-    init: str | None = None  # another run, or a GPT-2
-    initial: dict | None = None  # contents of that run's checkpoint
+    resumed: Saved | None = None  # the run's own checkpoint
+    written: float = 0.0  # when that was written, as its file says; 0 if there is none
+    initial: Saved | None = None  # --init: another run, or a GPT-2
 
 
-class OptionParser(argparse.ArgumentParser):
-    """An ArgumentParser with errors of one line; for an unknown option the error names the nearest one."""
+def parse(argv: list[str]) -> tuple[Settings, Start]:
+    """The Settings and the Start of a command line of train.py.
 
-    def error(self, message: str) -> None:
-        sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
-        raise SystemExit(2)
-
-    def parse(
-        self, argv: list[str], place_of: Callable[[str], str] = lambda option: ""
-    ) -> argparse.Namespace:
-        """Read the options of argv; place_of names the model or data of an option that is unknown here, or says ""."""
-        options, unknown = self.parse_known_args(argv)
-        if unknown:
-            option, known = unknown[0].split("=")[0], self._option_string_actions
-            if not difflib.get_close_matches(option, known, cutoff=0.85) and (
-                place := place_of(option)
-            ):
-                self.error(f"{option} is an option of {place}; leave it out or choose that")
-            nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
-            if "--data" in known and not option.startswith("-"):  # a file alone
-                nearest = f"--data {shlex.quote(option)}"
-            self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
-        return options
-
-
-@functools.cache
-def field_help(config_class: type) -> dict[str, str]:
-    """Return {field: help} of a config, as each field or the docstring's part Fields says it."""
-    described = {
-        field.name: field.metadata.get("help") for field in dataclasses.fields(config_class)
-    }
-    if all(described.values()):
-        return described
-    lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
-    joined = " ".join(
-        line if line.startswith("        ") else "\n" + line.strip() for line in lines
-    )  # indented more: continues
-    described = dict(
-        " ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line
-    )
-    return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
-
-
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Convert '4,10' to (4, 10) and 'none' to (): layers, cutoffs, dilations or overlaps."""
-    if text == "none":
-        return ()
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; give numbers joined by commas, like 4,10, or none"
-        ) from None
-
-
-def add_options(
-    parser: OptionParser, title: str, config: Any, prefix: str = "", leave_out: tuple[str, ...] = ()
-) -> None:
-    """Add an option for each field of config, a dataclass instance; its values are shown as defaults."""
-    group = parser.add_argument_group(title)
-    for field in dataclasses.fields(config):
-        if field.name in leave_out:
-            continue
-        default = getattr(config, field.name)
-        shown = (
-            "none"
-            if default in ((), "")
-            else ",".join(map(str, default))
-            if isinstance(default, tuple)
-            else default
-        )
-        option = {"dest": prefix + field.name, "default": argparse.SUPPRESS}
-        option["help"] = f"{field_help(type(config))[field.name]} (default {shown})".replace(
-            "%", "%%"
-        )
-        if isinstance(default, bool):
-            option["action"] = argparse.BooleanOptionalAction
-        else:
-            kind = whole_numbers if isinstance(default, tuple) else type(default)
-            option |= {"type": kind, "metavar": METAVARS[type(default)]}
-        group.add_argument(option_name(prefix + field.name), **option)
-
-
-def add_data_dir(parser: OptionParser) -> None:
-    """Add --data-dir."""
-    usual = default_data_dir()
-    text = f"folder of downloaded data sets and tokenised texts (default {usual})"
-    parser.add_argument("--data-dir", metavar="FOLDER", type=Path, default=usual, help=text)
-
-
-def changed(config: Any, values: dict, prefix: str = "") -> Any:
-    """Return config with these values; an impossible value raises InputError that names its option, prefix included."""
-    try:
-        return dataclasses.replace(config, **values)
-    except ValueError as error:
-        field, _, rest = str(error).partition(" ")
-        known = {field.name for field in dataclasses.fields(config)}
-        raise InputError(
-            f"{option_name(prefix + field)} {rest}" if field in known else str(error)
-        ) from None
+    Raises InputError for errors that show without reading data.
+    """
+    first = first_options(argv)
+    if first.resume:
+        return parse_resumed(argv, first)
+    if first.init:
+        return parse_begun(argv, first)
+    return parse_new(argv, first)
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
-    """Parse --out and (None if not given) --model, --preset, --data, --resume, --init: they decide other defaults."""
+    """The options that decide the defaults of others: None for those that are not given."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
     for name in ("model", "preset", "data", "resume", "init", "out"):
         parser.add_argument(f"--{name}")
-    first = parser.parse_known_args(argv)[0]
+    first, _ = parser.parse_known_args(argv)
     for name in ("init", "resume", "out"):
         if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     return first
 
 
-def place_of(option: str) -> str:
-    """The model or data that an option belongs to, in words; "" if every run has it or none."""
-    if option.startswith("--recall-"):
-        return "--data recall"
-    if option in map(option_name, field_help(DataConfig)):
-        return "--data with texts"
-    takes_tasks = [
-        name
-        for name in NAMES
-        if option.startswith("--task-") and getattr(presets_of(name), "TAKES_TASKS", False)
-    ]
-    having = [
-        name
-        for name in NAMES
-        if option in map(option_name, {*field_help(presets_of(name).Config)} - {"vocabulary"})
-    ]
-    return f"--model {' or '.join(takes_tasks or having)}" if takes_tasks or having else ""
-
-
-def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
-    """Return (Settings before options change them, the checkpoint of --resume or --init, or None)."""
-    run, saved = first.resume or first.init, None
-    if run:
-        from accelerated.training.checkpoint import (
-            load_checkpoint,
-            load_weights,
-        )  # here: it imports torch
-
-        saved = load_checkpoint(checkpoint_path(run)) if first.resume else load_weights(run)
-    held = saved and settings_from(saved, run)
-    if first.resume:
-        return held, saved
-    published = bool(held and not held.data.data)  # a GPT-2, which has no text of its own
-    model = first.model or (held.model if held else DEFAULT)
-    check_choice("--model", model, NAMES, InputError)
-    if held and model != held.model:
-        raise InputError(
-            f"--init {first.init} holds a {held.model}; leave --model {model} out, or --init"
-        )
-    presets, usual = presets_of(model).PRESETS, RECALL if first.data == RECALL else "tiny"
-    usual = "gpt2" if published else "fine-tune" if held and "fine-tune" in presets else usual
-    preset = first.preset or usual
-    check_choice("--preset", preset, presets, InputError)
-    defaults = preset_settings(model, preset)
-    chosen = (held or defaults)._replace(training=defaults.training)
-    if published:  # its sizes, with the preset's recurrence
-        sizes = {name: getattr(held.model_config, name) for name in OF_A_GPT2}
-        sizes["insertion_layers"] = tuple(
-            sorted({min(n, sizes["layers"]) for n in defaults.model_config.insertion_layers})
-        )
-        sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
-        data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
-        chosen = chosen._replace(
-            model_config=dataclasses.replace(defaults.model_config, **sizes), data=data
-        )
-    if first.data and (first.data == RECALL or held or chosen.data.data == RECALL):
-        kept = (
-            *(OF_A_TOKENIZER if held else ()),
-            *(() if first.data == RECALL else ("carry_over_documents",)),
-        )
-        chosen = chosen._replace(
-            data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept})
-        )
-    return chosen, saved
-
-
-def training_parser(defaults: Settings) -> OptionParser:
-    """The parser of train.py, with an option for every field of defaults that its model and its data use."""
-    parser = OptionParser(
-        prog="train.py",
-        allow_abbrev=False,
-        usage="python train.py [options]",
-        description="Train a long-memory Transformer, validate it with and without its memory, and sample from it.",
-        epilog="Options and defaults depend on --model, --preset and --data: give these with --help to see others.",
-    )
-    presets = ", ".join(presets_of(defaults.model).PRESETS)
-    usual = "default tiny; recall with --data recall; with --init gpt2, or fine-tune for a run of pretrained_recurrence"
-    init = (
-        "start from the weights, model and data of another run, or of one that eval.py exported (--preset sets the training); or "
-        "from the weights and tokenizer of a published GPT-2, a folder or a .safetensors, to which the preset adds recurrence"
-    )
-    add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
-    add("--model", metavar="NAME", help=f"one of {', '.join(NAMES)} (default {DEFAULT})")
-    add("--preset", metavar="NAME", help=f"one of {presets} ({usual})")
-    add(
-        "--out",
-        metavar="RUN",
-        help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)",
-    )
-    add("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
-    add("--init", metavar="PATH", help=init)
-    add_data_dir(parser)
-    if defaults.data.data == RECALL:
-        of_texts = tuple(
-            field.name for field in dataclasses.fields(DataConfig) if field.name != "data"
-        )
-        add_options(parser, "data", defaults.data, leave_out=of_texts)
-        add_options(parser, "recall task", defaults.recall, prefix="recall_")
-    else:
-        add_options(parser, "data (--data recall has options of its own)", defaults.data)
-    add_options(parser, "training", defaults.training)
-    if getattr(presets_of(defaults.model), "TAKES_TASKS", False):
-        add_options(
-            parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_"
-        )
-    of_words = (
-        ("cutoffs", "div_value") if defaults.data.data == RECALL else ()
-    )  # recall is made of bytes
-    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary", *of_words))
-    return parser
-
-
-def parse(argv: list[str]) -> tuple[Settings, Start]:
-    """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
-    first = first_options(argv)
-    written = (
-        path.stat().st_mtime
-        if first.resume and (path := checkpoint_path(first.resume)).is_file()
-        else 0.0
-    )
-    defaults, saved = choose_defaults(first)
+def other_options(argv: list[str], defaults: Settings) -> tuple[dict, dict[str, dict]]:
+    """All options that are given: {name: value}, and {part of the Settings: {field: value}}."""
     options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
     make_absolute(asked["data"])
-    if not first.resume:
-        adjust(asked)
-    if not saved:
-        data = changed(defaults.data, asked["data"])
-        asked["model_config"]["vocabulary"] = vocabulary_of(data)
-        if (
-            getattr(defaults.model_config, "cutoffs", ()) and not data.train_words
-        ):  # those of a preset's words
-            asked["model_config"].setdefault("cutoffs", ())
-    settings = Settings(
-        defaults.model,
-        *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()),
-    )
-    if first.resume:
-        check_resumed(first.resume, settings, options, defaults, saved["step"])
-    elif saved:
-        check_begun(first.init, settings.data, options, defaults)
+    return options, asked
+
+
+def with_options(defaults: Settings, asked: dict[str, dict]) -> Settings:
+    """The Settings that options have changed; raises InputError that names an impossible one."""
+    parts = {}
+    for part, prefix in PREFIXES.items():
+        parts[part] = changed(getattr(defaults, part), asked[part], prefix)
+    return defaults._replace(**parts)
+
+
+# A run that goes on
+
+
+def parse_resumed(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Start]:
+    """--resume RUN: the run's own settings, of which options may change some."""
+    from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch
+
+    run, path = first.resume, checkpoint_path(first.resume)
+    written = path.stat().st_mtime if path.is_file() else 0.0
+    saved = load_checkpoint(path)
+    held = settings_from(saved, run)
+    options, asked = other_options(argv, held)
+    settings = with_options(held, asked)
+    check_resumed(run, settings, options, held, saved["step"])
     check(settings, options)
-    check_data(settings.data)
-    if first.resume:
-        return settings, Start(
-            Path(first.resume), options["data_dir"], resumed=saved, written=written
+    start = Start(Path(run), options["data_dir"], resumed=Saved(path, saved), written=written)
+    return settings, start
+
+
+def check_resumed(run: str, settings: Settings, options: dict, held: Settings, step: int) -> None:
+    """Raise InputError if the run cannot take the options.
+
+    It is at that step and has the settings `held`.
+    """
+    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN}
+    takes |= {"resume", "data_dir"}
+    if options.get("model") == held.model:
+        takes.add("model")
+    if RECALL not in (held.data.data, settings.data.data):
+        takes.add("data")  # a text may have moved
+    if "out" in options:
+        raise InputError(
+            f"--resume {run} continues in its own folder; "
+            "leave --out out, or begin a new run with --init"
         )
-    folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
+    if options.keys() - takes:
+        wrong = ", ".join(sorted(map(option_name, options.keys() - takes)))
+        raise InputError(
+            f"--resume keeps what {run} was begun with; "
+            f"leave {wrong} out, or begin a new run with --init"
+        )
+    next_step = step + 1 if is_finished(run, step) else step  # its last report may be missing
+    if not options.get("epochs") and next_step > settings.training.steps:
+        raise InputError(f"--resume {run} is at step {step}; give --steps above that")
+
+
+# A run that begins with weights
+
+
+def parse_begun(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Start]:
+    """--init: the model and tokenizer of a run or a published GPT-2, trained as a preset says."""
+    from accelerated.training.checkpoint import load_weights  # here: it imports torch
+
+    saved = load_weights(first.init)
+    held = settings_from(saved, first.init)
+    if first.model not in (None, held.model):
+        raise InputError(
+            f"--init {first.init} holds a {held.model}; leave --model {first.model} out, or --init"
+        )
+    is_published = not held.data.data  # a GPT-2 has no text of its own
+    defaults = settings_of_gpt2(first, held) if is_published else settings_of_run(first, held)
+    options, asked = other_options(argv, defaults)
+    adjust(asked)
+    settings = with_options(defaults, asked)
+    check_begun(first.init, settings.data, options, defaults)
+    check(settings, options)
+    initial = Saved(first.init, saved)
+    return settings, Start(new_folder(first.out, settings), options["data_dir"], initial=initial)
+
+
+def settings_of_run(first: argparse.Namespace, held: Settings) -> Settings:
+    """The settings of a run, with a preset's training."""
+    usual = RECALL if first.data == RECALL else "tiny"
+    if "fine-tune" in presets_of(held.model).PRESETS:
+        usual = "fine-tune"
+    preset = chosen_preset(held.model, first.preset or usual)
+    return held._replace(training=preset.training, data=with_data(held.data, first.data))
+
+
+def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
+    """The sizes and the tokenizer of a GPT-2, with a preset's recurrence, training and data."""
+    preset = chosen_preset(held.model, first.preset or "gpt2")
+    own, added = held.model_config, preset.model_config
+    sizes = {name: getattr(own, name) for name in OF_A_GPT2}
+    sizes["insertion_layers"] = tuple(sorted({min(n, own.layers) for n in added.insertion_layers}))
+    sizes["segment"] = min(added.segment, own.max_positions)
+    data = dataclasses.replace(preset.data, tokenizer=held.data.tokenizer)
+    return held._replace(
+        model_config=dataclasses.replace(added, **sizes),
+        training=preset.training,
+        data=with_data(data, first.data),
+    )
+
+
+def with_data(data: DataConfig, name: str | None) -> DataConfig:
+    """The DataConfig of other data, if it is named, for weights that keep their tokenizer."""
+    if not name:
+        return data
+    kept: dict[str, Any] = {field: getattr(data, field) for field in OF_A_TOKENIZER}
+    if name != RECALL:
+        kept["carry_over_documents"] = data.carry_over_documents
+    return DataConfig(name, **kept)
+
+
+def check_begun(run: str, data: DataConfig, options: dict, held: Settings) -> None:
+    """Raise InputError if the weights of --init do not go with the options or the data.
+
+    `held` are the settings before options changed them.
+    """
+    weights = held.model_config
+    if options.get("heads", weights.heads) != weights.heads:  # no shape shows it
+        raise InputError(
+            f"--heads is {options['heads']}, the weights of --init {run} have {weights.heads}; "
+            "leave it out"
+        )
+    if options.keys() & {*OF_A_TOKENIZER}:
+        raise InputError(
+            f"--init {run} keeps the tokenizer of its weights; "
+            "leave --tokenizer and --train-... out"
+        )
+    if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
+        other = f"the weights of --init {run} have another tokenizer; leave one of them out"
+        raise InputError(f"--data recall is made of bytes, and {other}")
+
+
+# A run that starts from scratch
+
+
+def parse_new(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Start]:
+    """A preset's settings, changed by options; the data decides the vocabulary."""
+    defaults = settings_of_preset(first)
+    options, asked = other_options(argv, defaults)
+    adjust(asked)
+    data = changed(defaults.data, asked["data"])
+    asked["model_config"]["vocabulary"] = vocabulary_of(data)
+    if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:
+        asked["model_config"].setdefault("cutoffs", ())  # the preset's are those of its words
+    settings = with_options(defaults, asked)
+    check(settings, options)
+    return settings, Start(new_folder(first.out, settings), options["data_dir"])
+
+
+def settings_of_preset(first: argparse.Namespace) -> Settings:
+    """The settings of --preset, or of the usual one for --data."""
+    model = first.model or DEFAULT
+    check_choice("--model", model, NAMES, InputError)
+    usual = RECALL if first.data == RECALL else "tiny"
+    settings = chosen_preset(model, first.preset or usual)
+    if first.data and RECALL in (first.data, settings.data.data):
+        return settings._replace(data=DataConfig(first.data))  # recall has no settings of a text
+    return settings
+
+
+def chosen_preset(model: str, preset: str) -> Settings:
+    """The settings of a preset; raises InputError if the model has none of that name."""
+    check_choice("--preset", preset, presets_of(model).PRESETS, InputError)
+    return preset_settings(model, preset)
 
 
 def vocabulary_of(data: DataConfig) -> int:
     """How many ids the tokenizer of a DataConfig has; fetches nothing."""
-    if data.train_bpe or data.train_words or data.tokenizer in ENCODINGS:
-        return data.train_bpe or data.train_words or ENCODINGS[data.tokenizer]
+    if data.train_bpe or data.train_words:
+        return data.train_bpe or data.train_words
+    if data.tokenizer in ENCODINGS:
+        return ENCODINGS[data.tokenizer]
     from accelerated.data.tokenizers import tokenizer_of_file  # here: it imports tiktoken
 
     return tokenizer_of_file(data.tokenizer).vocabulary
 
 
+def new_folder(out: str | None, settings: Settings) -> Path:
+    """The folder of a new run: --out, or else runs/MODEL-DATA-1, -2 ...
+
+    Raises InputError if --out already holds a run, or weights.
+    """
+    if out is None:
+        stem = f"runs/{settings.model}-{Path(settings.data.data).stem}"
+        folders = (Path(f"{stem}-{number}") for number in itertools.count(1))
+        return next(folder for folder in folders if not folder.exists())
+    if checkpoint_path(out).exists() or (Path(out) / WEIGHTS).exists():
+        raise InputError(
+            f"--out {out} already holds a run or weights; "
+            f"give another, or, if a run, --resume {shlex.quote(out)}"
+        )
+    return Path(out)
+
+
 def make_absolute(data: dict) -> None:
-    """Make the paths among the given options of the data absolute, so that a run can be resumed from any folder."""
+    """Make the paths among given options absolute, so that a run resumes from any folder."""
     for name in data.keys() & {"data", "tokenizer"}:
         if data[name] not in (*CORPORA, *ENCODINGS) and os.path.exists(data[name]):
             data[name] = os.path.abspath(data[name])
@@ -355,68 +295,106 @@ def adjust(asked: dict[str, dict]) -> None:
         training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
-    if any(map(data.get, OF_A_TOKENIZER)):
+    if any(data.get(name) for name in OF_A_TOKENIZER):
         for name in OF_A_TOKENIZER:
             data.setdefault(name, getattr(DataConfig, name))
 
 
-def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, step: int) -> None:
-    """Raise InputError if the run, which is at that step and has the settings `held`, cannot take the options asked for."""
+def check(settings: Settings, options: dict) -> None:
+    """Raise InputError if options do not work together, as the model's presets say it too."""
     training, data = settings.training, settings.data
-    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {
-        "resume",
-        "data_dir",
-    }
-    takes |= {"model"} if asked.get("model") == held.model else set()
-    takes |= (
-        {"data"} if RECALL not in (held.data.data, data.data) else set()
-    )  # a text may have moved
-    if "out" in asked:
+    tokenizers = [n for n in OF_A_TOKENIZER if getattr(data, n) != getattr(DataConfig, n)]
+    if len(tokenizers) > 1:
         raise InputError(
-            f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init"
+            "--tokenizer names a tokenizer, --train-bpe and --train-words learn it; "
+            "give one of them"
         )
-    if asked.keys() - takes:
-        wrong = ", ".join(sorted(map(option_name, asked.keys() - takes)))
-        raise InputError(
-            f"--resume keeps what {run} was begun with; leave {wrong} out, or begin a new run with --init"
-        )
-    if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
-        raise InputError(f"--resume {run} is at step {step}; give --steps above that")
-
-
-def check_begun(run: str, data: DataConfig, asked: dict, held: Settings) -> None:
-    """Raise InputError if the weights of --init, a run with the settings `held`, do not go with the options or the data."""
-    weights = held.model_config
-    if asked.get("heads", weights.heads) != weights.heads:  # no shape shows it
-        raise InputError(
-            f"--heads is {asked['heads']}, the weights of --init {run} have {weights.heads}; leave it out"
-        )
-    if asked.keys() & {*OF_A_TOKENIZER}:
-        raise InputError(
-            f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out"
-        )
-    if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
-        other = f"the weights of --init {run} have another tokenizer; leave one of them out"
-        raise InputError(f"--data recall is made of bytes, and {other}")
-
-
-def check(settings: Settings, asked: dict) -> None:
-    """Raise InputError if options do not work together; the last checks are those of the model's presets."""
-    training, data = settings.training, settings.data
-    if sum(getattr(data, name) != getattr(DataConfig, name) for name in OF_A_TOKENIZER) > 1:
-        raise InputError(
-            "--tokenizer names a tokenizer, --train-bpe and --train-words learn it; give one of them"
-        )
-    if "steps" in asked and asked.get("epochs"):
+    if "steps" in options and options.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
-    if (
-        training.compile == "cudagraphs"
-        and training.horizon > 1
-        and training.backprop != "memory_replay"
-    ):
-        reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
+    reads_all_first = training.horizon > 1 and training.backprop != "memory_replay"
+    if training.compile == "cudagraphs" and reads_all_first:
         needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
+        reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
         raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")
     for condition, message in getattr(presets_of(settings.model), "CHECKS", ()):
         if condition(settings):
             raise InputError(message)
+    check_data(data)
+
+
+# The options
+
+
+def training_parser(defaults: Settings) -> OptionParser:
+    """The parser of train.py, with the options that a model and its data use."""
+    parser = OptionParser(
+        prog="train.py",
+        allow_abbrev=False,
+        usage="python train.py [options]",
+        description="Train a long-memory Transformer, validate it with and without its memory, and "
+        "sample from it.",
+        epilog="Options and defaults depend on --model, --preset and --data: give these with "
+        "--help to see others.",
+    )
+    presets = presets_of(defaults.model)
+    add_starts(parser, presets.PRESETS)
+    add_data_dir(parser)
+    recall = defaults.data.data == RECALL
+    if recall:
+        of_texts = {field.name for field in dataclasses.fields(DataConfig)} - {"data"}
+        add_options(parser, "data", defaults.data, field_help(DataConfig), leave_out=(*of_texts,))
+        texts = field_help(type(defaults.recall))
+        add_options(parser, "recall task", defaults.recall, texts, "recall_")
+    else:
+        title = "data (--data recall has options of its own)"
+        add_options(parser, title, defaults.data, field_help(DataConfig))
+    add_options(parser, "training", defaults.training, field_help(TrainingConfig))
+    if getattr(presets, "TAKES_TASKS", False):
+        title, texts = "training tasks (of the encoder-decoder)", field_help(type(defaults.tasks))
+        add_options(parser, title, defaults.tasks, texts, "task_")
+    others = ("vocabulary", "cutoffs", "div_value") if recall else ("vocabulary",)
+    add_options(parser, "model", defaults.model_config, presets.HELP, leave_out=others)
+    return parser
+
+
+def add_starts(parser: OptionParser, presets: dict) -> None:
+    """Add the options that say what a run starts from, and where it is kept."""
+    texts = {
+        "model": ("NAME", f"one of {', '.join(NAMES)} (default {DEFAULT})"),
+        "preset": (
+            "NAME",
+            f"one of {', '.join(presets)} (default tiny; recall with --data recall; with --init "
+            "gpt2, or fine-tune for a run of pretrained_recurrence)",
+        ),
+        "out": (
+            "RUN",
+            "folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)",
+        ),
+        "resume": ("RUN", "continue the run in this folder, with its settings"),
+        "init": (
+            "PATH",
+            "start from the weights, model and data of another run, or of one that eval.py "
+            "exported (--preset sets the training); or from the weights and tokenizer of a "
+            "published GPT-2, a folder or a .safetensors, to which the preset adds recurrence",
+        ),
+    }
+    for name, (metavar, text) in texts.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=text, default=argparse.SUPPRESS)
+
+
+def place_of(option: str) -> str:
+    """The model or data that an option belongs to, in words; "" if every run has it or none."""
+    if option.startswith("--recall-"):
+        return "--data recall"
+    if option in map(option_name, field_help(DataConfig)):
+        return "--data with texts"
+    having = [name for name in NAMES if takes(name, option)]
+    return f"--model {' or '.join(having)}" if having else ""
+
+
+def takes(model: str, option: str) -> bool:
+    """Whether an option is for this model."""
+    presets = presets_of(model)
+    if option.startswith("--task-"):
+        return getattr(presets, "TAKES_TASKS", False)
+    return option in map(option_name, presets.HELP)

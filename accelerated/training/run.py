@@ -1,4 +1,7 @@
-"""A training run: what the loop in train.py keeps from one iteration to the next, and how it is saved. opening.py opens it."""
+"""A training run: what the loop in train.py keeps from one iteration to the next, and saves.
+
+opening.py opens one.
+"""
 
 import contextlib
 import math
@@ -6,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -16,14 +19,27 @@ from accelerated.data.lanes import Lanes
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
-from accelerated.program.errors import counted
+from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
-from accelerated.protocol import computing_in
+from accelerated.protocol import Model, State, computing_in, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import save_checkpoint
-from accelerated.training.log import Log
+from accelerated.training.checkpoint import MEND, load_moments, save_checkpoint
+from accelerated.training.folder import Log
 from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
+
+
+class Score(Protocol):
+    """What a run must know of a validation; evaluation/score.py measures it."""
+
+    @property
+    def nats(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def bits_per_byte(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
 
 
 @dataclass
@@ -38,73 +54,161 @@ class Run:
     corpus: Corpus
     validation: Sequence[Document]  # joined if memory is carried over documents
     reader: Lanes | MultiTask  # gives the segments of all lanes, with their tasks if there are some
-    model: torch.nn.Module
+    model: Model
     trained: TrainedModel  # the model as training steps compute it
     optimizer: torch.optim.Optimizer
-    state: tuple  # of this process's lanes
+    state: State  # of this process's lanes
     log: Log
-    step: int = 0  # iterations done
-    best: float = math.inf  # lowest validation loss in bits per byte
-    gathered: int = 0  # iterations since the last update
-    gradient_norm: float = 0.0  # of the last update
-    tokens: int = 0  # read since the run was opened, padding and overlaps included
-    save_due: bool = False  # after the next update
-    validation_due: bool = False  # after this step
-    score: Any = None  # the Score of the last validation
-    is_best: bool = False  # whether that is the best so far, and not yet saved
-    plain: torch.nn.Module | None = (
-        None  # until training begins: the model of --init, to which this run adds recurrence
-    )
+    plain: Model | None = None  # of --init, to which this run adds recurrence; freed before step 1
 
-    def computing(self, model: torch.nn.Module | None = None) -> contextlib.AbstractContextManager:
+    step: int = 0  # iterations done
+    gathered: int = 0  # iterations since the last update
+    gradient_norm: float = math.nan  # of the last update; NaN before the first
+    nats: float = 0.0  # -log p of the tokens scored since the last line of the log
+    scored: int = 0  # tokens, since then
+    text_bytes: int = 0  # that these tokens spell
+    tokens: int = 0  # read since the run was opened, padding and overlaps included
+
+    save_due: bool = False  # after the next update
+    validation_due: bool = False  # after the next update
+    score: Score | None = None  # of the last validation
+    best: float = math.inf  # lowest validation loss in bits per byte
+    is_best: bool = False  # whether the last validation is the best so far, and not yet saved
+
+    def computing(self, model: Model | None = None) -> contextlib.AbstractContextManager:
         """Inside, a model, the run's own if none is given, computes in the type of --dtype."""
         return computing_in(model or self.model, getattr(torch, self.settings.training.dtype))
 
     @property
     def lanes_at_once(self) -> int:
         """How many lanes this process computes at a time."""
-        return (
-            self.settings.training.batch
-            // process.world_size()
-            // self.settings.training.accumulate
-        )
+        training = self.settings.training
+        return training.batch // process.world_size() // training.accumulate
 
     @property
     def ended(self) -> bool:
         """Whether the last step is done."""
         return self.step >= self.settings.training.steps
 
-    def tokens_per_second(self, steps: Progress) -> float:
-        """Tokens that all processes read per second of the bar, which has no pauses in its time; 0 if it is not shown."""
-        seconds = steps.format_dict["elapsed"]
+    def tokens_per_second(self, bar: Progress) -> float:
+        """Tokens that all processes read per second of the bar; 0 if it is not shown.
+
+        Its time has no pauses.
+        """
+        seconds = bar.format_dict["elapsed"]
         return self.tokens / seconds if seconds else 0.0
 
+    # What is due
+
     def note_what_is_due(self) -> None:
-        """Note whether this step asks for a validation and a checkpoint, which wait for the next update."""
+        """Note whether this step asks for a validation and a checkpoint.
+
+        Both wait for the next update.
+        """
         training = self.settings.training
-        self.validation_due |= training.validate_every > 0 and (
-            self.step % training.validate_every == 0 or self.ended
-        )
-        self.save_due |= self.validation_due or self.step % training.save_every == 0 or self.ended
+        every = training.validate_every
+        if every < 0:
+            every = math.ceil(training.steps / 10)
+        if every and (self.ended or self.step % every == 0):
+            self.validation_due = True
+        saves = self.ended or self.step % training.save_every == 0
+        self.save_due = self.save_due or self.validation_due or saves
 
     def log_due(self) -> bool:
-        """Whether a line of the log is due after this step: one in --log-every, one at the end, one before each validation."""
-        validates = self.validation_due and not self.gathered
-        return validates or self.step % self.settings.training.log_every == 0 or self.ended
+        """Whether a line of the log is due after this step.
 
-    def note_score(self, score: Any) -> str:
-        """Note the Score of this step's validation. Returns a line about it."""
-        self.score, bits, before = score, score.bits_per_byte, self.best
-        self.is_best, self.best = bits < before, min(before, bits)
-        self.log.validation(self.step, score)
+        There is one in --log-every steps, one at the end, and one before each validation.
+        """
+        validates = self.validation_due and not self.gathered
+        return validates or self.ended or self.step % self.settings.training.log_every == 0
+
+    # The log
+
+    def log_means(self, learning_rate: float, speed: float, auxiliary: dict[str, float]) -> None:
+        """Write the means since the last line of the log, and what else this step has measured.
+
+        speed is in tokens per second.
+        """
+        record = {
+            "step": self.step,
+            "loss": self.nats / max(1, self.scored),
+            "bits_per_byte": self.nats / math.log(2) / max(1, self.text_bytes),
+            "learning_rate": learning_rate,
+        }
+        if not math.isnan(self.gradient_norm):
+            record["gradient_norm"] = self.gradient_norm
+        self.log.write(**record, tokens_per_second=speed, **auxiliary)
+        self.nats, self.scored, self.text_bytes = 0.0, 0, 0
+
+    def log_validation(self, carried: Score, cleared: Score | None = None, final: bool = False):
+        """Write a validation, and the one with the memory cleared if that was measured."""
+        record = {
+            "step": self.step,
+            "validation_bits_per_byte": carried.bits_per_byte,
+            "validation_loss": carried.nats / carried.tokens,
+            "validation_accuracy": carried.accuracy,
+            "validation_tokens": carried.tokens,
+        }
+        if cleared:
+            record["cleared_bits_per_byte"] = cleared.bits_per_byte
+            record["cleared_accuracy"] = cleared.accuracy
+        if final:
+            record["final"] = True
+        self.log.write(**record)
+
+    # What is said
+
+    def note_score(self, score: Score) -> str:
+        """Note the Score of this step's validation, and log it. Returns a line about it."""
+        before = self.best
+        self.score = score
+        self.is_best = score.bits_per_byte < before
+        self.best = min(before, score.bits_per_byte)
+        self.log_validation(score)
+        measured = f"{score.bits_per_byte:.3f} bits per byte on {score.tokens:,} tokens"
         best = "the best so far" if self.is_best else f"the best was {self.best:.3f}"
-        return f"step {self.step:,}: validation {bits:.3f} bits per byte on {score.tokens:,} tokens; {best}"
+        return f"step {self.step:,}: validation {measured}; {best}"
+
+    def command(self, words: str) -> str:
+        """A later command for this run, quoted for a shell: `words` before its folder."""
+        given = [str(self.folder)]
+        if self.data_dir != default_data_dir():
+            given += ["--data-dir", str(self.data_dir)]
+        return f"python {words} {shlex.join(given)}"
+
+    @property
+    def validation_share(self) -> float:
+        """How much of the validation split is read."""
+        whole = lengths_of(self.corpus.splits["valid"]).sum()
+        return lengths_of(self.validation).sum() / whole
+
+    def last_lines(self, carried: Score, cleared: Score | None) -> str:
+        """What is printed of the last Score, and of the one with the memory cleared.
+
+        That is None if there is no memory.
+        """
+        what = f"validation on {counted(carried.tokens, 'token')}"
+        if self.validation_share < 1:
+            what += f" ({100 * self.validation_share:.3g}% of the split)"
+        bits = f"{carried.bits_per_byte:.3f}"
+        if not cleared:
+            return f"{what}: {bits} bits per byte; this model carries no memory"
+        both = f"{bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
+        if self.settings.data.data != "recall":
+            return f"{what}, bits per byte: {both}"
+        right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
+        chance = f"chance {1 / self.settings.recall.values:.0%}"
+        return f"{what}, bits per byte: {both}\nright answers: {right} ({chance})"
+
+    # Saved and restored
 
     def save(self) -> None:
-        """Write all that resuming needs; raises InputError, and the last checkpoint stays, if a parameter is NaN or infinite."""
-        largest = torch.stack(
-            [p.detach().abs().max() for p in self.model.parameters() if p.numel()]
-        )
+        """Write all that resuming needs.
+
+        Raises InputError, and the last checkpoint stays, if a parameter is NaN or infinite.
+        """
+        filled = [parameter for parameter in self.model.parameters() if parameter.numel()]
+        largest = torch.stack([parameter.detach().abs().max() for parameter in filled])
         check_finite(self.step, {"parameters": largest.sum().item()})
         contents = settings_contents(self.settings) | {
             "parameters": self.model.state_dict(),
@@ -116,40 +220,36 @@ class Run:
             "corpus": self.corpus.digest,
             "tokenizer": self.tokenizer.fingerprint,
             "best": self.best,
-            "pending": self.log.pending,
+            "gradient_norm": self.gradient_norm,
+            "pending": (self.nats, self.scored, self.text_bytes),
         }
         if process.rank() == 0:
-            for name in (
-                ("best.pt", "checkpoint.pt") if self.is_best else ("checkpoint.pt",)
-            ):  # best first: a kill may come
-                save_checkpoint(self.folder / name, contents)
+            if self.is_best:  # first: a kill may come
+                save_checkpoint(self.folder / "best.pt", contents)
+            save_checkpoint(self.folder / "checkpoint.pt", contents)
         self.save_due = self.is_best = False
 
-    def command(self, words: str) -> str:
-        """A later command for this run, quoted for a shell: `words` before its folder."""
-        of_data = [] if self.data_dir == default_data_dir() else ["--data-dir", str(self.data_dir)]
-        return f"python {words} {shlex.join([str(self.folder), *of_data])}"
+    def restore(self, contents: dict, path: str | Path) -> None:
+        """Go on where the checkpoint at path was saved, whose parameters the model already has.
 
-    @property
-    def validation_share(self) -> float:
-        """How much of the validation split is read."""
-        return lengths_of(self.validation).sum() / lengths_of(self.corpus.splits["valid"]).sum()
-
-    def last_lines(self, carried: Any, cleared: Any) -> str:
-        """What is printed of the last Score, and of the one with the memory cleared, None if there is no memory."""
-        share = (
-            f" ({100 * self.validation_share:.3g}% of the split)"
-            if self.validation_share < 1
-            else ""
-        )
-        what, bits = (
-            f"validation on {counted(carried.tokens, 'token')}{share}",
-            f"{carried.bits_per_byte:.3f}",
-        )
-        if not cleared:
-            return f"{what}: {bits} bits per byte; this model carries no memory"
-        bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
-        if self.settings.data.data != "recall":
-            return bits
-        right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
-        return f"{bits}\nright answers: {right} (chance {1 / self.settings.recall.values:.0%})"
+        Raises InputError unless its contents fit this run.
+        """
+        training = self.settings.training
+        try:
+            expected = [((training.batch, *x.shape[1:]), x.dtype) for x in self.state]
+            if [(tuple(x.shape), x.dtype) for x in contents["state"]] != expected:
+                raise ValueError("its state has other shapes or types")
+            torch.set_rng_state(contents["random"].cpu())
+            self.reader.seek(contents["lanes"])
+            load_moments(self.optimizer, contents["optimizer"])
+            self.nats, self.scored, self.text_bytes = contents["pending"]
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path} holds what does not fit this run ({error}); it is damaged; {MEND}"
+            ) from None
+        own_lanes = process.own_lanes(training.batch)
+        self.state = state_from(self.state, [x[own_lanes].clone() for x in contents["state"]])
+        self.step = contents["step"]
+        self.gradient_norm = contents["gradient_norm"]
+        if contents["training"]["validation_segments"] == training.validation_segments:
+            self.best = contents["best"]  # of the same text

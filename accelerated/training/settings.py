@@ -1,16 +1,15 @@
 """All settings of a run with their defaults, and what of them does not go together.
 
-options.py offers them, checkpoints store them, presets change them; eval.py and lab/ read them too. It does not import torch, so
-that a wrong option is answered at once.
+options.py offers them, checkpoints store them, presets change them; eval.py and lab/ read them too.
+It does not import torch, so that a wrong option is answered at once.
 """
 
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accelerated.data.config import DataConfig, TaskConfig
+from accelerated.data.config import DataConfig, TaskConfig, setting
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice
@@ -25,104 +24,145 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
 }
-POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "log_every")
-NOT_NEGATIVE = (
-    "steps",
-    "warmup",
-    "weight_decay",
-    "clip",
-    "seed",
-    "update_every_from",
-    "validation_segments",
-    "sample",
-    "epochs",
-)
-LEAST = dict.fromkeys(POSITIVE, 1) | dict.fromkeys(NOT_NEGATIVE, 0) | {"validate_every": -1}
-PREFIXES = {
+LEAST = {  # value of a field
+    "steps": 0,
+    "epochs": 0,
+    "batch": 1,
+    "horizon": 1,
+    "accumulate": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "update_every": 1,
+    "update_every_from": 0,
+    "seed": 0,
+    "save_every": 1,
+    "validate_every": -1,
+    "validation_segments": 0,
+    "log_every": 1,
+    "sample": 0,
+}
+PREFIXES = {  # of the options of a part of the Settings
     "model_config": "",
     "training": "",
     "data": "",
     "recall": "recall_",
     "tasks": "task_",
-}  # of the options
+}
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained; an impossible value raises a ValueError that names the field.
+    """How a model is trained; an impossible value raises a ValueError that names the field."""
 
-    Fields:
-        steps: iterations; in each, every lane (see --batch) reads --horizon segments
-        epochs: passes through the training split, which become --steps when the data is read; 0 to give --steps
-        batch: B, lanes: documents that are read side by side
-        horizon: K, segments per iteration; gradient flows through the state between them, if the model's state passes it on
-        backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
-        checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward pass, to save memory
-        accumulate: groups of lanes that are computed one after another, with their gradients summed, to save memory
-        optimizer: adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay) or adafactor
-        schedule: cosine, inverse_square_root or constant
-        learning_rate: peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)
-        warmup: iterations of linear warm-up
-        initial_fraction: learning rate at the start of warm-up, as a fraction of the peak
-        final_fraction: learning rate at the end of the cosine, as a fraction of the peak
-        weight_decay: weight decay of adamw and adafactor, for parameters of two or more axes
-        clip: largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss trains are clipped separately
-        update_every: iterations whose gradients are averaged into one update, after the first --update-every-from
-        update_every_from: number of iterations at the beginning that each make an update
-        seed: seed of the weights, the order of documents and dropout
-        device: auto (a GPU if there is one), cpu or cuda
-        dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
-        compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ compiler), or
-            cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon 1 or --backprop memory_replay)
-        save_every: iterations between checkpoints; one is always written at the end
-        validate_every: iterations between validations, which choose the best checkpoint; 0: only at the end, -1: ten in all
-        validation_segments: segments in each lane to validate on, taken from all over the split, 0 for the whole split
-        log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
-        sample: tokens of sample text to print at the end
-    """
-
-    steps: int = 400
-    epochs: float = 0.0
-    batch: int = 8
-    horizon: int = 1
-    backprop: str = "through_time"
-    checkpoint_layers: bool = False
-    accumulate: int = 1
-    optimizer: str = "adamw"
-    schedule: str = "cosine"
-    learning_rate: float = 2e-3
-    warmup: int = 40
-    initial_fraction: float = 0.0
-    final_fraction: float = 0.05
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    update_every: int = 1
-    update_every_from: int = 0
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "float32"
-    compile: str = "none"
-    save_every: int = 200
-    validate_every: int = -1
-    validation_segments: int = 0
-    log_every: int = 10
-    sample: int = 200
+    steps: int = setting(
+        400, "iterations; in each, every lane (see --batch) reads --horizon segments"
+    )
+    epochs: float = setting(
+        0.0,
+        "passes through the training split, which become --steps when the data is read; 0 to give "
+        "--steps",
+    )
+    batch: int = setting(8, "B, lanes: documents that are read side by side")
+    horizon: int = setting(
+        1,
+        "K, segments per iteration; gradient flows through the state between them, if the model's "
+        "state passes it on",
+    )
+    backprop: str = setting(
+        "through_time",
+        "through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)",
+    )
+    checkpoint_layers: bool = setting(
+        False,
+        "keep only the layers' inputs and compute each layer again in the backward pass, to save "
+        "memory",
+    )
+    accumulate: int = setting(
+        1,
+        "groups of lanes that are computed one after another, with their gradients summed, to save "
+        "memory",
+    )
+    optimizer: str = setting(
+        "adamw",
+        "adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay) or adafactor",
+    )
+    schedule: str = setting("cosine", "cosine, inverse_square_root or constant")
+    learning_rate: float = setting(
+        2e-3, "peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)"
+    )
+    warmup: int = setting(40, "iterations of linear warm-up")
+    initial_fraction: float = setting(
+        0.0, "learning rate at the start of warm-up, as a fraction of the peak"
+    )
+    final_fraction: float = setting(
+        0.05, "learning rate at the end of the cosine, as a fraction of the peak"
+    )
+    weight_decay: float = setting(
+        0.01, "weight decay of adamw and adafactor, for parameters of two or more axes"
+    )
+    clip: float = setting(
+        1.0,
+        "largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss "
+        "trains are clipped separately",
+    )
+    update_every: int = setting(
+        1,
+        "iterations whose gradients are averaged into one update, after the first "
+        "--update-every-from",
+    )
+    update_every_from: int = setting(
+        0, "number of iterations at the beginning that each make an update"
+    )
+    seed: int = setting(0, "seed of the weights, the order of documents and dropout")
+    device: str = setting("auto", "auto (a GPU if there is one), cpu or cuda")
+    dtype: str = setting(
+        "float32",
+        "float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)",
+    )
+    compile: str = setting(
+        "none",
+        "none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ "
+        "compiler), or cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon "
+        "1 or --backprop memory_replay)",
+    )
+    save_every: int = setting(
+        200, "iterations between checkpoints; one is always written at the end"
+    )
+    validate_every: int = setting(
+        -1,
+        "iterations between validations, which choose the best checkpoint; 0: only at the end, -1: "
+        "a tenth of --steps",
+    )
+    validation_segments: int = setting(
+        0,
+        "segments in each lane to validate on, taken from all over the split, 0 for the whole "
+        "split",
+    )
+    log_every: int = setting(
+        10,
+        "iterations between the lines of metrics.jsonl; its losses are means over these iterations",
+    )
+    sample: int = setting(200, "tokens of sample text to print at the end")
 
     def __post_init__(self):
         for name, least in LEAST.items():
-            if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate is {self.learning_rate}; it must be positive and finite"
             )
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(
-                f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0"
+                f"weight_decay is {self.weight_decay}, and adam has none; "
+                "give adamw, or weight_decay 0"
             )
         for name in ("initial_fraction", "final_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; it must lie in 0..1")
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         for name, possible in CHOICES.items():
@@ -141,100 +181,75 @@ class Settings(NamedTuple):
 
 
 def config_classes(model: str) -> dict[str, type]:
-    """{field of Settings: its class} for a model."""
-    classes = (presets_of(model).Config, TrainingConfig, DataConfig, RecallConfig, TaskConfig)
-    return dict(zip(PREFIXES, classes, strict=True))
-
-
-def by_config(model: str, values: dict) -> dict[str, dict]:
-    """Sort {option's name: value} into {field of Settings: {field of its config: value}}."""
+    """{part of the Settings: its class} for a model."""
     return {
-        part: {
-            f.name: values[PREFIXES[part] + f.name]
-            for f in dataclasses.fields(kind)
-            if PREFIXES[part] + f.name in values
-        }
-        for part, kind in config_classes(model).items()
+        "model_config": presets_of(model).Config,
+        "training": TrainingConfig,
+        "data": DataConfig,
+        "recall": RecallConfig,
+        "tasks": TaskConfig,
     }
 
 
+def by_config(model: str, values: dict) -> dict[str, dict]:
+    """Sort {option's name: value} into {part of the Settings: {field of its config: value}}."""
+    found = {}
+    for part, kind in config_classes(model).items():
+        names = {field.name: PREFIXES[part] + field.name for field in dataclasses.fields(kind)}
+        found[part] = {field: values[name] for field, name in names.items() if name in values}
+    return found
+
+
 def is_of_type(value: object, kind: type) -> bool:
-    """Whether a saved value has this type; a whole number may stand for a float, true and false only for a bool."""
+    """Whether a saved value has this type.
+
+    A whole number may stand for a float; true and false only for a bool.
+    """
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
 def checked(config_class: type, values: dict) -> Any:
-    """The config of these values; raises TypeError that names the first whose type is not that of its field."""
+    """The config of these values; the others are its defaults.
+
+    Raises TypeError that names the first whose type is not that of its field.
+    """
     for field in dataclasses.fields(config_class):
-        kind, value = type(field.default), values.get(field.name, field.default)
+        kind = type(field.default)
+        value = values.get(field.name, field.default)
         if not is_of_type(value, kind):
             raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
     return config_class(**values)
 
 
+def settings_of(model: str, values: dict[str, dict]) -> Settings:
+    """The Settings of {part: {field: value}}; raises TypeError or ValueError that names a field."""
+    classes = config_classes(model)
+    return Settings(model, **{part: checked(kind, values[part]) for part, kind in classes.items()})
+
+
 def preset_settings(model: str, preset: str) -> Settings:
     """The Settings of a preset."""
-    values = by_config(model, presets_of(model).PRESETS[preset])
-    return Settings(
-        model, *(checked(kind, values[part]) for part, kind in config_classes(model).items())
-    )
+    return settings_of(model, by_config(model, presets_of(model).PRESETS[preset]))
 
 
 def settings_contents(settings: Settings) -> dict:
-    """Settings as plain values, for a checkpoint."""
-    model_config, training, data, recall, tasks = map(dataclasses.asdict, settings[1:])
-    data |= {"recall": recall, "tasks": tasks}
-    return {
-        "model": settings.model,
-        "model_config": model_config,
-        "training_config": training,
-        "data_config": data,
-    }
+    """Settings as plain values, for a checkpoint: {part: {field: value}}, and the model's name."""
+    parts = {part: dataclasses.asdict(getattr(settings, part)) for part in PREFIXES}
+    return {"model": settings.model} | parts
 
 
 def settings_from(contents: dict, path: Any) -> Settings:
-    """The Settings in a checkpoint's contents; raises InputError if this program cannot use them.
+    """The Settings in a checkpoint's contents.
 
-    Fields that no longer exist are ignored, which a line on stderr says; new ones have their defaults. This does not hold for the
-    model's config, because it decides what the model computes.
+    Raises InputError if this program cannot use them.
     """
-    if contents["model"] not in NAMES:
-        raise InputError(
-            f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}"
-        )
+    model = contents["model"]
+    if model not in NAMES:
+        known = ", ".join(NAMES)
+        raise InputError(f"{path} holds a model {model!r}; this program knows {known}")
     try:
-        held = {"validate_every": 0} | contents[
-            "training_config"
-        ]  # an early release validated at the end alone
-        training = {
-            name: value for name, value in held.items() if value in CHOICES.get(name, (value,))
-        }  # some values are gone
-        data = dict(contents["data_config"])
-        given, gone = (
-            {
-                "training": training,
-                "recall": data.pop("recall"),
-                "tasks": data.pop("tasks", {}),
-                "data": data,
-            },
-            [],
-        )
-        classes = config_classes(contents["model"])
-        for part, values in given.items():
-            known = {field.name for field in dataclasses.fields(classes[part])}
-            gone += sorted(PREFIXES[part] + name for name in values.keys() - known)
-            given[part] = {name: value for name, value in values.items() if name in known}
-        given["model_config"] = contents["model_config"]
-        settings = Settings(
-            contents["model"], *(checked(kind, given[part]) for part, kind in classes.items())
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return settings_of(model, contents)
+    except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None
-    if gone:
-        print(
-            f"{path} has settings of an earlier release, which are ignored: {', '.join(gone)}",
-            file=sys.stderr,
-        )
-    return settings

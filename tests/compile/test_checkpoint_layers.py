@@ -112,7 +112,7 @@ def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatc
     train(*options, "--steps", 2, "--out", tmp_path / "run")
     assert not checkpointed
     train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
-    assert checkpointed and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
+    assert checkpointed and saved(tmp_path / "run")["training"]["checkpoint_layers"]
     assert_agree(
         saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE
     )

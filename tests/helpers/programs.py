@@ -29,8 +29,7 @@ from accelerated.lab.tables.table import Measure, Row, Table
 from accelerated.lab.trials import Workshop
 from accelerated.program.errors import InputError, begin_program, run_program
 from accelerated.training.checkpoint import load_checkpoint
-from accelerated.training.folder import checkpoint_path
-from accelerated.training.log import read_metrics
+from accelerated.training.folder import checkpoint_path, read_metrics
 from accelerated.training.options import parse as parse_training
 
 ROOT = Path(__file__).parents[2]
@@ -290,25 +289,24 @@ def differences(first, second, besides=()):
 
 
 EMPTY_CHECKPOINT = {
-    name: {}
-    for name in (
-        "model_config",
-        "training_config",
-        "data_config",
-        "parameters",
-        "optimizer",
-        "lanes",
-    )
-}
-EMPTY_CHECKPOINT |= {
     "model": "compressive",
+    "model_config": {},
+    "training": {},
+    "data": {},
+    "recall": {},
+    "tasks": {},
+    "parameters": {},
+    "step": 1,
     "corpus": "",
     "tokenizer": "",
+    "optimizer": {},
     "state": (),
+    "lanes": {},
     "random": torch.zeros(1),
-    "step": 1,
+    "best": math.inf,
+    "gradient_norm": math.nan,
+    "pending": (0.0, 0, 0),
 }
-EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0)}
 
 
 class Server:

@@ -18,7 +18,7 @@ from accelerated.lab.speed.__main__ import parse_options as parse_bench
 from accelerated.lab.tables.__main__ import TABLES
 from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
-from accelerated.training.options import choose_defaults, first_options, training_parser
+from accelerated.training.options import first_options, settings_of_preset, training_parser
 from accelerated.training.options import parse as parse_training
 from docs.excerpts import EXCERPT, with_excerpts
 from reference.gradients import parser_of
@@ -254,7 +254,7 @@ def test_commands_of_the_page_of_a_gpu_would_be_accepted():
 def known_options():
     """All options of train.py, whatever the model, of eval.py, the references and the bench."""
     given = [["--model", model, *data] for model in NAMES for data in ([], ["--data", "recall"])]
-    parsers = [training_parser(choose_defaults(first_options(words))[0]) for words in given]
+    parsers = [training_parser(settings_of_preset(first_options(words))) for words in given]
     parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in NAMES]
     return {option for parser in parsers for option in parser._option_string_actions} | {
         "--repeats",
@@ -292,7 +292,7 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
             re.findall("<path|>.*</text>", picture.read_text())
             for picture in (path, kept / path.name)
         )
-        assert drawn == shown, f"{path.name}: run docs/figures.py"
+        assert drawn == shown, f"{path.name}: python -m docs.figures"
     assert {path.name for path in kept.iterdir()} <= {
         target.name for page in PAGES for target, _ in links(page)
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerated.lab.trials import LOG, LOG_NUMBERS, Trial, Workshop
-from accelerated.training.log import read_metrics
+from accelerated.training.folder import read_metrics
 from tests.helpers.programs import Rehearsal, refusal
 
 

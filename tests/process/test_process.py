@@ -28,11 +28,12 @@ DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the de
 def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(
     name, gpus, local_rank, expected, monkeypatch
 ):
-    for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
-        monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
-    monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv(
-        "LOCAL_RANK", raising=False
-    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
     if expected.startswith(("cpu", "cuda:")):
         assert str(process.choose_device(name)) == expected
     else:
@@ -40,28 +41,17 @@ def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(
 
 
 def average(rank, port, results):
-    """Run one of two processes; three parameters have a gradient in both, in the second alone, in neither."""
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-    }
+    """Be one of two processes: of three parameters both, the second alone, none has a gradient."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (5,))]
     parameters[0].grad = torch.arange(6.0).view(2, 3) + rank
-    if rank:
+    if rank == 1:
         parameters[1].grad = torch.full((4,), 8.0)
     with process.connected(torch.device("cpu")):
         process.average_gradients(parameters, torch.device("cpu"))
-    results.put(
-        (
-            rank,
-            [
-                None if parameter.grad is None else parameter.grad.tolist()
-                for parameter in parameters
-            ],
-        )
-    )
+    gradients = [parameter.grad for parameter in parameters]
+    results.put((rank, [None if gradient is None else gradient.tolist() for gradient in gradients]))
 
 
 def test_gradients_are_averaged_over_processes():

@@ -25,7 +25,7 @@ from accelerated.models import NAMES, model_class, presets_of
 from accelerated.program.errors import option_name
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
-from accelerated.training.log import read_metrics
+from accelerated.training.folder import read_metrics
 from eval import open_documents, open_trained_run
 from reference import compressive
 from reference.rollout import (

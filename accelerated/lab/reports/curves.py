@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
-from accelerated.training.folder import METRICS
-from accelerated.training.log import read_metrics
+from accelerated.training.folder import METRICS, read_metrics
 
 
 class Curves(NamedTuple):

@@ -16,7 +16,7 @@ from accelerated.data.windows import Document
 from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model, keep_lanes
-from accelerated.training.options import changed
+from accelerated.training.fields import changed
 from reference.compressive import Config
 
 BUCKETS = 6  # in each of PARTS

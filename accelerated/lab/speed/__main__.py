@@ -23,7 +23,7 @@ from accelerated.lab.speed import counts, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import run_program
-from accelerated.training.options import OptionParser
+from accelerated.program.parser import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 

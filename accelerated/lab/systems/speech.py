@@ -20,7 +20,7 @@ import numpy as np
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import written_whole
-from accelerated.training.options import OptionParser
+from accelerated.program.parser import OptionParser
 
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0

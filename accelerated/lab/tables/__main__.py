@@ -17,7 +17,7 @@ from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import Workshop
 from accelerated.program.errors import InputError, check_choice, run_program
 from accelerated.program.files import disk_errors
-from accelerated.training.options import OptionParser
+from accelerated.program.parser import OptionParser
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:

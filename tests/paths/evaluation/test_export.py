@@ -72,7 +72,7 @@ def test_the_reference_and_init_read_what_was_exported(model, text, tmp_path, ca
         "--init", folder, "--steps", 1, "--learning-rate", 1e-12, "--sample", 0, "--out", next_run
     )
     before, begun = saved(run), saved(next_run)
-    assert all(before[name] == begun[name] for name in ("model_config", "data_config", "tokenizer"))
+    assert all(before[name] == begun[name] for name in ("model_config", "data", "tokenizer"))
     for name, value in before["parameters"].items():
         torch.testing.assert_close(begun["parameters"][name], value, atol=1e-9, rtol=1e-6)
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

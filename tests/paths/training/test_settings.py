@@ -1,4 +1,4 @@
-"""Settings: every preset is possible and has its paper's sizes; old checkpoints are read."""
+"""Settings: every preset is possible, has its paper's sizes, and survives a checkpoint."""
 
 import dataclasses
 
@@ -23,156 +23,163 @@ PRESETS = {
     for name in presets_of(model).PRESETS
 }
 BLOCKS = {  # section 4, and the authors' code
-    **{
-        "layers": 12,
-        "heads": 8,
-        "head_width": 128,
-        "width": 1024,
-        "feed_forward": 4096,
-        "recurrent_layers": (10,),
-    },
-    **{
-        "window": 512,
-        "states": 512,
-        "segment": 4096,
-        "dropout": 0.05,
-        "attention_scale": 1.0,
-        "gate": "fixed",
-    },
-    **{
-        "configuration": "skip",
-        "buckets": 32,
-        "max_distance": 128,
-        "optimizer": "adafactor",
-        "warmup": 1000,
-    },
-    **{
-        "schedule": "inverse_square_root",
-        "learning_rate": 1.0,
-        "steps": 500_000,
-        "batch": 32,
-        "clip": 0.0,
-    },
-    **{"weight_decay": 0.0, "train_bpe": 32_000},
+    "layers": 12,
+    "heads": 8,
+    "head_width": 128,
+    "width": 1024,
+    "feed_forward": 4096,
+    "recurrent_layers": (10,),
+    "window": 512,
+    "states": 512,
+    "segment": 4096,
+    "dropout": 0.05,
+    "attention_scale": 1.0,
+    "gate": "fixed",
+    "configuration": "skip",
+    "buckets": 32,
+    "max_distance": 128,
+    "optimizer": "adafactor",
+    "warmup": 1000,
+    "schedule": "inverse_square_root",
+    "learning_rate": 1.0,
+    "steps": 500_000,
+    "batch": 32,
+    "clip": 0.0,
+    "weight_decay": 0.0,
+    "train_bpe": 32_000,
 }
 XL = BLOCKS | {"recurrent_layers": ()}
-MEMORIES = ("layers", "segment", "memory", "compressed_memory", "compression_rate")
-COMPRESSIVE = {  # sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 appendix B
-    **{
-        "enwik8": (24, 768, 768, 1152, 3),
-        "wikitext-103": (18, 512, 512, 512, 4),
-        "pg19": (36, 512, 512, 512, 2),
-    },
-    **{"speech": (20, 768, 768, 768, 4), "enwik8-xl": (24, 768, 2304, 0, 3)},
-}
 SEGMENTS = {  # of Memformer, sections 2.3, 3.1 and 3.4.2
-    **{
-        "width": 512,
-        "feed_forward": 2048,
-        "heads": 8,
-        "head_width": 64,
-        "segment": 64,
-        "slots": 32,
-        "dropout": 0.0,
-    },
-    **{"retention": 0.0, "positions": "simplified", "backprop": "memory_replay"},
+    "width": 512,
+    "feed_forward": 2048,
+    "heads": 8,
+    "head_width": 64,
+    "segment": 64,
+    "slots": 32,
+    "dropout": 0.0,
+    "retention": 0.0,
+    "positions": "simplified",
+    "backprop": "memory_replay",
 }
 TASKS = {"task_infilling": 0.3, "task_recall": 0.1}
 GPT2 = {  # section 5
-    **{
-        "segment": 300,
-        "overlap": 0,
-        "vectors": 1,
-        "insertion_layers": (2,),
-        "pooling": "mean",
-        "pool": "all",
-    },
-    **{
-        "module_layers": 3,
-        "module_width": 200,
-        "dropout": 0.1,
-        "horizon": 20,
-        "warmup": 100,
-        "schedule": "constant",
-    },
-    **{"optimizer": "adam", "weight_decay": 0.0, "tokenizer": "gpt2"},
+    "segment": 300,
+    "overlap": 0,
+    "vectors": 1,
+    "insertion_layers": (2,),
+    "pooling": "mean",
+    "pool": "all",
+    "module_layers": 3,
+    "module_width": 200,
+    "dropout": 0.1,
+    "horizon": 20,
+    "warmup": 100,
+    "schedule": "constant",
+    "optimizer": "adam",
+    "weight_decay": 0.0,
+    "tokenizer": "gpt2",
 }
 FINE_TUNED = GPT2 | {
     "epochs": 2.0,
-    "validate_every": 42,
+    "validate_every": 42,  # which read two million tokens
     "batch": 8,
-}  # 42 steps read two million tokens
-PAPERS = {  # {(model, preset): {option: the paper's value}}
-    ("block_recurrent", "paper"): BLOCKS | {"data": "pg19"},
-    ("block_recurrent", "bytes"): BLOCKS | {"train_bpe": 0},
-    ("block_recurrent", "large"): BLOCKS
-    | {"heads": 16, "feed_forward": 8192, "steps": 200_000, "batch": 128},
-    ("block_recurrent", "arxiv"): BLOCKS | {"learning_rate": 0.5, "data": "stdlib"},
-    ("block_recurrent", "github"): BLOCKS
-    | {"steps": 250_000, "batch": 256, "learning_rate": 0.25, "data": "stdlib"},
-    ("block_recurrent", "xl-512"): XL | {"window": 512, "segment": 512, "batch": 256},
-    ("block_recurrent", "xl-1024"): XL | {"window": 1024, "segment": 1024, "batch": 128},
-    ("block_recurrent", "xl-2048"): XL | {"window": 2048, "segment": 2048, "batch": 64},
-    **{
-        ("compressive", name): dict(zip(MEMORIES, sizes, strict=True))
-        for name, sizes in COMPRESSIVE.items()
-    },
-    ("memformer", "wikitext-103"): SEGMENTS
-    | TASKS
-    | {"encoder_layers": 4, "decoder_layers": 8, "horizon": 32},
-    ("memformer", "decoder"): SEGMENTS
-    | {"encoder_layers": 0, "decoder_layers": 12, "horizon": 4, "task_infilling": 0.0},
-    ("pretrained_recurrence", "gpt2"): GPT2,
-    ("pretrained_recurrence", "wikitext-103"): FINE_TUNED | {"data": "wikitext-103-raw"},
-    ("pretrained_recurrence", "pg19"): FINE_TUNED | {"data": "pg19", "training_documents": 1250},
 }
+OF_BLOCK_RECURRENT = {  # {preset: {option: the paper's value}}
+    "paper": BLOCKS | {"data": "pg19"},
+    "bytes": BLOCKS | {"train_bpe": 0},
+    "large": BLOCKS | {"heads": 16, "feed_forward": 8192, "steps": 200_000, "batch": 128},
+    "arxiv": BLOCKS | {"learning_rate": 0.5, "data": "stdlib"},
+    "github": BLOCKS | {"steps": 250_000, "batch": 256, "learning_rate": 0.25, "data": "stdlib"},
+    "xl-512": XL | {"window": 512, "segment": 512, "batch": 256},
+    "xl-1024": XL | {"window": 1024, "segment": 1024, "batch": 128},
+    "xl-2048": XL | {"window": 2048, "segment": 2048, "batch": 64},
+}
+MEMORIES = ("layers", "segment", "memory", "compressed_memory", "compression_rate")
+OF_COMPRESSIVE = {  # sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 appendix B
+    "enwik8": (24, 768, 768, 1152, 3),
+    "wikitext-103": (18, 512, 512, 512, 4),
+    "pg19": (36, 512, 512, 512, 2),
+    "speech": (20, 768, 768, 768, 4),
+    "enwik8-xl": (24, 768, 2304, 0, 3),
+}
+OF_MEMFORMER = {
+    "wikitext-103": SEGMENTS | TASKS | {"encoder_layers": 4, "decoder_layers": 8, "horizon": 32},
+    "decoder": SEGMENTS
+    | {"encoder_layers": 0, "decoder_layers": 12, "horizon": 4, "task_infilling": 0.0},
+}
+OF_PRETRAINED_RECURRENCE = {
+    "gpt2": GPT2,
+    "wikitext-103": FINE_TUNED | {"data": "wikitext-103-raw"},
+    "pg19": FINE_TUNED | {"data": "pg19", "training_documents": 1250},
+}
+PAPERS = [  # (model, preset, {option: the paper's value})
+    *(("block_recurrent", *row) for row in OF_BLOCK_RECURRENT.items()),
+    *(
+        ("compressive", preset, dict(zip(MEMORIES, sizes, strict=True)))
+        for preset, sizes in OF_COMPRESSIVE.items()
+    ),
+    *(("memformer", *row) for row in OF_MEMFORMER.items()),
+    *(("pretrained_recurrence", *row) for row in OF_PRETRAINED_RECURRENCE.items()),
+]
 
 
 def option_values(settings):
     """{option: value} of Settings."""
-    parts = {part: vars(getattr(settings, part)) for part in PREFIXES}
-    return {
-        PREFIXES[part] + field: value
-        for part, values in parts.items()
-        for field, value in values.items()
-    }
+    values = {}
+    for part, prefix in PREFIXES.items():
+        config = getattr(settings, part)
+        values |= {prefix + field: value for field, value in vars(config).items()}
+    return values
 
 
-@pytest.mark.parametrize("model,preset", PAPERS)
-def test_presets_have_the_papers_sizes(model, preset):
-    found, expected = option_values(PRESETS[model, preset]), PAPERS[model, preset]
+@pytest.mark.parametrize("model,preset,expected", PAPERS, ids=[" ".join(p[:2]) for p in PAPERS])
+def test_presets_have_the_papers_sizes(model, preset, expected):
+    found = option_values(PRESETS[model, preset])
     assert {option: found[option] for option in expected} == expected
 
 
 def test_no_preset_and_no_default_changes_unnoticed():
-    """If it is meant to, put the new fingerprint here, and train what docs/results and README quote again."""
-    assert (
-        fingerprint([option_values(settings) for settings in PRESETS.values()])
-        == "617deed42481f478"
-    )
+    """If it is meant to, put the new fingerprint here.
+
+    And train what docs/results and README quote again.
+    """
+    values = [option_values(settings) for settings in PRESETS.values()]
+    assert fingerprint(values) == "617deed42481f478"
 
 
-def test_each_option_of_a_preset_sets_one_field_and_transformer_xl_has_as_many_rows():
-    """Those in bfloat16 fit several GPUs: each has whole groups of lanes, and heads have widths that attention kernels take."""
-    for (model, name), settings in PRESETS.items():
-        values, (_, config, training, *_) = presets_of(model).PRESETS[name], settings
-        assert sum(map(len, by_config(model, values).values())) == len(values), (model, name)
+@pytest.mark.parametrize("model,preset", PRESETS)
+def test_each_option_of_a_preset_sets_one_field(model, preset):
+    values = presets_of(model).PRESETS[preset]
+    fields = by_config(model, values)
+    assert sum(map(len, fields.values())) == len(values)
+
+
+def test_presets_in_bfloat16_fit_several_gpus():
+    """Each GPU has whole groups of lanes, and heads have widths that attention kernels take."""
+    for pair, (_, config, training, *_) in PRESETS.items():
         if training.dtype == "bfloat16":
-            assert training.batch % (8 * training.accumulate) == 0, (model, name)
-            assert getattr(config, "head_width", config.width // config.heads) % 8 == 0, (
-                model,
-                name,
-            )
-        if model == "compressive" and not name.startswith("enwik8") and not name.endswith("-xl"):
-            rows = {"memory": config.memory + config.compressed_memory, "compressed_memory": 0}
-            longer = settings._replace(model_config=dataclasses.replace(config, **rows))
-            assert PRESETS[model, f"{name}-xl"] == longer, name
+            assert training.batch % (8 * training.accumulate) == 0, pair
+            head_width = getattr(config, "head_width", config.width // config.heads)
+            assert head_width % 8 == 0, pair
+
+
+def test_a_transformer_xl_has_as_many_rows_as_its_compressive_transformer():
+    """Except on enwik8, where the paper gives it more."""
+    for name in presets_of("compressive").PRESETS:
+        if name.startswith("enwik8") or name.endswith("-xl"):
+            continue
+        settings = PRESETS["compressive", name]
+        config = settings.model_config
+        rows = {"memory": config.memory + config.compressed_memory, "compressed_memory": 0}
+        longer = settings._replace(model_config=dataclasses.replace(config, **rows))
+        assert PRESETS["compressive", f"{name}-xl"] == longer, name
+
+
+def test_the_compressive_transformer_alone_carries_memory_over_documents():
+    """Appendix E: trained without state resetting."""
     carrying = {pair for pair, settings in PRESETS.items() if settings.data.carry_over_documents}
-    assert carrying == {
-        ("compressive", name + xl)
-        for name in ("enwik8", "wikitext-103", "pg19")
-        for xl in ("", "-xl")
-    }
+    texts = ("enwik8", "wikitext-103", "pg19")
+    assert carrying == {("compressive", name + xl) for name in texts for xl in ("", "-xl")}
 
 
 def test_settings_survive_a_checkpoint_and_another_programs_are_refused():
@@ -181,27 +188,11 @@ def test_settings_survive_a_checkpoint_and_another_programs_are_refused():
     contents = settings_contents(chosen)
     assert settings_from(contents, "run") == chosen
     for change in (
-        *({"model": "other"}, {"model_config": {"width": 0}}, {"model_config": {"unknown": 1}}),
-        {"training_config": contents["training_config"] | {"steps": "many"}},
+        {"model": "other"},
+        {"model_config": {"width": 0}},
+        {"model_config": {"unknown": 1}},
+        {"training": contents["training"] | {"steps": "many"}},
+        {"training": contents["training"] | {"unknown": 1}},
     ):
         with pytest.raises(InputError, match=r"^run h"):
             settings_from(contents | change, "run")
-
-
-def test_settings_of_earlier_releases_are_read(capsys):
-    """Removed fields are ignored, new fields have their defaults, and so have removed values."""
-    chosen = PRESETS["block_recurrent", "recall"]
-    contents = settings_contents(chosen)
-    contents["training_config"] |= {"gone": 1, "device": "mps", "compile": "eager"}
-    contents["data_config"]["recall"] |= {"gone": 2}
-    del contents["data_config"]["tasks"], contents["training_config"]["log_every"]
-    assert settings_from(contents, "run") == chosen
-    line = "run has settings of an earlier release, which are ignored: gone, recall_gone\n"
-    assert capsys.readouterr().err == line, "one line"
-    longer = PRESETS["compressive", "tiny-xl"]
-    contents = settings_contents(longer)
-    del contents["model_config"]["positions"], contents["model_config"]["max_distance"]
-    assert (
-        settings_from(contents, "run") == longer
-        and longer.model_config.positions == "transformer_xl"
-    )

@@ -1,0 +1,62 @@
+"""The measurements of a run: means weighted by tokens, lines that a resumed run drops."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from accelerated.evaluation.score import Score
+from accelerated.training.folder import Log, read_metrics
+from accelerated.training.run import Run
+
+
+def measured(folder, **sums):
+    """What of a run its log needs."""
+    of_run = {"step": 2, "nats": 0.0, "scored": 0, "text_bytes": 0, "gradient_norm": math.nan}
+    return SimpleNamespace(log=Log(folder), **of_run | sums)
+
+
+def test_means_are_weighted_by_tokens(tmp_path):
+    """Of -log p by tokens, and by bytes; before the first update there is no gradient's norm."""
+    run = measured(tmp_path, nats=12.0, scored=6, text_bytes=24)
+    Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={"compression": 3.0})
+    assert (run.nats, run.scored, run.text_bytes) == (0.0, 0, 0), "each line begins anew"
+    run.nats, run.gradient_norm = 3.0, 0.5
+    Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={})
+    first, second = read_metrics(tmp_path)
+    assert first == {
+        "step": 2,
+        "loss": 2.0,
+        "bits_per_byte": pytest.approx(0.5 / math.log(2)),
+        "learning_rate": 0.1,
+        "tokens_per_second": 7.0,
+        "compression": 3.0,
+    }
+    assert second["loss"] == 3.0 and second["gradient_norm"] == 0.5
+
+
+def test_a_validation_has_its_units(tmp_path):
+    run = measured(tmp_path)
+    Run.log_validation(run, Score(6.0, 3, 2, 12), Score(6.0, 3, 1, 4), final=True)
+    [found] = read_metrics(tmp_path)
+    assert found == pytest.approx(
+        {
+            "step": 2,
+            "validation_loss": 2,
+            "validation_bits_per_byte": 0.5 / math.log(2),
+            "validation_accuracy": 2 / 3,
+            "validation_tokens": 3,
+            "cleared_bits_per_byte": 1.5 / math.log(2),
+            "cleared_accuracy": 1 / 3,
+            "final": True,
+        }
+    )
+
+
+def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
+    """It also drops a line that a crash cut off; another process than the first writes nothing."""
+    lines = '{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    for writing, expected in ((False, [(6, 2.0), (7, 1.0)]), (True, [(6, 2.0), (7, 3.0)])):
+        Log(tmp_path, step=6, writing=writing).write(step=7, loss=3.0)
+        assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected

@@ -1,0 +1,47 @@
+"""How many of our files a training step passes: what somebody must open who follows it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import train as training_script
+from accelerated.models import DEFAULT, NAMES
+from tests.helpers.programs import train
+
+ROOT = Path(__file__).parents[2]
+OURS = ("train.py", "accelerated/", "reference/")
+MOST, MOST_OF_OTHERS = 12, 15
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """A set to which each file is added in which a function is called during step 3."""
+    found, read = set(), training_script.next_segments
+
+    def note(frame, event, argument):
+        if event == "call":
+            found.add(frame.f_code.co_filename)
+
+    def reading(run):
+        sys.setprofile(note if run.step == 3 else None)
+        return read(run)
+
+    monkeypatch.setattr(training_script, "next_segments", reading)
+    monkeypatch.setattr("accelerated.program.progress.SECONDS", 1e9)  # no line of progress
+    yield found
+    sys.setprofile(None)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_training_step_passes_few_files(model, text, tmp_path, files):
+    """Of the model's usual preset; the step writes no line of the log."""
+    brief = ["--validation-segments", 1, "--validate-every", 0, "--sample", 0]
+    options = ["--model", model, "--data", text, "--batch", 2, "--steps", 4]
+    train(*options, *brief, "--out", tmp_path / "run")
+    paths = [Path(file).relative_to(ROOT) for file in files if Path(file).is_relative_to(ROOT)]
+    passed = sorted(path.as_posix() for path in paths if path.as_posix().startswith(OURS))
+    most = MOST if model == DEFAULT else MOST_OF_OTHERS
+    print(len(passed), *passed)
+    assert "train.py" in passed
+    assert len(passed) <= most, f"{len(passed)} files, {most} are enough: {', '.join(passed)}"
