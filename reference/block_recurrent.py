@@ -48,7 +48,8 @@ class Config:
         head_width: E, width of a head
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
-        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL)
+        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL
+            style)
         recurrent_layers: recurrent layers, counted from 1; none gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)

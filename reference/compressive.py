@@ -1,33 +1,36 @@
-"""Compressive Transformer (Rae, Potapenko, Jayakumar, Hillier, Lillicrap, 2019), forward and backward in NumPy.
+"""Compressive Transformer (Rae, Potapenko, Jayakumar, Hillier, Lillicrap, 2019) in NumPy.
 
-A Transformer-XL keeps the last M inputs of every layer as memory and forgets older ones. The Compressive Transformer compresses
-what leaves memory, c rows into one, and keeps C compressed rows as well. Attention reads [compressed memory | memory | segment].
-The task loss trains the Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
-`forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next state to that of the incoming
-state. `auxiliary_forward` and `auxiliary_backward` are the compression losses. With C = 0 this is exactly Transformer-XL.
-A first reading ends with the demonstration. Decisions are numbered in docs/decisions/compressive.md.
+A Transformer-XL keeps the last M inputs of every layer as memory and forgets older ones. The
+Compressive Transformer compresses what leaves memory, c rows into one, and keeps C compressed rows
+as well. Attention reads [compressed memory | memory | segment]. The task loss trains the
+Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
+`forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next
+state to that of the incoming state. `auxiliary_forward` and `auxiliary_backward` are the
+compression losses. With C = 0 this is exactly Transformer-XL. A first reading ends with the
+demonstration. Decisions are numbered in docs/decisions/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens             token ids of one segment of N tokens           x            (B, N)
+    tokens             token ids of one segment of N tokens           x        (B, N)
     segment, memory, compressed_memory    N, M, C: how many rows      n_s, n_m, n_cm
     compression_rate   rows that are compressed into one              c
-    h                  a layer's input                                h^(i)        (B, N, D)
-    state.memory       inputs of the last M positions, per layer      m_t          (B, L, M, D)
-    state.compressed   compressed older inputs, per layer             cm_t         (B, L, C, D)
-    source             what attention reads: [compressed | memory | h]             (B, K, D), K = C + M + N
-    evicted            the N rows that fall out of memory             old_mem      (B, N, D)
-    new                evicted, compressed                            new_cm       (B, N/c, D)
+    h                  a layer's input                                h^(i)    (B, N, D)
+    state.memory       inputs of the last M positions, per layer      m_t      (B, L, M, D)
+    state.compressed   compressed older inputs, per layer             cm_t     (B, L, C, D)
+    source             [compressed | memory | h], K = C + M + N rows           (B, K, D)
+    evicted            the N rows that fall out of memory             old_mem  (B, N, D)
+    new                evicted, compressed                            new_cm   (B, N/c, D)
     COMPRESSIONS       the compression functions                      f_c
-    distance_key       parameter; sinusoids of distances through it   W_R          (HE, D); (H, K, E)
-    content_bias, distance_bias    Transformer-XL's global biases     u, v         (H, E)
+    distance_key       parameter; sinusoids of distances through it   W_R      (HE, D); (H, K, E)
+    content_bias, distance_bias    Transformer-XL's global biases     u, v     (H, E)
 
-B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers. All rows count from 0.
+B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers. All
+rows count from 0.
 """
 
 import runpy
 import sys
-from collections import namedtuple
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -50,13 +53,16 @@ class Config:
         memory: M, past positions whose uncompressed inputs each layer keeps (n_m)
         compressed_memory: C, compressed rows that each layer keeps (n_cm); 0 gives Transformer-XL
         compression_rate: c, rows that are compressed into one; divides the segment
-        compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling, most_used (section 3.2)
-        compression_loss: loss that trains the compression, attention_reconstruction, auto_encoding, bptt (the task loss) or none
+        compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling,
+            most_used (section 3.2)
+        compression_loss: loss that trains the compression, attention_reconstruction,
+            auto_encoding, bptt (the task loss) or none
         dilations: rates of dilated_conv's layers
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
         dropout: dropout rate in training, 0 to below 1
-        cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none for one tied embedding
+        cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none
+            for one tied embedding
         div_value: by how much each tail's embedding is narrower than the one before it
     """
 
@@ -84,12 +90,12 @@ class Config:
 
     @property
     def bands(self):
-        """First id, and first id beyond, of the words of `embedding` and of each tail."""
-        return list(zip((0, *self.cutoffs), (*self.cutoffs, self.vocabulary), strict=True))
+        """(first id, first id beyond) of the words of `embedding` and of each tail."""
+        return list(pairwise((0, *self.cutoffs, self.vocabulary)))
 
     @property
     def temporal_range(self):
-        """The paper's temporal range in tokens, l (n_m + c n_cm), without the segments themselves (3.3)."""
+        """The paper's temporal range in tokens, l (n_m + c n_cm), without the segments (3.3)."""
         return self.layers * (self.memory + self.compression_rate * self.compressed_memory)
 
 
@@ -101,112 +107,305 @@ class State(NamedTuple):
 
 
 # ----------------------------------------------------------------------------
-# the method: what leaves memory is compressed, what trains the compression, and attention that reads all of it
+# the method: what leaves memory is compressed, and a loss of its own trains the compression
 def remember_forward(p, config, h, memory, compressed, weights):
-    """Alg. 1, l.8-11: next memory (B, M, D), next compressed (B, C, D), (evicted, new) or None if C = 0, and the cache.
+    """Alg. 1, l.8-11: the next memory (B, M, D) and the next compressed memory (B, C, D).
 
-    h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
+    h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p are the
+    compression's parameters. Also returns (evicted, new) and the cache, both None if C = 0.
     """
-    n, c = h.shape[1], config.compressed_memory  # N and C; not the rate
-    queue = np.concatenate(
-        [memory, h], axis=1
-    )  # stop: memory and what is evicted are data (decision 2: inputs without gradient)
+    n = h.shape[1]
+    c = config.compressed_memory  # C, not the rate
+    # stop: memory and what is evicted are data (decision 2: inputs without gradient)
+    queue = np.concatenate([memory, h], axis=1)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
     next_memory = queue[:, n:].copy()  # l.10
     if c == 0:
         return next_memory, compressed, None, None
-    usage = weights[..., c : c + n].mean(
-        (1, 2)
-    )  # (B, N), keys C to C + N - 1 (decision 9: usage at eviction)
-    new, cache = COMPRESSIONS[config.compression][0](p, config, evicted, usage)  # l.9
-    next_compressed = np.concatenate([compressed, new], axis=1)[
-        :, new.shape[1] :
-    ]  # l.11 (decision 5: it means cm_{t+1})
+
+    # of keys C to C + N - 1 (decision 9: usage at eviction)
+    usage = weights[..., c : c + n].mean((1, 2))  # (B, N)
+    compress, _ = COMPRESSIONS[config.compression]
+    new, cache = compress(p, config, evicted, usage)  # l.9
+    compressed_queue = np.concatenate([compressed, new], axis=1)
+    next_compressed = compressed_queue[:, new.shape[1] :]  # l.11 (decision 5: it means cm_{t+1})
     return next_memory, next_compressed, (evicted, new), cache
 
 
 # cm' = the last C rows of [cm; f_c(evicted)]: [dcm; dnew] = [0; dcm'], and evicted is data
 def remember_backward(config, dnext_compressed, cache):
-    """Gradient of the incoming compressed memory and of the compression's parameters, from that of the next one."""
+    """Gradients of the incoming compressed memory and of the compression's parameters."""
     if cache is None or config.compression_loss != "bptt":
-        # stop: the Transformer optimizes "the task objective", the compression network "the compression objective" (3.2)
+        # stop: the Transformer optimizes "the task objective", the compression network "the
+        # compression objective" (3.2)
         return np.zeros_like(dnext_compressed), {}
     batch, c, d = dnext_compressed.shape
-    oldest = np.zeros(
-        (batch, config.segment // config.compression_rate, d)
-    )  # these rows fell out of the queue
+    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # rows that fell out
     dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
-    _, grads = COMPRESSIONS[config.compression][1](
-        dqueue[:, c:], cache
-    )  # decision 11: evicted is data
-    return dqueue[:, :c], grads
+    dcompressed = dqueue[:, :c]
+    dnew = dqueue[:, c:]
+    _, compress_backward = COMPRESSIONS[config.compression]
+    _, grads = compress_backward(dnew, cache)  # decision 11: evicted is data
+    return dcompressed, grads
 
 
 def conv_forward(p, config, evicted, usage):
-    """Convolution with kernel and stride c: c rows, end to end, through one matrix (D, cD) (decision 7: no bias anywhere)."""
+    """Convolution with kernel and stride c (decision 7: no bias anywhere)."""
     batch, _, d = evicted.shape
-    new, cache = linear_forward(
-        evicted.reshape(batch, -1, config.compression_rate * d), p["weight"]
-    )
-    return new, (cache, evicted.shape)
+    flat = evicted.reshape(batch, -1, config.compression_rate * d)  # c rows end to end
+    new, linear_cache = linear_forward(flat, p["weight"])  # (B, N/c, cD) to (B, N/c, D)
+    return new, (linear_cache, evicted.shape)
 
 
 # y = W x, x the c rows end to end: dx = W^T dy, dW = sum of dy x^T
 def conv_backward(dnew, cache):
+    """Gradients of evicted and of the weight."""
     linear_cache, shape = cache
     dflat, dweight = linear_backward(dnew, linear_cache)
     return dflat.reshape(shape), {"weight": dweight}
 
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
-    """Alg. 2 of one layer: attention over new minus attention over evicted (decision 10: mean squares per head)."""
-    # stop: h, evicted and the attention parameters are data (l.3-5); the backward goes to `new` alone (l.7: remember_forward)
+    """Alg. 2 of one layer: attention over new minus attention over evicted.
+
+    The loss is a mean over lanes, heads and positions (decision 10: mean squares per head).
+    """
+    # stop: h, evicted and the attention parameters are data (l.3-5); l.7 is in remember_forward
     query, _ = project_heads_forward(h, p["query"], config.heads)
     evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
     evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
-    target, _ = content_attention_forward(query, evicted_key, evicted_value)
+    target, _ = content_attention_forward(query, evicted_key, evicted_value)  # l.6
+
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
     out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    return ((out - target) ** 2).mean(), (
-        out - target,
-        attention_cache,
-        key_cache,
-        value_cache,
-    )  # l.8
+    difference = out - target
+    loss = (difference**2).mean()  # l.8
+    return loss, (difference, attention_cache, key_cache, value_cache)
 
 
-# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dx W_x
+# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size,
+# dnew = dk W_k + dx W_x
 def attention_reconstruction_backward(dloss, cache):
     """Gradient of new; none of the attention parameters."""
     difference, attention_cache, key_cache, value_cache = cache
-    dkey, dvalue = content_attention_backward(
-        dloss * 2 * difference / difference.size, attention_cache
+    dout = dloss * 2 * difference / difference.size
+    dkey, dvalue = content_attention_backward(dout, attention_cache)
+    dnew_by_key, _ = project_heads_backward(dkey, key_cache)
+    dnew_by_value, _ = project_heads_backward(dvalue, value_cache)
+    return dnew_by_key + dnew_by_value, {}
+
+
+# ----------------------------------------------------------------------------
+# the model: the whole of it first, then a layer and Transformer-XL's attention
+def initial_state(params, config, batch):
+    """What a document starts with: zeros (Alg. 1, l.1-2; decision 3: zeros are read)."""
+    memory = np.zeros((batch, config.layers, config.memory, config.width))
+    compressed = np.zeros((batch, config.layers, config.compressed_memory, config.width))
+    return State(memory, compressed)
+
+
+def forward(params, config, tokens, state, rng=None):
+    """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
+
+    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError. rng turns dropout
+    on. Position i of the logits (B, N, V) predicts token i + 1; with cutoffs they are
+    log-probabilities (decision 19: taken as logits).
+    """
+    if tokens.shape[1] != config.segment:
+        raise ValueError(
+            f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
+        )
+    # (B, N, D), Alg. 1, l.3
+    h, embedding_cache = adaptive_embedding_forward(params, config, tokens)
+    next_state = State(*map(np.empty_like, state))
+    caches = []
+    for layer in range(config.layers):
+        p = subtree(params, f"layers.{layer}.")
+        memory = state.memory[:, layer]
+        compressed = state.compressed[:, layer]
+        remembered = np.concatenate([compressed, memory], axis=1)  # l.5
+        y, weights, layer_cache = layer_forward(p, config, h, remembered, rng)
+
+        compression = subtree(p, "compression.")
+        next_memory, next_compressed, pair, compression_cache = remember_forward(
+            compression, config, h, memory, compressed, weights
+        )
+        next_state.memory[:, layer] = next_memory
+        next_state.compressed[:, layer] = next_compressed
+        caches.append((layer_cache, compression_cache, h, pair))
+        h = y
+
+    x = h * config.width**-0.5  # decision 14: logits divided by root D
+    if config.cutoffs:
+        logits, output_cache = adaptive_softmax_forward(params, config, x)
+    else:
+        logits, output_cache = linear_forward(x, params["embedding"])
+    return logits, next_state, (embedding_cache, caches, output_cache)
+
+
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state.
+
+    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
+    the gradient at the segment's end. dnext_state.memory is not read: memory is written without
+    gradient.
+    """
+    embedding_cache, caches, output_cache = cache
+    dstate = initial_state(params, config, len(dlogits))
+    if dnext_state is None:
+        dnext_state = State(*map(np.zeros_like, dstate))
+
+    if config.cutoffs:
+        dx, grads = adaptive_softmax_backward(config, dlogits, output_cache)
+    else:
+        dx, dembedding = linear_backward(dlogits, output_cache)
+        grads = {"embedding": dembedding}
+    dh = dx * config.width**-0.5
+    for layer in reversed(range(config.layers)):
+        layer_cache, compression_cache, _, _ = caches[layer]
+        dcompressed, dcompression = remember_backward(
+            config, dnext_state.compressed[:, layer], compression_cache
+        )
+        dh, dremembered, dlayer = layer_backward(config, dh, layer_cache)
+        dcompressed_read = dremembered[:, : config.compressed_memory]
+        dstate.compressed[:, layer] = dcompressed_read + dcompressed
+        dstate.memory[:, layer] = dremembered[:, config.compressed_memory :]
+        grads |= prefixed(f"layers.{layer}.", dlayer)
+        grads |= prefixed(f"layers.{layer}.compression.", dcompression)
+    # the tied embedding's second gradient
+    add_into(grads, adaptive_embedding_backward(config, dh, embedding_cache))
+
+    # zero for what nothing reached, such as the compression under a loss of its own
+    grads = {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}
+    return grads, dstate
+
+
+def auxiliary_forward(params, config, cache):
+    """{name: loss} of every layer's compression, whose sum trains it (Alg. 2, l.1-2), and caches.
+
+    cache is forward's. Both are empty if the compression has no loss of its own.
+    """
+    if config.compressed_memory == 0 or config.compression_loss not in AUXILIARY:
+        return {}, []
+    loss_forward, _ = AUXILIARY[config.compression_loss]
+    _, layer_caches, _ = cache
+    losses = {}
+    caches = []
+    for layer in range(config.layers):
+        p = subtree(params, f"layers.{layer}.")
+        _, compression_cache, h, (evicted, new) = layer_caches[layer]
+        loss, loss_cache = loss_forward(p, config, h, evicted, new)
+        losses[f"layers.{layer}.compression"] = loss
+        caches.append((compression_cache, loss_cache))
+    return losses, caches
+
+
+def auxiliary_backward(config, dloss, caches):
+    """Gradients of the summed auxiliary losses: of the compression's parameters alone."""
+    grads = {}
+    for layer, (compression_cache, loss_cache) in enumerate(caches):
+        _, loss_backward = AUXILIARY[config.compression_loss]
+        _, compress_backward = COMPRESSIONS[config.compression]
+        dnew, dloss_params = loss_backward(dloss, loss_cache)
+        _, dparams = compress_backward(dnew, compression_cache)  # stop: evicted is data
+        grads |= prefixed(f"layers.{layer}.compression.", dparams)
+        grads |= prefixed(f"layers.{layer}.compression.", dloss_params)
+    return grads
+
+
+def layer_forward(p, config, h, remembered, rng):
+    """The next layer's input, weights (B, H, N, K) and the cache (decision 1: norm after skip).
+
+    h (B, N, D) is the layer's input, remembered (B, C + M, D) its memories.
+    """
+    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
+    a, norm_cache = layer_norm_forward(p, "norm", attended + h)  # l.7
+    mixed, mlp_cache = mlp_forward(p, config, a, rng)
+    y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a)  # l.12
+    return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
+
+
+# a = norm(attend(h) + h), y = norm(mlp(a) + a):
+# dt = norm'(dy), ds = norm'(dt + mlp'(dt)), dh = ds + attend'(ds)
+def layer_backward(config, dy, cache):
+    """Gradients of h, of remembered and of the parameters."""
+    attend_cache, norm_cache, mlp_cache, mlp_norm_cache = cache
+    dmlp_sum, dmlp_norm = layer_norm_backward(dy, mlp_norm_cache)
+    da, grads = mlp_backward(dmlp_sum, mlp_cache)
+    dattend_sum, dnorm = layer_norm_backward(dmlp_sum + da, norm_cache)
+    dh, dremembered, dattend = attend_backward(config, dattend_sum, attend_cache)
+    return dattend_sum + dh, dremembered, grads | dattend | dnorm | dmlp_norm
+
+
+def attend_forward(p, config, h, remembered, rng):
+    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D); weights (B, H, N, K); the cache."""
+    source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
+    query, query_cache = project_heads_forward(h, p["query"], config.heads)
+    key, key_cache = project_heads_forward(source, p["key"], config.heads)
+    value, value_cache = project_heads_forward(source, p["value"], config.heads)
+    distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
+
+    simplified = config.positions == "simplified"
+    if simplified:
+        # decision 17: simplified positions, a bias of the query in the place of u and of v
+        key = key + p["key_bias"][:, None]
+        value = value + p["value_bias"][:, None]
+        biases = (p["query_bias"], p["query_bias"])
+    else:
+        biases = (p["content_bias"], p["distance_bias"])
+    attended, attention_cache = relative_attention_forward(
+        query, key, value, distance_key, *biases, config.dropout, rng, simplified
     )
-    dnew_key, _ = project_heads_backward(dkey, key_cache)
-    dnew_value, _ = project_heads_backward(dvalue, value_cache)
-    return dnew_key + dnew_value, {}
+
+    out, output_cache = linear_forward(merge_heads(attended), p["output"])
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
+    projection_caches = (query_cache, key_cache, value_cache, distance_cache)
+    cache = (projection_caches, attention_cache, output_cache, dropout_mask)
+    return out, attention_cache.weights, cache
 
 
-def content_attention_forward(query, key, value):
-    """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
-    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
-    return weights @ value, (query, value, weights)
+# source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T:
+# dsource = dk W_k + dx W_x + [0; dq W_q]
+def attend_backward(config, dout, cache):
+    """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
+    projection_caches, attention_cache, output_cache, dropout_mask = cache
+    query_cache, key_cache, value_cache, distance_cache = projection_caches
+    dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
+    dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
+        split_heads(dattended, config.heads), attention_cache
+    )
+    if config.positions == "simplified":
+        dbiases = {
+            "query_bias": dbiases["content_bias"] + dbiases["distance_bias"],
+            # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
+            "key_bias": np.zeros_like(dbiases["content_bias"]),
+            "value_bias": dvalue.sum((0, 2)),
+        }
+
+    # remembered rows count in the weights' gradient
+    dh, dquery_weight = project_heads_backward(dquery, query_cache)
+    dsource_by_key, dkey_weight = project_heads_backward(dkey, key_cache)
+    dsource_by_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
+    ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
+    dsource = dsource_by_key + dsource_by_value
+    before = dsource.shape[1] - dh.shape[1]  # C + M
+    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "output": doutput}
+    return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
 
 
-# s = q k^T / sqrt(E), w = softmax(s), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dk = ds^T q / sqrt(E)
-def content_attention_backward(dout, cache):
-    """Gradients of key and value; the query is data."""
-    query, value, weights = cache
-    dscores = softmax_backward(dout @ value.swapaxes(-1, -2), weights) * query.shape[-1] ** -0.5
-    return dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
+class AttentionCache(NamedTuple):
+    """What the backward of relative attention needs."""
 
-
-# q + u, q + v (B, H, N, E); key, value (B, H, K, E); distance_key (H, K, E); weights before and after dropout, mask (B, H, N, K)
-AttentionCache = namedtuple(
-    "AttentionCache",
-    "content_query distance_query key value distance_key weights dropped dropout_mask in_values",
-)
+    content_query: np.ndarray  # q + u, (B, H, N, E)
+    distance_query: np.ndarray  # q + v, (B, H, N, E)
+    key: np.ndarray  # (B, H, K, E)
+    value: np.ndarray  # (B, H, K, E)
+    distance_key: np.ndarray  # (H, K, E)
+    weights: np.ndarray  # (B, H, N, K)
+    dropped: np.ndarray  # weights after dropout
+    dropout_mask: np.ndarray | None
+    in_values: bool
 
 
 def relative_attention_forward(
@@ -220,22 +419,27 @@ def relative_attention_forward(
     rng=None,
     in_values=False,
 ):
-    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, j over [compressed | memory | segment] up to i (Transformer-XL).
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, (B, H, N, E) (Transformer-XL).
 
-    query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
-    i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value is x_j + r_{i-j}.
+    Query i sees the keys j of [compressed | memory | segment] up to itself. query (B, H, N, E), key
+    and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
+    i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value
+    is x_j + r_{i-j}.
     """
     content_query = query + content_bias[:, None]  # for Transformer-XL's terms a and c
     distance_query = query + distance_bias[:, None]  # for b and d
     by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
-    scores = content_query @ key.swapaxes(-1, -2) + relative_shift_forward(by_distance)[0]
-    mask = causal_mask(*scores.shape[-2:])
-    weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))
+    by_key, _ = relative_shift_forward(by_distance)
+    scores = content_query @ key.swapaxes(-1, -2) + by_key
+    n, k = scores.shape[-2:]
+    masked = np.where(causal_mask(n, k), scores * query.shape[-1] ** -0.5, -np.inf)
+    weights, _ = softmax_forward(masked)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13: where dropout is
     out = dropped @ value  # (B, H, N, E)
-    if in_values:  # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance, 0 if no key has it
+    if in_values:
+        # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance
         out += relative_shift_backward(dropped, None) @ distance_key
-    return out, AttentionCache(
+    cache = AttentionCache(
         content_query,
         distance_query,
         key,
@@ -246,265 +450,89 @@ def relative_attention_forward(
         dropout_mask,
         in_values,
     )
+    return out, cache
 
 
-# s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)): dq = ds k + dt r, dt = shift'(ds), dr = dt^T (q + v)
-# y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), and dr gets shift'(w)^T dy more
+# s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)):
+# dq = ds k + dt r, dt = shift'(ds), dr = dt^T (q + v)
+# y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), dr gets shift'(w)^T dy
 def relative_attention_backward(dout, cache):
     """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
-    (
-        content_query,
-        distance_query,
-        key,
-        value,
-        distance_key,
-        weights,
-        dropped,
-        dropout_mask,
-        in_values,
-    ) = cache
-    dvalue = dropped.swapaxes(-1, -2) @ dout
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    if in_values:
-        ddropped += relative_shift_forward(dout @ distance_key.swapaxes(-1, -2))[0]
-    dscores = (
-        softmax_backward(dropout_backward(ddropped, dropout_mask), weights) * dout.shape[-1] ** -0.5
-    )  # 0 where masked
+    dvalue = cache.dropped.swapaxes(-1, -2) @ dout
+    ddropped = dout @ cache.value.swapaxes(-1, -2)  # (B, H, N, K)
+    if cache.in_values:
+        ddropped += relative_shift_forward(dout @ cache.distance_key.swapaxes(-1, -2))[0]
+    dweights = dropout_backward(ddropped, cache.dropout_mask)
+    dscores = softmax_backward(dweights, cache.weights) * dout.shape[-1] ** -0.5  # 0 where masked
     dby_distance = relative_shift_backward(dscores, None)
-    dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
-    dkey = dscores.swapaxes(-1, -2) @ content_query
-    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, K, E)
-    if in_values:
-        ddistance_key += (relative_shift_backward(dropped, None).swapaxes(-1, -2) @ dout).sum(0)
+
+    dcontent = dscores @ cache.key  # of q + u, (B, H, N, E)
+    ddistance = dby_distance @ cache.distance_key  # of q + v
+    dkey = dscores.swapaxes(-1, -2) @ cache.content_query
+    ddistance_key = (dby_distance.swapaxes(-1, -2) @ cache.distance_query).sum(0)  # (H, K, E)
+    if cache.in_values:
+        weights_by_distance = relative_shift_backward(cache.dropped, None)
+        ddistance_key += (weights_by_distance.swapaxes(-1, -2) @ dout).sum(0)
     dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
     return dcontent + ddistance, dkey, dvalue, ddistance_key, dbiases
 
 
 def relative_shift_forward(by_distance):
-    """Scores by key from scores by distance, (B, H, N, K): row i moves left by N - 1 - i, as query i is at place K - N + i."""
+    """Scores by key from scores by distance, (B, H, N, K).
+
+    Row i moves left by N - 1 - i, as query i is at place K - N + i.
+    """
     batch, heads, n, _ = by_distance.shape
-    padded = np.concatenate(
-        [np.zeros((batch, heads, n, 1)), by_distance], axis=-1
-    )  # (B, H, N, K + 1), cut anew from place N
-    return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
+    zeros = np.zeros((batch, heads, n, 1))
+    padded = np.concatenate([zeros, by_distance], axis=-1)  # (B, H, N, K + 1)
+    flat = padded.reshape(batch, heads, -1)
+    return flat[:, :, n:].reshape(by_distance.shape), None  # cut anew from place N
 
 
-# out[i, j] = x[i, j + N - 1 - i]: dx[i, n] = dout[i, n - N + 1 + i] of column n, and 0 if no key has its distance
+# out[i, j] = x[i, j + N - 1 - i]: dx[i, n] = dout[i, n - N + 1 + i] of column n,
+# and 0 if no key has its distance
 def relative_shift_backward(dout, cache):
-    """The same numbers put back; dout must be zero wherever the mask hides, or some would land in the next row."""
+    """The same numbers put back; dout must be zero wherever the mask hides.
+
+    Otherwise some would land in the next row.
+    """
     batch, heads, n, k = dout.shape
-    flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
+    zeros = np.zeros((batch, heads, n))
+    flat = np.concatenate([zeros, dout.reshape(batch, heads, -1)], axis=-1)
     return flat.reshape(batch, heads, n, k + 1)[..., 1:]
-
-
-# ----------------------------------------------------------------------------
-# the model: a layer, the stack, and the compression losses of all layers
-def attend_forward(p, config, h, remembered, rng):
-    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D) over source = [remembered | h]; weights (B, H, N, K); cache."""
-    source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
-    query, query_cache = project_heads_forward(h, p["query"], config.heads)
-    key, key_cache = project_heads_forward(source, p["key"], config.heads)
-    value, value_cache = project_heads_forward(source, p["value"], config.heads)
-    distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
-    simplified = config.positions == "simplified"
-    if (
-        simplified
-    ):  # decision 17: simplified positions, a bias of the query in the place of u and of v
-        key, value = key + p["key_bias"][:, None], value + p["value_bias"][:, None]
-        biases = (p["query_bias"], p["query_bias"])
-    else:
-        biases = (p["content_bias"], p["distance_bias"])
-    given = (query, key, value, distance_key, *biases)
-    attended, attention_cache = relative_attention_forward(*given, config.dropout, rng, simplified)
-    out, output_cache = linear_forward(merge_heads(attended), p["output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
-    projection_caches = (query_cache, key_cache, value_cache, distance_cache)
-    return (
-        out,
-        attention_cache.weights,
-        (projection_caches, attention_cache, output_cache, dropout_mask),
-    )
-
-
-# source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T: dsource = dk W_k + dx W_x + [0; dq W_q]
-def attend_backward(config, dout, cache):
-    """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
-    (
-        (query_cache, key_cache, value_cache, distance_cache),
-        attention_cache,
-        output_cache,
-        dropout_mask,
-    ) = cache
-    dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
-    dattended = split_heads(dattended, config.heads)
-    dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
-        dattended, attention_cache
-    )
-    if (
-        config.positions == "simplified"
-    ):  # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
-        dquery_bias, dvalue_bias = sum(dbiases.values()), dvalue.sum((0, 2))
-        dbiases = {
-            "query_bias": dquery_bias,
-            "key_bias": np.zeros_like(dquery_bias),
-            "value_bias": dvalue_bias,
-        }
-    dh, dquery_weight = project_heads_backward(dquery, query_cache)
-    dsource_key, dkey_weight = project_heads_backward(
-        dkey, key_cache
-    )  # remembered rows count in the weights' gradient
-    dsource_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
-    ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
-    dsource = dsource_key + dsource_value
-    before = dsource.shape[1] - dh.shape[1]  # C + M
-    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "output": doutput}
-    return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
-
-
-def layer_forward(p, config, h, remembered, rng):
-    """The next layer's input from h (B, N, D) and remembered (B, C + M, D), weights, cache (decision 1: norm after skip)."""
-    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
-    a, norm_cache = layer_norm_forward(p, "norm", attended + h)  # l.7
-    mixed, mlp_cache = mlp_forward(p, config, a, rng)
-    y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a)  # l.12
-    return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
-
-
-# a = norm(attend(h) + h), y = norm(mlp(a) + a): dt = norm'(dy), ds = norm'(dt + mlp'(dt)), dh = ds + attend'(ds)
-def layer_backward(config, dy, cache):
-    attend_cache, norm_cache, mlp_cache, mlp_norm_cache = cache
-    dmixed_sum, dmlp_norm = layer_norm_backward(dy, mlp_norm_cache)
-    da, grads = mlp_backward(dmixed_sum, mlp_cache)
-    dattended_sum, dnorm = layer_norm_backward(dmixed_sum + da, norm_cache)
-    dh, dremembered, dattend = attend_backward(config, dattended_sum, attend_cache)
-    return dattended_sum + dh, dremembered, grads | dattend | dnorm | dmlp_norm
-
-
-def initial_state(params, config, batch):
-    """What a document starts with: zeros, which attention reads as rows (Alg. 1, l.1-2; decision 3: zeros are read)."""
-    return State(
-        *(
-            np.zeros((batch, config.layers, n, config.width))
-            for n in (config.memory, config.compressed_memory)
-        )
-    )
-
-
-def forward(params, config, tokens, state, rng=None):
-    """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
-
-    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
-    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs log-probabilities (decision 19: taken as logits).
-    """
-    if tokens.shape[1] != config.segment:
-        raise ValueError(
-            f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
-        )
-    h, embedding_cache = adaptive_embedding_forward(
-        params, config, tokens
-    )  # (B, N, D), Alg. 1, l.3
-    remembered, caches = [], []
-    for layer in range(config.layers):
-        p = subtree(params, f"layers.{layer}.")
-        memory, compressed = state.memory[:, layer], state.compressed[:, layer]
-        y, weights, layer_cache = layer_forward(
-            p, config, h, np.concatenate([compressed, memory], axis=1), rng
-        )  # l.5
-        compression = subtree(p, "compression.")
-        *kept, pair, compression_cache = remember_forward(
-            compression, config, h, memory, compressed, weights
-        )
-        remembered.append(kept)
-        caches.append((layer_cache, compression_cache, h, pair))
-        h = y
-    x = h * config.width**-0.5  # decision 14: logits divided by root D
-    if config.cutoffs:
-        logits, output_cache = adaptive_softmax_forward(params, config, x)
-    else:
-        logits, output_cache = linear_forward(x, params["embedding"])
-    next_state = State(*(np.stack(field, axis=1) for field in zip(*remembered, strict=True)))
-    return logits, next_state, (embedding_cache, caches, output_cache)
-
-
-def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
-
-    dnext_state None stops the gradient at the segment's end. dnext_state.memory is not read: memory is written without gradient.
-    """
-    embedding_cache, caches, output_cache = cache
-    dstate = initial_state(params, config, len(dlogits))
-    dnext_compressed = (
-        np.zeros_like(dstate.compressed) if dnext_state is None else dnext_state.compressed
-    )
-    if config.cutoffs:
-        dh, grads = adaptive_softmax_backward(config, dlogits, output_cache)
-    else:
-        dh, dembedding = linear_backward(dlogits, output_cache)
-        grads = {"embedding": dembedding}
-    dh = dh * config.width**-0.5
-    for layer in reversed(range(config.layers)):
-        layer_cache, compression_cache, _, _ = caches[layer]
-        dcompressed, dcompression = remember_backward(
-            config, dnext_compressed[:, layer], compression_cache
-        )
-        dh, dremembered, dlayer = layer_backward(config, dh, layer_cache)
-        dstate.compressed[:, layer] = dremembered[:, : config.compressed_memory] + dcompressed
-        dstate.memory[:, layer] = dremembered[:, config.compressed_memory :]
-        grads |= prefixed(f"layers.{layer}.", dlayer | prefixed("compression.", dcompression))
-    add_into(
-        grads, adaptive_embedding_backward(config, dh, embedding_cache)
-    )  # the tied embedding's second gradient
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
-
-
-def auxiliary_forward(params, config, cache):
-    """{name: loss} of every layer's compression, from forward's cache; their sum trains it (Alg. 2, l.1-2). Empty if none."""
-    if config.compressed_memory == 0 or config.compression_loss not in AUXILIARY:
-        return {}, []
-    _, layer_caches, _ = cache
-    losses, caches = {}, []
-    for layer, (_, compression_cache, h, pair) in enumerate(layer_caches):
-        p = subtree(params, f"layers.{layer}.")
-        losses[f"layers.{layer}.compression"], loss_cache = AUXILIARY[config.compression_loss][0](
-            p, config, h, *pair
-        )
-        caches.append((compression_cache, loss_cache))
-    return losses, caches
-
-
-def auxiliary_backward(config, dloss, caches):
-    """Gradients of the summed auxiliary losses: of the compression's parameters, and of nothing else."""
-    grads = {}
-    for layer, (compression_cache, loss_cache) in enumerate(caches):
-        dnew, dloss_params = AUXILIARY[config.compression_loss][1](dloss, loss_cache)
-        _, dparams = COMPRESSIONS[config.compression][1](
-            dnew, compression_cache
-        )  # stop: evicted is data
-        grads |= prefixed(f"layers.{layer}.compression.", dparams | dloss_params)
-    return grads
 
 
 # ----------------------------------------------------------------------------
 # through segments: a whole document, forwards and then backwards
 def loss_and_gradients(params, config, segments, given=None):
-    """Mean loss of segments [(tokens, targets)], compression loss, gradients of their sum, states read (given, or carried)."""
-    total, compression, states, caches = 0.0, 0.0, [], []
-    state, count = (
-        initial_state(params, config, len(segments[0][0])),
-        sum(targets.size for _, targets in segments),
-    )
+    """Mean loss of segments [(tokens, targets)], compression loss, their sum's gradients, states.
+
+    states are those that the segments read: given, or each left by the segment before.
+    """
+    total = 0.0
+    count = 0
+    compression = 0.0
+    states = []
+    caches = []
+    state = initial_state(params, config, len(segments[0][0]))
     for number, (tokens, targets) in enumerate(segments):
-        states.append(given[number] if given else state)
-        logits, state, cache = forward(params, config, tokens, states[-1])
-        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        if given is not None:
+            state = given[number]
+        states.append(state)
+        logits, state, cache = forward(params, config, tokens, state)
+        scored = np.ones(targets.shape, bool)
+        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
         losses, auxiliary_cache = auxiliary_forward(params, config, cache)
-        total, compression = total + loss, compression + sum(losses.values())
+        total += loss
+        count += targets.size
+        compression += sum(losses.values())
         caches.append((cache, loss_cache, auxiliary_cache))
-    grads, dstate = {}, None
+
+    grads = {}
+    dstate = None
     for cache, loss_cache, auxiliary_cache in reversed(caches):
-        dparams, dstate = backward(
-            params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate
-        )
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
         add_into(grads, auxiliary_backward(config, 1.0, auxiliary_cache))
     return total / count, compression, grads, states
@@ -513,12 +541,14 @@ def loss_and_gradients(params, config, segments, given=None):
 # ----------------------------------------------------------------------------
 # demonstration: gradients against finite differences, then a tiny text
 def stopped(config):
-    """{function: what is data to it}, for --check; the next compressed memory, a result, is data to the task loss."""
-    compressed = () if config.compression_loss == "bptt" else ("return.1",)
-    return {
-        "remember_forward": ("h", "memory", "weights", *compressed),
-        "attention_reconstruction_forward": ("p", "h"),
-    }
+    """{function: what is data to it}, for --check.
+
+    The next compressed memory, a result, is data to the task loss, except under bptt.
+    """
+    remember = ("h", "memory", "weights")
+    if config.compression_loss != "bptt":
+        remember += ("return.1",)
+    return {"remember_forward": remember, "attention_reconstruction_forward": ("p", "h")}
 
 
 def check_gradients(loss, params, grads, rng):
@@ -546,98 +576,142 @@ def check_gradients(loss, params, grads, rng):
         raise SystemExit("gradients disagree with finite differences")
 
 
+def signed_step(params, grads, step):
+    """The parameters after a step against the signs of their gradients; later steps are smaller."""
+    rate = 0.02 * 0.98**step
+    return {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
+
+
+def bits_per_token(params, config, segment, state):
+    """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
+    tokens, targets = segment
+    logits, _, _ = forward(params, config, tokens, state)
+    nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+    return nats / targets.size / np.log(2)
+
+
+def check_both_losses(params, config, segments, rng):
+    """Check the gradients of each loss, by the parameters that it trains."""
+    # states are data, so they are held
+    _, _, grads, held = loss_and_gradients(params, config, segments)
+    print("The task loss, by the parameters that it trains:")
+    part = {name: grad for name, grad in grads.items() if ".compression." not in name}
+    check_gradients(
+        lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, part, rng
+    )
+    print("The compression loss, by the parameters that it trains:")
+    part = {name: grad for name, grad in grads.items() if ".compression." in name}
+    check_gradients(
+        lambda moved: loss_and_gradients(moved, config, segments, held)[1], params, part, rng
+    )
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    sizes = {
-        "vocabulary": 11,
-        "width": 12,
-        "layers": 2,
-        "heads": 2,
-        "head_width": 5,
-        "feed_forward": 20,
-    }
-    config = Config(**sizes, segment=6, memory=6, compressed_memory=6, compression_rate=3)
+    config = Config(
+        vocabulary=11,
+        width=12,
+        layers=2,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        segment=6,
+        memory=6,
+        compressed_memory=6,
+        compression_rate=3,
+    )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 6], document[:, at + 1 : at + 7]) for at in range(0, 24, 6)]
+
     print(
-        f"Compressive Transformer, convolution trained by attention reconstruction; four segments of {config.segment} tokens."
+        "Compressive Transformer, convolution trained by attention reconstruction; "
+        f"four segments of {config.segment} tokens."
     )
-    _, _, grads, held = loss_and_gradients(
-        params, config, segments
-    )  # states are data, so they are held
-    for which, kind in enumerate(("task", "compression")):
-        print(f"The {kind} loss, by the parameters that it trains:")
-        part = {name: grad for name, grad in grads.items() if (".compression." in name) == which}
-        check_gradients(
-            lambda p, which=which: loss_and_gradients(p, config, segments, held)[which],
-            params,
-            part,
-            rng,
-        )
+    check_both_losses(params, config, segments, rng)
     print(
-        "Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):"
+        "Fitting these 48 predictions of random tokens by the gradients' signs "
+        "(there is nothing to learn but the text):"
     )
     for step in range(1, 201):
         loss, compression, grads, states = loss_and_gradients(params, config, segments)
-        params = {
-            name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()
-        }
+        params = signed_step(params, grads, step)
         if step in (1, 10, 50, 200):
+            bits = loss / np.log(2)
             print(
-                f"  step {step:3d}: {loss / np.log(2):.3f} bits per token, compression loss {compression:.4f}"
+                f"  step {step:3d}: {bits:.3f} bits per token, compression loss {compression:.4f}"
             )
-    carried, cleared = states[-1], initial_state(params, config, 2)
-    half = carried._replace(compressed=cleared.compressed)
+
+    carried = states[-1]
+    fresh = initial_state(params, config, 2)
     starts = {
         "both memories carried": carried,
-        "compressed memory cleared": half,
-        "both cleared": cleared,
+        "compressed memory cleared": carried._replace(compressed=fresh.compressed),
+        "both cleared": fresh,
     }
-    for label, start in starts.items():
-        logits, _, _ = forward(params, config, segments[-1][0], start)
-        nats, _ = cross_entropy_forward(logits, segments[-1][1], np.ones((2, 6), bool))
-        print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
+    for label, state in starts.items():
+        bits = bits_per_token(params, config, segments[-1], state)
+        print(f"Fourth segment, {label}: {bits:.3f} bits per token")
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: positions, heads, norm, softmax, feed-forward; a first reading skips all from here on
+# what every Transformer has: attention, positions, heads, norm, softmax, feed-forward; known before
 NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon is 1e-6)
 
 
+def content_attention_forward(query, key, value):
+    """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
+    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
+    return weights @ value, (query, value, weights)
+
+
+# s = q k^T / sqrt(E), w = softmax(s), y = w v: dv = w^T dy, ds = softmax'(dy v^T),
+# dk = ds^T q / sqrt(E)
+def content_attention_backward(dout, cache):
+    """Gradients of key and value; the query is data."""
+    query, value, weights = cache
+    dweights = dout @ value.swapaxes(-1, -2)
+    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
+    dkey = dscores.swapaxes(-1, -2) @ query
+    dvalue = weights.swapaxes(-1, -2) @ dout
+    return dkey, dvalue
+
+
 def causal_mask(n, k):
-    """Query i of N sees the K - N keys before the segment and the segment's own up to itself, (N, K)."""
+    """(N, K): query i sees the K - N keys before the segment and the segment's up to itself."""
     return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
 
 
 def distance_sinusoids(length, width):
-    """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
-    angle = np.arange(length - 1, -1, -1.0)[:, None] * 10_000.0 ** (
-        -np.arange(0, width, 2) / width
-    )  # (K, D/2)
+    """Rows (K, D), K = length, of the distances K - 1, ..., 1, 0: from far to near, like keys."""
+    distance = np.arange(length - 1, -1, -1.0)[:, None]
+    angle = distance * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (K, D/2)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
 
 def distance_keys_forward(p, config, length):
-    """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R (decision 17: shared by heads)."""
+    """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R.
+
+    The rows of R are those of simplified positions (decision 17: shared by heads).
+    """
     if config.positions == "simplified":
         rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
-        return np.broadcast_to(
-            p["positions"][rows], (config.heads, length, config.head_width)
-        ), rows
+        shape = (config.heads, length, config.head_width)
+        return np.broadcast_to(p["positions"][rows], shape), rows
     sinusoids = distance_sinusoids(length, config.width)  # (K, D)
-    distance_key, cache = project_heads_forward(
-        sinusoids[None], p["distance_key"], config.heads
-    )  # (1, H, K, E)
+    distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)
     return distance_key[0], cache
 
 
-# r_t = W_R R_t: dW_R = sum of dr_t R_t^T; or r_t = R_row(t) in all heads: dR_row = sum of dr_t over heads and its distances
+# r_t = W_R R_t: dW_R = sum of dr_t R_t^T; or r_t = R_row(t) in all heads:
+# dR_row = sum of dr_t over heads and its distances
 def distance_keys_backward(config, ddistance_key, cache):
+    """{name: gradient} of W_R or of R."""
     if config.positions == "simplified":
+        rows = cache
         dpositions = np.zeros((config.max_distance + 1, config.head_width))
-        np.add.at(dpositions, cache, ddistance_key.sum(0))
+        np.add.at(dpositions, rows, ddistance_key.sum(0))
         return {"positions": dpositions}
     _, dweight = project_heads_backward(ddistance_key[None], cache)
     return {"distance_key": dweight}
@@ -744,14 +818,21 @@ def mlp_forward(p, config, x, rng):
     return out, (hidden_cache, hidden, output_cache, dropout_mask)
 
 
+# relu passes the gradient if hidden > 0
 def mlp_backward(dout, cache):
+    """Gradients of x and of the parameters."""
     hidden_cache, hidden, output_cache, dropout_mask = cache
     dout = dropout_backward(dout, dropout_mask)
     dhidden, doutput = linear_backward(dout, output_cache)
     dbefore = dhidden * (hidden > 0)
     dx, dweight = linear_backward(dbefore, hidden_cache)
-    biases = {"mlp_hidden_bias": dbefore.sum((0, 1)), "mlp_output_bias": dout.sum((0, 1))}
-    return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
+    grads = {
+        "mlp_hidden": dweight,
+        "mlp_output": doutput,
+        "mlp_hidden_bias": dbefore.sum((0, 1)),
+        "mlp_output_bias": dout.sum((0, 1)),
+    }
+    return dx, grads
 
 
 def cross_entropy_forward(logits, targets, scored):
@@ -794,16 +875,20 @@ def add_into(total, part):
 # ----------------------------------------------------------------------------
 # variants: other compressions and losses, adaptive inputs and softmax; a first reading skips them
 def max_pooling_forward(p, config, evicted, usage):
-    """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
-    parts = evicted.reshape(
-        len(evicted), -1, config.compression_rate, evicted.shape[2]
-    )  # (B, N/c, c, D)
+    """The largest of c rows, feature by feature; of equals the first.
+
+    usage (B, N), which every compression is given, is for most_used alone (3.2).
+    """
+    batch, _, d = evicted.shape
+    parts = evicted.reshape(batch, -1, config.compression_rate, d)  # (B, N/c, c, D)
     largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
-    return np.take_along_axis(parts, largest, 2)[:, :, 0], (parts.shape, largest)
+    new = np.take_along_axis(parts, largest, 2)[:, :, 0]
+    return new, (parts.shape, largest)
 
 
 # y = max over r of x_r: dx_r = dy at the row of the maximum, 0 elsewhere
 def max_pooling_backward(dnew, cache):
+    """Gradient of evicted; there are no parameters."""
     shape, largest = cache
     dparts = np.zeros(shape)
     np.put_along_axis(dparts, largest, dnew[:, :, None], 2)
@@ -812,29 +897,31 @@ def max_pooling_backward(dnew, cache):
 
 def mean_pooling_forward(p, config, evicted, usage):
     """The mean of c rows."""
-    parts = evicted.reshape(
-        len(evicted), -1, config.compression_rate, evicted.shape[2]
-    )  # (B, N/c, c, D)
+    batch, _, d = evicted.shape
+    parts = evicted.reshape(batch, -1, config.compression_rate, d)  # (B, N/c, c, D)
     return parts.mean(2), config.compression_rate
 
 
 # y = sum over r of x_r / c: dx_r = dy / c
 def mean_pooling_backward(dnew, rate):
+    """Gradient of evicted; there are no parameters."""
     return np.repeat(dnew, rate, axis=1) / rate, {}
 
 
 def dilated_conv_forward(p, config, evicted, usage):
-    """A layer for each dilation rate, then the strided convolution (decision 8: ReLU in between)."""
-    x, caches = evicted, []
+    """A layer for each dilation rate, then the convolution (decision 8: ReLU in between)."""
+    x = evicted
+    caches = []
     for rate in config.dilations:
         x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
         caches.append((rate, cache))
-    new, cache = conv_forward(p, config, x, usage)
-    return new, (caches, cache)
+    new, conv_cache = conv_forward(p, config, x, usage)
+    return new, (caches, conv_cache)
 
 
 # y = conv(b(a(x))) for layers a and b: dx = a'(b'(conv'(dy)))
 def dilated_conv_backward(dnew, cache):
+    """Gradients of evicted and of the parameters."""
     caches, conv_cache = cache
     dx, grads = conv_backward(dnew, conv_cache)
     for rate, layer_cache in reversed(caches):
@@ -845,21 +932,27 @@ def dilated_conv_backward(dnew, cache):
 def dilated_layer_forward(x, weight, rate):
     """relu(W [x_{i-rate}; x_i]), zeros before the first row (decision 8: padded on the left)."""
     earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
-    before, cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
-    return np.maximum(before, 0), (cache, before > 0, rate)
+    before, linear_cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
+    positive = before > 0
+    return np.maximum(before, 0), (linear_cache, positive, rate)
 
 
 # y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
 def dilated_layer_backward(dy, cache):
+    """Gradients of x and of the weight."""
     linear_cache, positive, rate = cache
     dpair, dweight = linear_backward(dy * positive, linear_cache)
     dearlier, dx = np.split(dpair, 2, axis=-1)
-    dx[:, : max(0, dx.shape[1] - rate)] += dearlier[:, rate:]
+    kept = max(0, dx.shape[1] - rate)
+    dx[:, :kept] += dearlier[:, rate:]
     return dx, dweight
 
 
 def most_used_forward(p, config, evicted, usage):
-    """The N/c rows with the largest usage (B, N), in their order in time; of equals the older (decision 9: order in time)."""
+    """The N/c rows with the largest usage (B, N); of equals the older.
+
+    They stay in their order in time (decision 9: order in time).
+    """
     count = evicted.shape[1] // config.compression_rate
     most = np.argsort(-usage, axis=1, kind="stable")[:, :count]
     kept = np.sort(most, axis=1)[:, :, None]  # (B, N/c, 1)
@@ -868,6 +961,7 @@ def most_used_forward(p, config, evicted, usage):
 
 # y_i = x_kept(i): dx_kept(i) = dy_i, 0 for the others
 def most_used_backward(dnew, cache):
+    """Gradient of evicted; there are no parameters."""
     shape, kept = cache
     devicted = np.zeros(shape)
     np.put_along_axis(devicted, kept, dnew, 1)
@@ -884,19 +978,23 @@ COMPRESSIONS = {
 
 
 def auto_encoding_forward(p, config, h, evicted, new):
-    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2; decision 10: mean squares)."""
-    flat, cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
+    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2).
+
+    It is a mean over all numbers (decision 10: mean squares).
+    """
+    flat, linear_cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
     difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
-    return (difference**2).mean(), (difference, flat.shape, cache)
+    loss = (difference**2).mean()
+    return loss, (difference, flat.shape, linear_cache)
 
 
-# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T, for e = 2 (G new - evicted) / size
+# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T,
+# for e = 2 (G new - evicted) / size
 def auto_encoding_backward(dloss, cache):
     """Gradients of new and of g."""
     difference, shape, linear_cache = cache
-    dnew, ddecoder = linear_backward(
-        (dloss * 2 * difference / difference.size).reshape(shape), linear_cache
-    )
+    ddifference = dloss * 2 * difference / difference.size
+    dnew, ddecoder = linear_backward(ddifference.reshape(shape), linear_cache)
     return dnew, {"decoder": ddecoder}
 
 
@@ -907,20 +1005,22 @@ AUXILIARY = {
     ),
     "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
 }
-COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
+COMPRESSION_LOSSES = (*AUXILIARY, "bptt", "none")  # bptt: the task loss
 
 
 def adaptive_embedding_forward(params, config, tokens):
-    """Rows (B, N, D) of tokens (B, N): of `embedding`, or a tail's, projected (decision 18: one table both ways)."""
-    h, caches = np.zeros((*tokens.shape, config.width)), []
+    """Rows (B, N, D) of tokens (B, N): of `embedding`, or of a tail's table, projected.
+
+    They are those of adaptive_softmax_forward (decision 18: one table both ways).
+    """
+    h = np.zeros((*tokens.shape, config.width))
+    caches = []
     for band, (start, stop) in enumerate(config.bands):
-        inside, prefix, cache = (
-            (tokens >= start) & (tokens < stop),
-            f"tails.{band - 1}." if band else "",
-            None,
-        )  # (B, N)
+        prefix = f"tails.{band - 1}." if band else ""
+        inside = (tokens >= start) & (tokens < stop)  # (B, N)
         ids = tokens[inside] - start
         rows = params[prefix + "embedding"][ids]
+        cache = None
         if band:
             rows, cache = linear_forward(rows, params[prefix + "projection"])
         h[inside] = rows
@@ -928,26 +1028,32 @@ def adaptive_embedding_forward(params, config, tokens):
     return h, caches
 
 
-# h = P e_id: dP = sum of dh e_id^T, de_id = sum of P^T dh over the places of id; de_id = sum of dh without a projection
+# h = P e_id: dP = sum of dh e_id^T, de_id = sum of P^T dh over the places of id;
+# de_id = sum of dh without a projection
 def adaptive_embedding_backward(config, dh, caches):
+    """{name: gradient} of every table and projection."""
     grads = {}
     for (start, stop), (prefix, inside, ids, cache) in zip(config.bands, caches, strict=True):
         drows = dh[inside]
         if cache is not None:
             drows, grads[prefix + "projection"] = linear_backward(drows, cache)
-        grads[prefix + "embedding"] = np.zeros((stop - start, drows.shape[-1]))
-        np.add.at(grads[prefix + "embedding"], ids, drows)
+        dtable = np.zeros((stop - start, drows.shape[-1]))
+        np.add.at(dtable, ids, drows)
+        grads[prefix + "embedding"] = dtable
     return grads
 
 
 def adaptive_softmax_forward(params, config, x):
-    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables; a tail's are of p(cluster) p(word | cluster)."""
-    first = config.bands[0][1]
-    scores, head_cache = linear_forward(
-        x, np.concatenate([params["embedding"], params["clusters"]])
-    )
+    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables.
+
+    A tail's are of p(cluster) p(word | cluster).
+    """
+    first = config.bands[0][1]  # words of `embedding`; the head scores them and the tails' clusters
+    table = np.concatenate([params["embedding"], params["clusters"]])
+    scores, head_cache = linear_forward(x, table)
     head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
-    out, caches = [head[..., :first]], []
+    out = [head[..., :first]]
+    caches = []
     for tail in range(len(config.cutoffs)):
         p = subtree(params, f"tails.{tail}.")
         narrow, projection_cache = linear_forward(x, p["projection"].T)
@@ -958,23 +1064,23 @@ def adaptive_softmax_forward(params, config, x):
     return np.concatenate(out, axis=-1), (head_cache, head_logs, caches)
 
 
-# l_w = head_w, or head_c + within_w: dhead_c = sum of dl_w over its words, dwithin = dl; x = h / sqrt(D) goes to all tables
+# l_w = head_w, or head_c + within_w: dhead_c = sum of dl_w over its words, dwithin = dl;
+# x = h / sqrt(D) goes to all tables
 def adaptive_softmax_backward(config, dlog_probabilities, cache):
     """Gradients of x and of the parameters."""
     head_cache, head_logs, caches = cache
-    parts = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
-    dhead = np.concatenate(
-        [parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1
-    )
+    dwords, *dtails = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
+    dclusters = [dtail.sum(-1, keepdims=True) for dtail in dtails]
+    dhead = np.concatenate([dwords, *dclusters], axis=-1)
     dx, dtable = linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
     first = config.bands[0][1]
     grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
     for tail, (projection_cache, table_cache, logs) in enumerate(caches):
-        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(
-            log_softmax_backward(parts[tail + 1], logs), table_cache
-        )
-        dtail, dprojection = linear_backward(dnarrow, projection_cache)
-        dx, grads[f"tails.{tail}.projection"] = dx + dtail, dprojection.T
+        dlogits = log_softmax_backward(dtails[tail], logs)
+        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(dlogits, table_cache)
+        dx_of_tail, dprojection = linear_backward(dnarrow, projection_cache)
+        grads[f"tails.{tail}.projection"] = dprojection.T
+        dx = dx + dx_of_tail
     return dx, grads
 
 
@@ -986,9 +1092,8 @@ def log_softmax_forward(logits):
 
 # l = x - log sum exp x: dx = dl - softmax(x) sum of dl
 def log_softmax_backward(dlog_probabilities, log_probabilities):
-    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(
-        -1, keepdims=True
-    )
+    total = dlog_probabilities.sum(-1, keepdims=True)
+    return dlog_probabilities - np.exp(log_probabilities) * total
 
 
 # ----------------------------------------------------------------------------
@@ -998,12 +1103,11 @@ POSITION_DEVIATION = 1.0  # of simplified positions (decision 17: learned better
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params, d = (
-        {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))},
-        config.width,
-    )  # decision 14: tied with output
-    for tail, (start, stop) in enumerate(config.bands[1:]):  # decision 18: narrower for rarer words
-        narrow = d // config.div_value ** (tail + 1)
+    d = config.width
+    # decision 14: tied with output
+    params = {"embedding": rng.normal(0, 1, (config.bands[0][1], d))}
+    for tail, (start, stop) in enumerate(config.bands[1:]):
+        narrow = d // config.div_value ** (tail + 1)  # decision 18: narrower for rarer words
         params[f"tails.{tail}.embedding"] = rng.normal(0, 1, (stop - start, narrow))
         params[f"tails.{tail}.projection"] = init_linear(rng, d, narrow)
     if config.cutoffs:
@@ -1015,7 +1119,10 @@ def init_params(config, rng):
 
 def init_layer(config, rng):
     """Parameters of one layer (decision 12: what has biases)."""
-    d, h, e, f = config.width, config.heads, config.head_width, config.feed_forward
+    d = config.width
+    h = config.heads
+    e = config.head_width
+    f = config.feed_forward
     p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value")}
     if config.positions == "simplified":
         p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
@@ -1023,16 +1130,24 @@ def init_layer(config, rng):
     else:
         p["distance_key"] = init_linear(rng, h * e, d)
         p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
-    p |= {"output": init_linear(rng, d, h * e), "norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
-    p |= {"mlp_hidden": init_linear(rng, f, d), "mlp_hidden_bias": np.zeros(f)}
-    p |= {"mlp_output": init_linear(rng, d, f), "mlp_output_bias": np.zeros(d)}
-    p |= {"mlp_norm.scale": np.ones(d), "mlp_norm.bias": np.zeros(d)}
+    p["output"] = init_linear(rng, d, h * e)
+    p |= prefixed("norm.", init_norm(d))
+    p["mlp_hidden"] = init_linear(rng, f, d)
+    p["mlp_hidden_bias"] = np.zeros(f)
+    p["mlp_output"] = init_linear(rng, d, f)
+    p["mlp_output_bias"] = np.zeros(d)
+    p |= prefixed("mlp_norm.", init_norm(d))
     return p | prefixed("compression.", init_compression(config, rng))
 
 
 def init_compression(config, rng):
-    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory (decision 7: no bias anywhere)."""
-    p, d, c = {}, config.width, config.compression_rate
+    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory.
+
+    They are matrices alone (decision 7: no bias anywhere).
+    """
+    p = {}
+    d = config.width
+    c = config.compression_rate
     if config.compressed_memory == 0:
         return p
     if config.compression == "dilated_conv":
@@ -1056,6 +1171,10 @@ def init_linear(rng, fan_out, fan_in, deviation=None):
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
+def init_norm(width):
+    return {"scale": np.ones(width), "bias": np.zeros(width)}
+
+
 # ----------------------------------------------------------------------------
 # checks: sizes that cannot work; a first reading skips them
 POSITIONS = ("simplified", "transformer_xl")  # Memformer's Eqs. 2-4, Transformer-XL's
@@ -1067,44 +1186,54 @@ def check_config(config):
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    for name, known in {
+    known = {
         "compression": COMPRESSIONS,
         "compression_loss": COMPRESSION_LOSSES,
         "positions": POSITIONS,
-    }.items():
-        if getattr(config, name) not in known:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(known)}"
-            )
-    n, c, d, rates, tails = (
-        config.segment,
-        config.compression_rate,
-        config.width,
-        config.dilations,
-        len(config.cutoffs),
-    )
-    nearest = min(
-        (rate for rate in range(1, n + 1) if n % rate == 0), key=lambda rate: abs(rate - c)
-    )
-    odd = config.positions == "transformer_xl" and d % 2
-    empty = any(start >= stop for start, stop in config.bands)
-    refused = {
-        f"width {d} is odd; the sinusoids of transformer_xl positions need an even one": odd,
-        f"compression_rate {c} does not divide segment {n}; {nearest} does": config.compressed_memory
-        and n % c,
-        f"dilations are {rates}; each must be at least 1": min(rates, default=1) < 1,
-        f"dilations {rates} must be a tuple, ascending, each rate once": tuple(sorted(set(rates)))
-        != rates,
-        f"dropout is {config.dropout}; it must be at least 0 and below 1": not 0
-        <= config.dropout
-        < 1,
-        f"cutoffs {config.cutoffs} must be ascending, above 0 and below vocabulary {config.vocabulary}": empty,
-        f"width {d} is less than div_value {config.div_value} to the power of {tails} tails": d
-        < config.div_value**tails,
     }
-    for message, wrong in refused.items():
-        if wrong:
-            raise ValueError(message)
+    for name, names in known.items():
+        value = getattr(config, name)
+        if value not in names:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
+    if config.positions == "transformer_xl" and config.width % 2:
+        raise ValueError(
+            f"width {config.width} is odd; "
+            "the sinusoids of transformer_xl positions need an even one"
+        )
+    check_compression(config)
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
+    check_cutoffs(config)
+
+
+def check_compression(config):
+    """Raise ValueError if the rate does not divide the segment, or for dilations that are none."""
+    n = config.segment
+    c = config.compression_rate
+    if config.compressed_memory and n % c:
+        divisors = [rate for rate in range(1, n + 1) if n % rate == 0]
+        nearest = min(divisors, key=lambda rate: abs(rate - c))
+        raise ValueError(f"compression_rate {c} does not divide segment {n}; {nearest} does")
+    rates = config.dilations
+    if min(rates, default=1) < 1:
+        raise ValueError(f"dilations are {rates}; each must be at least 1")
+    if tuple(sorted(set(rates))) != rates:
+        raise ValueError(f"dilations {rates} must be a tuple, ascending, each rate once")
+
+
+def check_cutoffs(config):
+    """Raise ValueError if a band has no words, or the last tail's embedding no width."""
+    if any(start >= stop for start, stop in config.bands):
+        raise ValueError(
+            f"cutoffs {config.cutoffs} must be ascending, above 0 "
+            f"and below vocabulary {config.vocabulary}"
+        )
+    tails = len(config.cutoffs)
+    if config.width < config.div_value**tails:
+        raise ValueError(
+            f"width {config.width} is less than div_value {config.div_value} "
+            f"to the power of {tails} tails"
+        )
 
 
 if __name__ == "__main__":
