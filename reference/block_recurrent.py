@@ -167,7 +167,7 @@ def state_update_forward(p, config, states, projected, keys, values):
 
 # c' = gating(c, [self; cross]): dc and d[self; cross] by the gates; each half by its attention
 def state_update_backward(config, dnext_states, cache):
-    """dstates (the carry's part), {name: dprojected}, the tile's dkeys and dvalues, parameters'."""
+    """Gradients of states (by the carry), {name: of projected}, keys, values and parameters."""
     self_cache, cross_cache, gating_cache = cache
     dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
     dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
@@ -729,7 +729,7 @@ def head_projections_forward(p, names, heads, x):
 # u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W, dW = du^T x
 def head_projections_backward(dprojected, caches):
     """dx, summed over the projections that have a gradient, and {name: dW}."""
-    dx = 0.0
+    dx = np.zeros(())  # has the shape of x as soon as a part is added
     grads = {}
     for name, drows in dprojected.items():
         linear_cache, norm_cache = caches[name]

@@ -634,6 +634,7 @@ def demonstrate():
         "Fitting these 48 predictions of random tokens by the gradients' signs "
         "(there is nothing to learn but the text):"
     )
+    states = []
     for step in range(1, 201):
         loss, compression, grads, states = loss_and_gradients(params, config, segments)
         params = signed_step(params, grads, step)

@@ -551,7 +551,7 @@ def head_projections_forward(p, names, heads, x):
 # u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W, dW = du^T x
 def head_projections_backward(dprojected, caches):
     """dx, summed over the projections that have a gradient, and {name: dW}."""
-    dx = 0.0
+    dx = np.zeros(())  # has the shape of x as soon as a part is added
     grads = {}
     for name, drows in dprojected.items():
         linear_cache, norm_cache = caches[name]
