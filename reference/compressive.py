@@ -166,9 +166,9 @@ def conv_backward(dnew, cache):
 
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
-    """Alg. 2 of one layer: attention over new minus attention over evicted.
+    """The loss of one layer: what attention finds in new, less what it finds in evicted (Alg. 2).
 
-    The loss is a mean over lanes, heads and positions (decision 10: mean squares per head).
+    The mean of its squares over lanes, heads, queries, E (decision 10: mean squares per head).
     """
     # stop: h, evicted and the attention parameters are data (l.3-5); l.7 is in remember_forward
     query, _ = project_heads_forward(h, p["query"], config.heads)
