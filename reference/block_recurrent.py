@@ -334,7 +334,7 @@ def stack_forward(params, config, x, state, rng):
         projected, shared_cache = state_projection_forward(owner, config, state.states[:, 0])
         shared = (projected["key"], projected["value"])
 
-    next_state = State(*map(np.empty_like, state))
+    next_state = State(*map(np.zeros_like, state))
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")

@@ -218,7 +218,7 @@ def forward(params, config, tokens, state, rng=None):
         )
     # (B, N, D), Alg. 1, l.3
     h, embedding_cache = adaptive_embedding_forward(params, config, tokens)
-    next_state = State(*map(np.empty_like, state))
+    next_state = State(*map(np.zeros_like, state))
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")

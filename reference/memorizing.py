@@ -196,8 +196,8 @@ def forward(params, config, tokens, state, rng=None):
             f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"
         )
     x = params["embedding"][tokens]  # (B, N, D)
-    keys = np.empty_like(state.keys)
-    values = np.empty_like(state.values)
+    keys = np.zeros_like(state.keys)
+    values = np.zeros_like(state.values)
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
