@@ -1,4 +1,7 @@
-"""Long-memory Transformers in PyTorch: `load` opens a trained model, `generate` continues a text (docs/library.md)."""
+"""Long-memory Transformers in PyTorch: `load` opens a trained model, `generate` continues a text.
+
+docs/library.md says more.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # train.py --help needs no torch, so it is imported only where it is used
     import torch
 
     from accelerated.data.tokenizers import Tokenizer
+    from accelerated.protocol import Model
     from accelerated.training.settings import Settings
 
 
 class Loaded(NamedTuple):
     """A trained model, and what is needed to use it."""
 
-    model: torch.nn.Module  # in evaluation mode
+    model: Model  # in evaluation mode
     tokenizer: Tokenizer
     settings: Settings
 
 
 def load(path: str | Path, checkpoint: str = "last", device: str | torch.device = "cpu") -> Loaded:
-    """Open a run of train.py (its checkpoint last or best), a folder of eval.py export, or a published GPT-2.
+    """Open a run of train.py, a folder of eval.py export, or a published GPT-2.
 
-    Raises InputError if path is none of these, or damaged.
+    checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or damaged.
     """
-    from accelerated.training.checkpoint import (
-        load_weights,
-        open_model,
-    )  # here: train.py --help needs no torch
+    from accelerated.training.checkpoint import load_weights, open_model
     from accelerated.training.settings import settings_from
 
     contents = load_weights(path, checkpoint)
     settings = settings_from(contents, path)
-    return Loaded(*open_model(path, contents, settings, device=device), settings)
+    model, tokenizer = open_model(path, contents, settings, device=device)
+    return Loaded(model, tokenizer, settings)
 
 
 def generate(
-    model: torch.nn.Module,
+    model: Model,
     tokenizer: Tokenizer,
     prompt: str,
     tokens: int = 200,
@@ -49,8 +51,9 @@ def generate(
 ) -> str | Iterator[str]:
     """Return the text that continues a prompt of any length; with `stream` an iterator of its pieces.
 
-    It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability; temperature 0 takes the most
-    probable one each time. Raises InputError if the prompt has no token, or the model predicts NaN.
+    It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability;
+    temperature 0 takes the most probable one each time. Raises InputError if temperature is below
+    0, if top_p is not above 0 and at most 1, if the prompt has no token, or if the model predicts NaN.
     """
     import torch
 
@@ -58,10 +61,19 @@ def generate(
     from accelerated.generation.continuation import Sampling, continue_text
     from accelerated.program.errors import InputError
 
-    device, ids = next(model.parameters()).device, tokenizer.encode(prompt).tolist()
+    if temperature < 0:
+        raise InputError(
+            f"temperature is {temperature}; give 0 for the most probable token, or more"
+        )
+    if not 0 < top_p <= 1:
+        raise InputError(f"top_p is {top_p}; it must be above 0 and at most 1")
+    ids = tokenizer.encode(prompt).tolist()
     if not ids:
         raise InputError("the prompt is empty, or has no token for this tokenizer; give another")
-    generator, sampling = torch.Generator(device).manual_seed(seed), Sampling(temperature, top_p)
-    drawn = continue_text(model, torch.tensor([ids], device=device), tokens, sampling, generator)
+    device = model.embedding.device
+    generator = torch.Generator(device).manual_seed(seed)
+    sampling = Sampling(temperature, top_p)
+    given = torch.tensor([ids], device=device)
+    drawn = continue_text(model, given, tokens, sampling, generator)
     pieces = stream_text(tokenizer, drawn)
     return pieces if stream else "".join(pieces)

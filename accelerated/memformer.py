@@ -1,9 +1,20 @@
-"""Memformer in PyTorch, encoder-decoder and decoder-only: the fast version of reference/memformer.py.
+"""Memformer in PyTorch: the fast version of reference/memformer.py.
 
-Config, parameter names, shapes and initial values are the reference's. `advance` runs only encoder and writer, or all layers of
-the decoder-only model. B lanes, N tokens, D width, H heads of width E, F feed-forward width, S slots, L layers, R distances.
+Its memory is S slots, vectors that are passed from segment to segment. A segment takes three steps:
+
+    encode    an encoder reads the previous segment's tokens, and the slots (Eq. 5)
+    write     each slot attends to itself and to what was encoded: the next slots (Figure 2c)
+    decode    a decoder predicts this segment's tokens, from earlier ones and from what was
+              encoded (Eq. 6)
+
+The decoder-only model (Figure 1b) has no encoder, and slots in each of its layers. A layer reads
+its slots beside the tokens, and its output is written to them.
+
+Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens, D width,
+H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +26,7 @@ from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
+    Layers,
     at_least_float32,
     look_up,
     merge_heads,
@@ -28,107 +40,98 @@ from accelerated.attention.signed_distance import (
     transformer_xl_attention,
 )
 from accelerated.attention.slots import Writer
-from accelerated.protocol import (
-    Layers,
-    Model,
-    Reading,
-    Recomputable,
-    check_lanes,
-    initialise,
-)
+from accelerated.data.tasks import Task
+from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memformer import SPECIALS, Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
 
     memory: Tensor  # (B, 1, S, D), decoder-only (B, L, S, D), in float32 or better
     previous: Tensor  # (B, N) token ids, decoder-only (B, 0)
 
 
 class Distances(nn.Module):
-    """Constants of all self-attentions of a stack: the causal mask, and for each distance its row of R, or its sinusoids."""
+    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
+
+    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
+    rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()
-        length = config.segment + (
-            1 if causal and config.encoder_layers else 0
-        )  # 1: the decoder reads the task's token first
-        self.length, (lowest, highest) = (
-            length,
-            (int(end) for end in config.distances(causal)[[0, -1]]),
-        )
-        mask = causal_mask(length, length) if causal else None
-        simplified = config.positions == "simplified"
-        if simplified:
-            rows = far_to_near(lowest, highest, length)
+        self.length = config.segment
+        if causal and config.encoder_layers:
+            self.length += 1  # the decoder reads the task's token first
+        distances = config.distances(causal)
+        lowest = int(distances[0])
+        highest = int(distances[-1])
+        if config.positions == "simplified":
+            rows = far_to_near(lowest, highest, self.length)
         else:
             rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
-        self.register_buffer(
-            "mask", mask, persistent=False
-        )  # (N, N), true if a query must not see a key
-        self.register_buffer(
-            "rows", rows, persistent=False
-        )  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
+        mask = causal_mask(self.length, self.length) if causal else None
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
 
 
 class Attention(Declared):
-    """What self-attention and cross-attention share: parameters of the same names, by which they project rows to heads."""
+    """What all attentions share: a norm, projections of rows to heads, and the projection back."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.heads = config.heads
+        self.dropout_rate = config.dropout
+        self.norm = LayerNorm(config.width)
 
     def declare_projections(self, config: Config, biases: bool) -> None:
-        """Parameters of query, key and value; the output's are declared last."""
+        """Parameters of query, key and value."""
         inner = config.heads * config.head_width
         self.query = parameter(inner, config.width)  # (HE, D)
         self.query_bias = parameter(inner) if biases else None  # (HE,)
         self.key = parameter(inner, config.width)  # (HE, D)
-        self.key_bias = (
-            parameter(inner) if biases else None
-        )  # (HE,), gets no gradient: softmax cancels it
+        self.key_bias = parameter(inner) if biases else None  # (HE,), without gradient: see project
         self.value = parameter(inner, config.width)  # (HE, D)
         self.value_bias = parameter(inner) if biases else None  # (HE,)
 
+    def declare_output(self, config: Config) -> None:
+        """Parameters of the projection back. They are declared last, as in the reference."""
+        self.output = parameter(config.width, config.heads * config.head_width)  # (D, HE)
+        self.output_bias = parameter(config.width)  # (D,)
+
     def project(self, normal: Tensor, *names: str) -> tuple[Tensor, ...]:
-        """Query, key or value, as `names` say, (B, H, n, E) each, of normalised rows (B, n, D), by one product."""
+        """Query, key or value, as `names` say, by one product: (B, n, D) to (B, H, n, E) each."""
+        # A key's bias adds the same to all scores of a query, and softmax cancels it
         key_bias = None if self.key_bias is None else self.key_bias.detach()
+        weights = {"query": self.query, "key": self.key, "value": self.value}
         biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
-        return project(
-            normal,
-            self.heads,
-            [getattr(self, name) for name in names],
-            [biases[name] for name in names],
-        )
+        own_weights = [weights[name] for name in names]
+        own_biases = [biases[name] for name in names]
+        return project(normal, self.heads, own_weights, own_biases)
 
     def output_rows(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
         out = functional.linear(merge_heads(attended), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 
+    @property
+    def attention_dropout(self) -> float:
+        """The rate at which weights of attention are dropped."""
+        return self.dropout_rate if self.training else 0.0
 
-class SelfAttention(Attention):
+
+class SelfAttention(Attention, ABC):
     """Attention of tokens to each other and, in the decoder-only model, to their layer's memory.
 
-    Positions are simplified (Eqs. 2-4) or Transformer-XL's (Eq. 1), which has no biases on query, key and value.
+    There are two kinds of positions, which know how far a key is from a query. Slots have none.
     """
 
-    def __init__(self, config: Config, causal: bool):
-        super().__init__()
-        simplified, inner = config.positions == "simplified", config.heads * config.head_width
-        self.heads, self.dropout_rate = config.heads, config.dropout
-        self.norm = LayerNorm(config.width)
-        self.memory_norm = None if config.encoder_layers else LayerNorm(config.width)
-        self.declare_projections(config, biases=simplified)
-        self.positions = (
-            parameter(len(config.distances(causal)), config.head_width) if simplified else None
-        )  # (R, E)
-        self.distance_key = None if simplified else parameter(inner, config.width)  # (HE, D), W_r
-        self.content_bias = (
-            None if simplified else parameter(config.heads, config.head_width)
-        )  # (H, E), u
-        self.distance_bias = (
-            None if simplified else parameter(config.heads, config.head_width)
-        )  # (H, E), v
-        self.output = parameter(config.width, inner)  # (D, HE)
-        self.output_bias = parameter(config.width)  # (D,)
+    memory_norm: LayerNorm  # of the decoder-only model
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if config.encoder_layers == 0:
+            self.memory_norm = LayerNorm(config.width)
 
     def forward(
         self,
@@ -137,23 +140,53 @@ class SelfAttention(Attention):
         memory: Tensor | None = None,
         readable: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false for padding of the encoder's x."""
+        """(B, N, D) from x (B, N, D) and memory (B, S, D).
+
+        readable (B, N) is false for padding of the encoder's x.
+        """
         query, key, value = self.project(self.norm(x), "query", "key", "value")
         if memory is not None:
-            slots = self.project(self.memory_norm(memory), "key", "value")
-            key, value = (
-                torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True)
-            )  # (B, H, S + N, E)
-        mask = distances.mask if readable is None else ~readable[:, None, None]
-        return self.output_rows(
-            self.attend(query, key, value, self.far_to_near(distances), distances.length, mask)
-        )
+            slot_key, slot_value = self.project(self.memory_norm(memory), "key", "value")
+            key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
+            value = torch.cat([slot_value, value], 2)
+        mask = distances.mask
+        if readable is not None:
+            mask = ~readable[:, None, None]  # (B, 1, 1, N)
+        rows = self.far_to_near(distances)
+        return self.output_rows(self.attend(query, key, value, rows, distances.length, mask))
+
+    @abstractmethod
+    def far_to_near(self, distances: Distances) -> Tensor:
+        """What `attend` takes for each distance, from far to near."""
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor,
+        count: int,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """What the heads attend to, (B, H, n, E).
+
+        The last `count` keys have positions: query i and key j take row n - 1 - i + j of `rows`.
+        """
+
+
+class SimplifiedAttention(SelfAttention):
+    """Simplified positions: a row for each distance, added to keys and values (Eqs. 2-4)."""
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__(config)
+        self.declare_projections(config, biases=True)
+        self.positions = parameter(len(config.distances(causal)), config.head_width)  # (R, E)
+        self.declare_output(config)
 
     def far_to_near(self, distances: Distances) -> Tensor:
-        """R of all distances, from far to near: simplified positions (2N - 1, E), or W_r R (H, R, E)."""
-        if self.distance_key is None:
-            return distances.rows @ self.positions
-        return project(distances.rows[None], self.heads, [self.distance_key])[0][0]
+        """R, (2N - 1, E)."""
+        return distances.rows @ self.positions
 
     def attend(
         self,
@@ -164,55 +197,80 @@ class SelfAttention(Attention):
         count: int,
         mask: Tensor | None,
     ) -> Tensor:
-        """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""
-        rate = self.dropout_rate if self.training else 0.0
-        if self.distance_key is None:
-            return simplified_attention(query, key, value, rows, mask, rate)
+        return simplified_attention(query, key, value, rows, mask, self.attention_dropout)
+
+
+class TransformerXLAttention(SelfAttention):
+    """Transformer-XL's positions (Eq. 1), with sinusoids; query, key and value have no biases."""
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__(config)
+        self.declare_projections(config, biases=False)
+        self.distance_key = parameter(
+            config.heads * config.head_width, config.width
+        )  # (HE, D), W_r
+        self.content_bias = parameter(config.heads, config.head_width)  # (H, E), u
+        self.distance_bias = parameter(config.heads, config.head_width)  # (H, E), v
+        self.declare_output(config)
+
+    def far_to_near(self, distances: Distances) -> Tensor:
+        """W_r R, (H, R, E)."""
+        [by_distance] = project(distances.rows[None], self.heads, [self.distance_key])
+        return by_distance[0]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor,
+        count: int,
+        mask: Tensor | None,
+    ) -> Tensor:
         biases = (self.content_bias, self.distance_bias)
-        return transformer_xl_attention(query, key, value, rows, *biases, count, mask, rate)
+        return transformer_xl_attention(
+            query, key, value, rows, *biases, count, mask, self.attention_dropout
+        )
+
+
+POSITIONS = {"simplified": SimplifiedAttention, "transformer_xl": TransformerXLAttention}
 
 
 class CrossAttention(Attention):
     """Attention of tokens to memory or to an encoded segment, without positions (Figure 2b)."""
 
     def __init__(self, config: Config, of_memory: bool):
-        super().__init__()
-        inner = config.heads * config.head_width
-        self.heads, self.dropout_rate = config.heads, config.dropout
-        self.norm = LayerNorm(config.width)
-        self.memory_norm = (
-            LayerNorm(config.width) if of_memory else None
-        )  # the encoder's output is already normalised
+        super().__init__(config)
+        # What was encoded is already normalised
+        self.memory_norm = LayerNorm(config.width) if of_memory else None
         self.declare_projections(config, biases=True)
-        self.output = parameter(config.width, inner)  # (D, HE)
-        self.output_bias = parameter(config.width)  # (D,)
+        self.declare_output(config)
 
     def forward(self, x: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
         """(B, N, D) from x (B, N, D) and source (B, K, D); readable (B, K) is false for padding."""
-        return self.attend(x, *self.source_key_value(source), readable)
+        key, value = self.source_key_value(source)
+        return self.attend(x, key, value, readable)
 
-    def source_key_value(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value (B, H, K, E) of source (B, K, D), which is the memory or already normalised."""
-        return self.project(
-            source if self.memory_norm is None else self.memory_norm(source), "key", "value"
-        )
+    def source_key_value(self, source: Tensor) -> tuple[Tensor, ...]:
+        """Key and value (B, H, K, E) of source (B, K, D)."""
+        if self.memory_norm is not None:
+            source = self.memory_norm(source)
+        return self.project(source, "key", "value")
 
     def attend(
         self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None
     ) -> Tensor:
         """The same as forward, from the source's key and value (B, H, K, E)."""
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
-        [query], rate = (
-            self.project(self.norm(x), "query"),
-            self.dropout_rate if self.training else 0.0,
-        )
-        return self.output_rows(content_attention(query, key, value, mask, rate))
+        [query] = self.project(self.norm(x), "query")
+        return self.output_rows(content_attention(query, key, value, mask, self.attention_dropout))
 
 
 class FeedForward(Recomputable):
-    """The last part of every layer. Layers inherit it, because its parameters have the layer's names, and declare it last."""
+    """The last part of every layer. Layers inherit it: its parameters are the layer's own."""
 
     def declare_feed_forward(self, config: Config) -> None:
+        """Parameters of the feed-forward. They are declared last, as in the reference."""
         self.dropout_rate = config.dropout
         self.mlp_norm = LayerNorm(config.width)
         self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)
@@ -222,9 +280,8 @@ class FeedForward(Recomputable):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
-        hidden = torch.relu(
-            functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)
-        )  # (B, N, F)
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)
+        hidden = torch.relu(hidden)  # (B, N, F)
         out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 
@@ -234,7 +291,7 @@ class EncoderLayer(FeedForward):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = SelfAttention(config, causal=False)
+        self.attention = POSITIONS[config.positions](config, causal=False)
         self.read = CrossAttention(config, of_memory=True)
         self.declare_feed_forward(config)
 
@@ -251,7 +308,7 @@ class DecoderLayer(FeedForward):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = SelfAttention(config, causal=True)
+        self.attention = POSITIONS[config.positions](config, causal=True)
         self.cross = CrossAttention(config, of_memory=False)
         self.declare_feed_forward(config)
 
@@ -264,11 +321,11 @@ class DecoderLayer(FeedForward):
 
 
 class MemoryLayer(FeedForward):
-    """Tokens attend to this layer's memory and to earlier tokens; the output is written to the memory (Figure 1b)."""
+    """Tokens attend to memory and to earlier tokens; the output is written to it (Figure 1b)."""
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = SelfAttention(config, causal=True)
+        self.attention = POSITIONS[config.positions](config, causal=True)
         self.writer = Writer(config.width, config.heads, config.head_width)
         self.declare_feed_forward(config)
 
@@ -278,27 +335,49 @@ class MemoryLayer(FeedForward):
         return x, self.writer(memory, x)
 
 
-class Stack(nn.Module):
-    """The encoder, which encodes a segment together with the memory (Eq. 5), or the decoder, which predicts from it (Eq. 6)."""
+class Encoder(nn.Module):
+    """Encodes a segment together with the memory (Eq. 5)."""
 
-    def __init__(self, config: Config, layer: type, count: int, causal: bool):
+    def __init__(self, config: Config):
         super().__init__()
-        self.distances = Distances(config, causal)
-        self.layers = Layers(layer(config) for _ in range(count))
+        self.distances = Distances(config, causal=False)
+        self.layers = Layers(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.norm = LayerNorm(config.width)
 
-    def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
-        """The last hidden states, as many as embeddings x (B, n, D); source is the memory (B, S, D), or the encoded (B, N, D)."""
+    def forward(self, x: Tensor, memory: Tensor, readable: Tensor | None) -> Tensor:
+        """Encoded (B, N, D) of x (B, N, D) and memory (B, S, D)."""
         for layer in self.layers:
-            x = layer(x, source, readable, self.distances)
+            x = layer(x, memory, readable, self.distances)
         return self.norm(x)
 
 
-class MemoryDecoder(Stack):
+class Decoder(nn.Module):
+    """Predicts a segment from the encoded previous one (Eq. 6)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.distances = Distances(config, causal=True)
+        self.layers = Layers(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = LayerNorm(config.width)
+
+    def forward(self, x: Tensor, encoded: Tensor, readable: Tensor | None) -> Tensor:
+        """Hidden states (B, N + 1, D) of x (B, N + 1, D), the task's token first."""
+        for layer in self.layers:
+            x = layer(x, encoded, readable, self.distances)
+        return self.norm(x)
+
+
+class MemoryDecoder(nn.Module):
     """The decoder-only model's layers (Figure 1b), each with its own memory."""
 
+    def __init__(self, config: Config):
+        super().__init__()
+        self.distances = Distances(config, causal=True)
+        self.layers = Layers(MemoryLayer(config) for _ in range(config.decoder_layers))
+        self.norm = LayerNorm(config.width)
+
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Final hidden states (B, N, D) and the next memory (B, L, S, D) from embeddings x (B, N, D) and memory."""
+        """Hidden states (B, N, D) and the next memory (B, L, S, D), from x (B, N, D) and memory."""
         memories = []
         for layer, slots in zip(self.layers, memory.unbind(1), strict=True):
             x, slots = layer(x, slots, self.distances)
@@ -307,118 +386,133 @@ class MemoryDecoder(Stack):
 
 
 class Memformer(Model):
-    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+    """The model: an encoder-decoder, or decoder-only if the config has no encoder layers."""
 
     Config = Config
     state_type = State
     config: Config
+    encoder: Encoder  # of the encoder-decoder model alone, as the writer
+    writer: Writer
+    decoder: Decoder | MemoryDecoder
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
-        specials = len(SPECIALS) if config.encoder_layers else 0
-        self.embedding = parameter(
-            config.vocabulary + specials, config.width
-        )  # (V + 5, D), decoder-only (V, D)
+        specials = 0 if self.decoder_only else len(SPECIALS)
+        self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
         self.initial_memory = parameter(
             config.memories, config.slots, config.width
         )  # (1 or L, S, D)
-        self.encoder = (
-            Stack(config, EncoderLayer, config.encoder_layers, causal=False)
-            if config.encoder_layers
-            else None
-        )
-        self.writer = (
-            Writer(config.width, config.heads, config.head_width) if config.encoder_layers else None
-        )
-        decoder, layer = (
-            (Stack, DecoderLayer) if config.encoder_layers else (MemoryDecoder, MemoryLayer)
-        )
-        self.decoder = decoder(config, layer, config.decoder_layers, causal=True)
+        if self.decoder_only:
+            self.decoder = MemoryDecoder(config)
+        else:
+            self.encoder = Encoder(config)
+            self.writer = Writer(config.width, config.heads, config.head_width)
+            self.decoder = Decoder(config)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
+    @property
+    def decoder_only(self) -> bool:
+        """Whether the model has no encoder."""
+        return self.config.encoder_layers == 0
+
     def describe(self) -> str:
-        """One line on how far back the model looks: its temporal range is unlimited (section 2.5)."""
-        c = self.config
-        kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
-        return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
+        """One line on how far back the model can look; it has no limit (section 2.5)."""
+        slots = f"{self.config.slots} memory slots"
+        kind = "decoder-only, in each of its layers" if self.decoder_only else "encoder-decoder"
+        what = f"carry what was read over any number of segments of {self.config.segment}"
+        return f"{slots} ({kind}) {what}"
 
     @property
     def attention_reach(self) -> int:
         """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.segment * (2 if self.config.encoder_layers else 1)
+        return self.config.segment if self.decoder_only else 2 * self.config.segment
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        """The shape of each field of a State; raises ValueError if batch is below 1."""
         c = self.config
         memory = (check_lanes(batch), c.memories, c.slots, c.width)
-        return {"memory": memory, "previous": (batch, c.segment if c.encoder_layers else 0)}
+        previous = (batch, 0 if self.decoder_only else c.segment)
+        return {"memory": memory, "previous": previous}
 
     def initial_state(self, batch: int) -> State:
-        """The state at a document's start: learned slots and a segment of begin tokens; raises ValueError if batch is below 1."""
+        """The state at a document's start: learned slots and a segment of begin tokens."""
         shapes = self.state_shapes(batch)
-        previous = torch.full(
-            shapes["previous"], self.config.special("begin"), device=self.embedding.device
-        )
-        return State(at_least_float32(self.initial_memory.expand(shapes["memory"])), previous)
+        begin = self.config.special("begin")
+        memory = at_least_float32(self.initial_memory.expand(shapes["memory"]))
+        previous = torch.full(shapes["previous"], begin, device=memory.device)
+        return State(memory, previous)
 
-    def read(self, tokens: Tensor, state: State, task: tuple | None = None) -> Reading:
-        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens, or what a Task asks for.
+    def read(self, tokens: Tensor, state: State, task: Task | None = None) -> Reading:
+        """Read a segment of tokens (B, N); `hidden` (B, N, D) predicts the next tokens.
 
-        Raises ValueError if N is not config.segment, if the state does not fit this model and B lanes, or if the decoder-only
-        model is given a task.
+        With a Task it predicts what the Task asks for. Raises ValueError if N is not
+        config.segment, if the state does not fit, or if the decoder-only model is given a task.
         """
-        self._check(tokens, state, task)
-        if self.encoder is None:
-            hidden, memory = self.decoder(look_up(tokens, self.embedding), state.memory)
-            return Reading(hidden * self.config.width**-0.5, State(memory, state.previous), {})
-        encoded, memory, readable = self.encode(state, task)
-        kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
-        first = (
-            tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind
-        )  # the task's token
-        hidden = self.decoder(
-            look_up(torch.cat([first, prompt], 1), self.embedding), encoded, readable
-        )
-        return Reading(
-            self._predicting(hidden, kind) * self.config.width**-0.5, State(memory, tokens), {}
-        )
+        self.check(tokens, state, task)
+        if self.decoder_only:
+            x = look_up(tokens, self.embedding)  # (B, N, D)
+            hidden, memory = self.decoder(x, state.memory)
+            return Reading(self.scaled(hidden), State(memory, state.previous), {})
+
+        encoded, memory = self.encode(state, task)
+        hidden = self.decode(tokens, encoded, task)
+        return Reading(self.scaled(hidden), State(memory, tokens), {})
+
+    def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> State:
+        """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
+        self.check(tokens, state, task)
+        if self.decoder_only:
+            x = look_up(tokens, self.embedding)  # (B, N, D)
+            _, memory = self.decoder(x, state.memory)
+            return State(memory, state.previous)
+
+        _, memory = self.encode(state, task)
+        return State(memory, tokens)
+
+    def encode(self, state: State, task: Task | None) -> tuple[Tensor, Tensor]:
+        """Eq. 5: encoded (B, N, D) and the next memory (B, 1, S, D)."""
+        reading = state.previous if task is None else task.reading
+        readable = None if task is None else task.readable  # (B, N), false for padding
+        x = look_up(reading, self.embedding)  # (B, N, D)
+        memory = state.memory[:, 0]  # (B, S, D)
+        encoded = self.encoder(x, memory, readable)
+        next_memory = self.writer(memory, encoded, readable)
+        return encoded, next_memory[:, None]
+
+    def decode(self, tokens: Tensor, encoded: Tensor, task: Task | None) -> Tensor:
+        """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first.
+
+        In continuation row i predicts token i + 1, so the last N rows count. In the other tasks
+        it predicts token i of the prompt, which is read next, so the first N do.
+        """
+        first = tokens.new_full((len(tokens), 1), self.config.special("continuation"))
+        if task is None:
+            x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
+            return self.decoder(x, encoded, None)[:, 1:]
+
+        kind = task.kind[:, None]  # (B, 1)
+        x = look_up(torch.cat([first + kind, task.prompt], 1), self.embedding)
+        hidden = self.decoder(x, encoded, task.readable)  # (B, N + 1, D)
+        return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
+
+    def scaled(self, hidden: Tensor) -> Tensor:
+        """Hidden states that are ready for the output matrix, which is the embedding."""
+        return hidden * self.config.width**-0.5
 
     def output_matrix(self) -> Tensor:
         """(V, D), the vocabulary's rows of the embedding; special tokens are never predicted."""
         return self.embedding[: self.config.vocabulary]
 
-    def advance(self, tokens: Tensor, state: State, task: tuple | None = None) -> State:
-        """The state after tokens (B, N), without decoder and logits; raises ValueError as read does."""
-        self._check(tokens, state, task)
-        if self.encoder is None:
-            return State(
-                self.decoder(look_up(tokens, self.embedding), state.memory)[1], state.previous
-            )
-        return State(self.encode(state, task)[1], tokens)
-
-    def _check(self, tokens, state, task):
-        c = self.config
-        if tokens.shape[1] != c.segment:
+    def check(self, tokens: Tensor, state: State, task: Task | None) -> None:
+        """Raise ValueError if the model cannot read this."""
+        length = tokens.shape[1]
+        if length != self.config.segment:
             raise ValueError(
-                f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it"
+                f"a segment of {length} tokens is not one of {self.config.segment}; pad it"
             )
-        if task is not None and c.encoder_layers == 0:
+        if task is not None and self.decoder_only:
             raise ValueError(
-                "the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out"
+                "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
+                "leave task out"
             )
         self.check_state(state, len(tokens))
-
-    def _predicting(self, hidden, kind):
-        """The N of the decoder's N + 1 rows that predict: the last N in continuation, the first N in the other tasks."""
-        if isinstance(kind, int):
-            return hidden[:, 1:]
-        return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
-
-    def encode(self, state, task):
-        """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false for padding, or None."""
-        reading, readable = (
-            (state.previous, None) if task is None else (task.reading, task.readable)
-        )
-        memory, x = state.memory[:, 0], look_up(reading, self.embedding)
-        encoded = self.encoder(x, memory, readable)
-        return encoded, self.writer(memory, encoded, readable)[:, None], readable

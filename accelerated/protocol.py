@@ -11,8 +11,8 @@ tokens (B, N) are the token ids of one segment in B lanes.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from accelerated.models import ModelConfig
 # What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
 State: TypeAlias = NamedTuple
 OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
-Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class Reading(NamedTuple):
@@ -65,23 +64,12 @@ class Recomputable(Declared):
         return super().__call__(*given)
 
 
-class Layers(nn.ModuleList, Generic[Kind]):
-    """A ModuleList that says of which kind its modules are; torch's says Module."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, modules: Iterable[Kind]): ...
-        def __iter__(self) -> Iterator[Kind]: ...
-        def __getitem__(self, index: int) -> Kind: ...
-
-
 class Model(Declared, ABC):
     """A long-memory Transformer. What is abstract here each model has; the rest is the same in all, or in most.
 
     Its methods raise ValueError for a state of another model or of another number of lanes.
     """
 
-    Config: type  # the reference's, whose frozen dataclass has the sizes
     state_type: type[State]
     config: ModelConfig
     embedding: nn.Parameter  # (V, D)

@@ -1,115 +1,320 @@
-"""Back-propagation over a rollout (K consecutive segments): three methods with one signature and, up to rounding, one result.
+"""Back-propagation over a rollout (K consecutive segments): three methods with one result.
 
     (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, auxiliary losses, next state)
 
-Each method adds gradients to .grad. The objective is the rollout's summed cross-entropy divided by its number of scored tokens,
-which is `loss`, in nats per token, plus the model's auxiliary losses {name: mean over segments}. If an update has more lanes
-(rows of the batch) than these, `scored` replaces the divisor and `share` is the weight of these lanes' auxiliary losses: the
-objectives then sum to the objective of all lanes. No gradient flows into the incoming state. A document that starts inside
-the rollout takes the model's initial state, which does get gradient. If nothing is scored, the loss is 0. A segment has a seed of
-its own for random numbers (dropout), so that all three methods draw the same; each process, whose number is `rank`, draws others.
+Each method adds gradients to .grad; they agree up to rounding, and differ in what they keep. The
+objective is the rollout's summed cross-entropy divided by its number of scored tokens, which is
+`loss`, in nats per token, plus the model's auxiliary losses {name: mean over segments}.
 
-Nothing here asks a GPU for a number, which would wait for all work before it (an adaptive softmax does): segments know what is
-scored and where documents start. Logits are made in chunks of rows (`summed_nats`); evaluation/score.py uses them too.
+If an update has more lanes (rows of the batch) than these, `scored` replaces the divisor, and
+`share` is the weight of these lanes' auxiliary losses: the objectives then sum to that of all
+lanes. No gradient flows into the incoming state. A document that starts inside the rollout takes
+the model's initial state, which does get gradient. If nothing is scored, the loss is 0. A segment
+has a seed of its own for random numbers (dropout), so that all methods draw the same; each process,
+whose number is `rank`, draws others.
+
+Nothing here asks a GPU for a number, which would wait for all work before it (an adaptive softmax
+does): segments know what is scored and where documents start. Logits are made in chunks of rows
+(`summed_nats`); evaluation/score.py uses them too.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import at_least_float32
-from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
+from accelerated.data.lanes import Segment
+from accelerated.protocol import (
+    OutputMatrix,
+    Reading,
+    State,
+    detach,
+    logits_by,
+    replace_lanes,
+    require_gradient,
+)
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
-CHUNK = (
-    2**26
-)  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
-RANK_STEP = 0x9E3779B1  # between the seeds of two processes; their generators stay equal, so one saved state restores all
+# How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
+# gradient costs more
+CHUNK = 2**26
+# Between the seeds of two processes. Their generators stay equal, so one saved state restores all
+RANK_STEP = 0x9E3779B1
+
+Losses: TypeAlias = dict[str, Tensor]  # {name of an auxiliary loss: scalar}
+Result: TypeAlias = tuple[Tensor, Losses, State]  # the loss, auxiliary losses, the next state
 
 
-def segment_seeds(segments: list, rank: int = 0) -> list[int]:
-    """A seed for each segment, drawn from torch's global generator and different for each rank."""
-    return [
-        (seed + RANK_STEP * rank) % 2**31
-        for seed in torch.randint(2**31, (len(segments),)).tolist()
-    ]
+class Trained(Protocol):
+    """What back-propagation calls of a Model."""
+
+    def initial_state(self, batch: int) -> State: ...
+    def read(self, tokens: Tensor, state: State, *task: Any) -> Reading: ...
+    def advance(self, tokens: Tensor, state: State, *task: Any) -> State: ...
+    def output_matrix(self) -> OutputMatrix: ...
 
 
-@contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random generators inside; their states are restored on exit."""
-    with torch.random.fork_rng(
-        [device] if device.type == "cuda" else []
-    ):  # a CPU's is always restored
-        torch.manual_seed(seed)
-        yield
+# The three methods
 
 
-def begin(model: torch.nn.Module, segment: tuple, state: tuple) -> tuple:
-    """The state that a segment reads: the initial state in lanes with a new document, the carried one elsewhere."""
+def through_time(
+    model: Trained,
+    segments: Sequence[Segment],
+    state: State,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
+) -> Result:
+    """Full back-propagation through time: keeps the autograd graph of all K segments."""
+    return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
+
+
+def checkpointed(
+    model: Trained,
+    segments: Sequence[Segment],
+    state: State,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
+) -> Result:
+    """Gradient checkpointing: keeps each segment's incoming state, and computes the rest again."""
+    run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
+    return forward_then_backward(run, model, segments, state, scored, share, rank)
+
+
+def forward_then_backward(
+    run: Callable[..., Result],
+    model: Trained,
+    segments: Sequence[Segment],
+    state: State,
+    scored: float | None,
+    share: float,
+    rank: int,
+) -> Result:
+    """Run all segments forward with `run`, as run_segment does, then make one backward call."""
+    seeds = segment_seeds(segments, rank)
+    scored = scored or count_scored(segments) or 1
+    weight = share / len(segments)  # of each segment's auxiliary losses
+    state = detach(state)
+    parts = []
+    auxiliary = []
+    extra = 0.0
+    for segment, seed in zip(segments, seeds, strict=True):
+        part, losses, state = run(model, segment, state, seed, scored)
+        parts.append(part)
+        auxiliary.append(detached(losses))
+        extra = extra + sum(losses.values())
+
+    loss = functools.reduce(torch.add, parts)
+    objective = loss + extra * weight
+    objective.backward()
+    return loss.detach(), summed_losses(auxiliary, weight), detach(state)
+
+
+def memory_replay(
+    model: Trained,
+    segments: Sequence[Segment],
+    state: State,
+    scored: float | None = None,
+    share: float = 1.0,
+    rank: int = 0,
+) -> Result:
+    """Memory Replay Back-Propagation (Memformer, Algorithm 1): keeps only each segment's state.
+
+    A first pass computes the states without gradient. Then each segment is computed again from its
+    state, from last to first, and its gradients are computed at once. So one segment's graph
+    exists at a time.
+    """
+    seeds = segment_seeds(segments, rank)
+    scored = scored or count_scored(segments) or 1
+    weight = share / len(segments)  # of each segment's auxiliary losses
+    states = states_before(model, segments, seeds, detach(state))
+
+    parts = []
+    auxiliary = []
+    last = state
+    dafter = None  # the gradient that later segments' objectives have with respect to a next state
+    for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
+        before = require_gradient(states.pop())
+        part, losses, after = replay_segment(model, segment, before, seed, scored, weight, dafter)
+        parts.append(part)
+        auxiliary.append(losses)
+        if dafter is None:
+            last = after
+        dafter = gradient_of(before)
+    return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
+
+
+def states_before(
+    model: Trained, segments: Sequence[Segment], seeds: list[int], state: State
+) -> list[State]:
+    """The state before each of the segments, by the memory path alone and without gradient."""
+    states = [state]
+    with torch.no_grad():
+        for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
+            with seeded(seed, segment.tokens.device):
+                before = begin(model, segment, states[-1])
+                states.append(model.advance(segment.tokens, before, *task_of(segment)))
+    return states
+
+
+def replay_segment(
+    model: Trained,
+    segment: Segment,
+    state: State,
+    seed: int,
+    scored: float,
+    weight: float,
+    dafter: list[Tensor] | None,
+) -> Result:
+    """Compute a segment again from its state, and back-propagate to the state and the parameters.
+
+    dafter is the gradient that arrives at each field of the next state, None after the last
+    segment. What is returned has no graph.
+    """
+    part, losses, after = run_segment(model, segment, state, seed, scored)
+    outputs = [part + sum(losses.values()) * weight]
+    gradients: list[Tensor | None] = [None]  # the objective's own, which is 1
+    if dafter is not None:
+        for field, gradient in zip(after, dafter, strict=True):
+            if field.requires_grad:
+                outputs.append(field)
+                gradients.append(gradient)
+    torch.autograd.backward(outputs, gradients)
+    return part.detach(), detached(losses), detach(after)
+
+
+def gradient_of(state: State) -> list[Tensor]:
+    """The gradient that arrived at each field of a state; zero if none did."""
+    gradients = []
+    for field in state:
+        arrived = torch.zeros_like(field) if field.grad is None else field.grad
+        # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
+        gradients.append(arrived.clone())
+    return gradients
+
+
+BACKPROP = {
+    "through_time": through_time,
+    "checkpointed": checkpointed,
+    "memory_replay": memory_replay,
+}
+
+
+# One segment
+
+
+def run_segment(model: Trained, segment: Segment, state: State, seed: int, scored: float) -> Result:
+    """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
+    with seeded(seed, segment.tokens.device):
+        before = begin(model, segment, state)
+        reading = model.read(segment.tokens, before, *task_of(segment))
+    nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
+    return nats / scored, reading.auxiliary, reading.state
+
+
+def begin(model: Trained, segment: Segment, state: State) -> State:
+    """The state that a segment reads: the initial one in lanes where a document starts."""
     if not segment.any_starts:
         return state
     return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
 
 
-def count_scored(segments: list) -> int:
-    """The number of scored tokens in a rollout."""
-    return sum(segment.count_scored for segment in segments)
+def task_of(segment: Segment) -> tuple:
+    """What a model takes after tokens and state: the segment's task, if it has one."""
+    return () if segment.task is None else (segment.task,)
 
 
-def inputs_of(segment: tuple, state: tuple) -> tuple:
-    """The arguments to call a model with; they include a task only if the segment has one."""
-    return (
-        (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
-    )
-
-
-def targets_of(segment: tuple) -> torch.Tensor:
+def targets_of(segment: Segment) -> Tensor:
     """The targets (B, N) of a segment, IGNORED if they are not scored."""
     return segment.targets.masked_fill(~segment.scored, IGNORED)
 
 
-def chunk_rows(matrix: torch.Tensor | AdaptiveSoftmax) -> int:
-    """How many rows have at most CHUNK logits, by the output matrix (V, D)."""
-    return max(
-        1, CHUNK // (matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix))
-    )
+def count_scored(segments: Sequence[Segment]) -> int:
+    """The number of scored tokens in a rollout."""
+    return sum(segment.count_scored for segment in segments)
 
 
-def logits_in_chunks(
-    hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield (rows of hidden (n, D), their logits (n, V) in float32 or better, their targets (n,)), CHUNK logits at a time."""
-    rows = chunk_rows(matrix)
-    for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
-        yield part, at_least_float32(logits_by(part, matrix)), aims
+def segment_seeds(segments: Sequence, rank: int = 0) -> list[int]:
+    """A seed for each segment, drawn from torch's global generator and different for each rank."""
+    drawn = torch.randint(2**31, (len(segments),)).tolist()
+    return [(seed + RANK_STEP * rank) % 2**31 for seed in drawn]
 
 
-def summed_nats(
-    hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor
-) -> torch.Tensor:
-    """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the random generators inside; their states are restored on exit."""
+    devices = [device] if device.type == "cuda" else []  # a CPU's is always restored
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
 
-    Targets that are IGNORED do not count. Of more than CHUNK logits by a matrix only a chunk exists at a time; an AdaptiveSoftmax
-    makes all of its head's.
+
+def detached(losses: Losses) -> Losses:
+    """The auxiliary losses without graph."""
+    return {name: loss.detach() for name, loss in losses.items()}
+
+
+def summed_losses(parts: list[Losses], weight: float) -> Losses:
+    """The auxiliary losses of a rollout, weighted, from those of each segment; in few operations."""
+    names = list(parts[0])
+    if not names:
+        return {}
+    by_segment = [torch.stack(list(losses.values())) for losses in parts]  # K of (names,)
+    sums = torch.stack(by_segment).sum(0) * weight
+    return dict(zip(names, sums.unbind(), strict=True))
+
+
+# The loss
+
+
+def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor:
+    """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
+
+    Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
+    at a time; of an AdaptiveSoftmax all of its head's do.
     """
-    hidden, targets = hidden.flatten(0, 1), targets.flatten()
+    hidden = hidden.flatten(0, 1)  # (R, D)
+    targets = targets.flatten()  # (R,)
     if on_host(hidden):
         scored = (targets != IGNORED).nonzero()[:, 0]
         if len(scored) < len(hidden):
-            hidden, targets = hidden.index_select(0, scored), targets[scored]
+            hidden = hidden.index_select(0, scored)
+            targets = targets[scored]
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.summed_nats(hidden, targets, IGNORED)
     if len(hidden) > chunk_rows(matrix):
         return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
-    [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)
-    return functional.cross_entropy(logits, aims, reduction="sum", ignore_index=IGNORED)
+    logits = at_least_float32(logits_by(hidden, matrix))
+    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether it costs nothing to ask which rows are scored, so that no others' logits are made."""
+    return tensor.device.type == "cpu"
+
+
+def chunk_rows(matrix: OutputMatrix) -> int:
+    """How many rows have at most CHUNK logits."""
+    words = matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)
+    return max(1, CHUNK // words)
+
+
+def logits_in_chunks(
+    hidden: Tensor, matrix: OutputMatrix, targets: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (logits (n, V) in float32 or better, targets (n,)) of hidden (R, D), CHUNK at a time."""
+    rows = chunk_rows(matrix)
+    for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
+        yield at_least_float32(logits_by(part, matrix)), aims
 
 
 class ChunkedNats(torch.autograd.Function):
@@ -130,7 +335,7 @@ class ChunkedNats(torch.autograd.Function):
             logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)  # (n, V)
             total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
 
-            # the gradient of the logits: p, less 1 at the target; nothing for what is ignored
+            # The gradient of the logits: p, less 1 at the target; nothing for what is ignored
             p = logs.exp_()
             aim = aims.clamp(min=0)[:, None]
             dlogits = p.scatter_add_(1, aim, p.new_full((len(p), 1), -1.0))
@@ -146,138 +351,3 @@ class ChunkedNats(torch.autograd.Function):
     def backward(ctx, dnats):
         dhidden, dmatrix = ctx.saved_tensors
         return dhidden * dnats, dmatrix * dnats, None, None, None
-
-
-def on_host(tensor: torch.Tensor) -> bool:
-    """Whether it costs nothing to ask which rows are scored; the others' logits are then not made."""
-    return tensor.device.type == "cpu"
-
-
-def run_segment(
-    model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float
-) -> tuple:
-    """Return one segment's (summed cross-entropy / scored, auxiliary losses {name: loss}, next state)."""
-    with seeded(seed, segment.tokens.device):
-        reading = model.read(*inputs_of(segment, begin(model, segment, state)))
-    nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
-    return nats / scored, reading.auxiliary, reading.state
-
-
-def mean_losses(names: list[str], losses: list[torch.Tensor], weight: float) -> dict:
-    """The auxiliary losses of a rollout by name, from those of each segment (names,); few operations, however many there are."""
-    return (
-        dict(zip(names, (torch.stack(losses).sum(0) * weight).unbind(), strict=True))
-        if names
-        else {}
-    )
-
-
-def stacked(losses: dict) -> torch.Tensor | None:
-    """A segment's auxiliary losses (names,), without graph; None if there are none."""
-    return torch.stack([*losses.values()]).detach() if losses else None
-
-
-def forward_then_backward(
-    run: Callable,
-    model: torch.nn.Module,
-    segments: list,
-    state: tuple,
-    scored: float | None,
-    share: float,
-    rank: int,
-) -> tuple[torch.Tensor, dict, tuple]:
-    """Run all segments forward with `run` (run_segment or a wrapper of it), then make one backward call."""
-    seeds, scored, state = (
-        segment_seeds(segments, rank),
-        scored or count_scored(segments) or 1,
-        detach(state),
-    )
-    loss, extra, auxiliary, weight = 0.0, 0.0, [], share / len(segments)
-    for segment, seed in zip(segments, seeds, strict=True):
-        part, losses, state = run(model, segment, state, seed, scored)
-        loss, extra = loss + part, extra + sum(losses.values())
-        auxiliary.append(stacked(losses))
-    torch.autograd.backward([loss + extra * weight])
-    return loss.detach(), mean_losses([*losses], auxiliary, weight), detach(state)
-
-
-def through_time(
-    model: torch.nn.Module,
-    segments: list,
-    state: tuple,
-    scored: float | None = None,
-    share: float = 1.0,
-    rank: int = 0,
-) -> tuple[torch.Tensor, dict, tuple]:
-    """Full back-propagation through time: keeps the autograd graph of all K segments."""
-    return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
-
-
-def checkpointed(
-    model: torch.nn.Module,
-    segments: list,
-    state: tuple,
-    scored: float | None = None,
-    share: float = 1.0,
-    rank: int = 0,
-) -> tuple[torch.Tensor, dict, tuple]:
-    """Gradient checkpointing: keeps each segment's incoming state and recomputes the rest during backward."""
-    run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
-    return forward_then_backward(run, model, segments, state, scored, share, rank)
-
-
-def memory_replay(
-    model: torch.nn.Module,
-    segments: list,
-    state: tuple,
-    scored: float | None = None,
-    share: float = 1.0,
-    rank: int = 0,
-) -> tuple[torch.Tensor, dict, tuple]:
-    """Memory Replay Back-Propagation (Memformer, Algorithm 1): stores only states, then replays segments from last to first.
-
-    The first pass computes the states without gradient. Then each segment is computed again from its stored state, and one
-    backward call takes its loss together with the gradient of its next state.
-    """
-    seeds, scored, states = (
-        segment_seeds(segments, rank),
-        scored or count_scored(segments) or 1,
-        [detach(state)],
-    )
-    with torch.no_grad():
-        for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
-            with seeded(seed, segment.tokens.device):
-                states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    loss, auxiliary, weight, last, dnext = 0.0, [], share / len(segments), None, ()
-    for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
-        leaf = require_gradient(states.pop())
-        part, losses, after = run_segment(model, segment, leaf, seed, scored)
-        last = detach(after) if last is None else last
-        arriving = [
-            (field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad
-        ]
-        objective = part + sum(losses.values()) * weight
-        torch.autograd.backward(
-            [objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)]
-        )
-        # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
-        dnext = [
-            torch.zeros_like(field) if field.grad is None else field.grad.clone() for field in leaf
-        ]
-        loss, names = loss + part.detach(), [*losses]
-        auxiliary.append(stacked(losses))
-        del (
-            part,
-            losses,
-            after,
-            objective,
-            arriving,
-        )  # free this segment's graph before the next is built
-    return loss, mean_losses(names, auxiliary, weight), last
-
-
-BACKPROP = {
-    "through_time": through_time,
-    "checkpointed": checkpointed,
-    "memory_replay": memory_replay,
-}

@@ -33,14 +33,14 @@ def on_host(request, monkeypatch):
 def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatch):
     """With softmax written out on the logits of forward: the sum, and the gradient of every parameter."""
     model, [segment, *_], state = setting(paper, name, dropout=0.0)
-    logs = model(*replay.inputs_of(segment, state)).logits.log_softmax(-1)
+    logs = model(segment.tokens, state, *replay.task_of(segment)).logits.log_softmax(-1)
     expected = -(logs.gather(-1, segment.targets[..., None])[..., 0] * segment.scored).sum()
     (3 * expected).backward()
     expected = {"nats": expected[None]} | gradients(model)
     for chunk, size in CHUNKS.items():
         monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
-        hidden = model.read(*replay.inputs_of(segment, state)).hidden
+        hidden = model.read(segment.tokens, state, *replay.task_of(segment)).hidden
         nats = replay.summed_nats(hidden, model.output_matrix(), replay.targets_of(segment))
         (3 * nats).backward()
         assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11, chunk)

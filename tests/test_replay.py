@@ -118,20 +118,26 @@ def test_memory_replay_takes_the_memory_of_one_segment():
 
 @over(ONE_OF_EACH)
 def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
-    """First only `advance` without gradient, then one forward with gradient and one backward at a time."""
-    model, calls = PAPERS[paper].model(variant(paper, name)), []
-    read, advance, backward = model.read, model.advance, torch.autograd.backward
-    monkeypatch.setattr(model, "read", lambda *a: calls.append("read") or read(*a))
-    monkeypatch.setattr(
-        model,
-        "advance",
-        lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a),
-    )
-    monkeypatch.setattr(
-        torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a)
-    )
+    """First only `advance` without gradient; then no segment is read before the gradients of the last one are there."""
+    model = PAPERS[paper].model(variant(paper, name))
+    read, advance = model.read, model.advance
+    advanced = []
+    gradients_before = []
+
+    def watched_advance(*given):
+        advanced.append(torch.is_grad_enabled())
+        return advance(*given)
+
+    def watched_read(*given):
+        gradient = model.embedding.grad
+        gradients_before.append(0.0 if gradient is None else gradient.norm().item())
+        return read(*given)
+
+    monkeypatch.setattr(model, "advance", watched_advance)
+    monkeypatch.setattr(model, "read", watched_read)
     replay.memory_replay(model, rollout(paper, model.config, 3), model.initial_state(3))
-    assert calls == ["advance False"] * 2 + ["read", "backward"] * 3
+    assert advanced == [False, False]
+    assert gradients_before[0] == 0 and len(set(gradients_before)) == 3
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)

@@ -163,7 +163,7 @@ def predictions(model: Model, hidden: Tensor, segment: Segment) -> Predictions:
     targets = targets_of(segment).flatten()
     nats, right = [], []
     chunks = logits_in_chunks(hidden.flatten(0, 1), model.output_matrix(), targets)
-    for _, logits, aims in chunks:
+    for logits, aims in chunks:
         nats.append(functional.cross_entropy(logits, aims, reduction="none"))
         right.append(logits.argmax(-1) == aims)
     shape = segment.targets.shape

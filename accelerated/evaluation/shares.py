@@ -127,7 +127,7 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
 
     With an encoder, no softmax is over both.
     """
-    if model.encoder is not None:
+    if not model.decoder_only:
         return None
     values = []
     for layer in model.decoder.layers:

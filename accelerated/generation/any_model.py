@@ -1,4 +1,4 @@
-"""Reads a text token by token: `AnyModel` by a model's `read` and `advance` alone; token_by_token.py does it faster."""
+"""Reads a text token by token with any model; token_by_token.py does it faster."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -12,8 +12,9 @@ from accelerated.protocol import Model, State, check_tokens, logits_of, overlap_
 class Stream(NamedTuple):
     """A state in the middle of a segment. Only a Stepper returns and takes it.
 
-    Continue only the latest stream. You may go back to an earlier one of the same segment, but not from it to a later one: what
-    was kept of the later one's tokens is overwritten by then, and its logits would be wrong.
+    Continue only the latest stream. You may go back to an earlier one of the same segment, but not
+    from it to a later one: what was kept of the later one's tokens is overwritten by then, and its
+    logits would be wrong.
     """
 
     state: State  # the model's at the segment's start; never changed
@@ -23,14 +24,17 @@ class Stream(NamedTuple):
 
 
 class Stepper(ABC):
-    """Reads a text token by token, in evaluation mode. A token takes the same time, however long the text is."""
+    """Reads a text token by token, in evaluation mode.
+
+    A token takes the same time, however long the text is.
+    """
 
     def __init__(self, model: Model):
         self.model = model
 
     @torch.no_grad()
     def start(self, state: State) -> Stream:
-        """The Stream at the start of a segment; raises ValueError if the State does not fit the model."""
+        """The Stream at a segment's start; raises ValueError if the state is another model's."""
         lanes = len(state[0])
         self.model.check_state(state, lanes)
         tokens = torch.zeros(lanes, self.length, dtype=torch.long, device=state[0].device)
@@ -38,10 +42,10 @@ class Stepper(ABC):
 
     @torch.no_grad()
     def step(self, token: Tensor, stream: Stream) -> tuple[Tensor, Stream]:
-        """Read one token (B,); return logits (B, V) of the next one, and the Stream to read it with.
+        """Read one token (B,): logits (B, V) of the next one, and the Stream to read it with.
 
-        Raises ValueError if it is no token, or not one for each lane. The host counts a segment's tokens, so no step waits for
-        the device, unless the model does.
+        Raises ValueError if it is no token, or not one for each lane. The host counts a segment's
+        tokens, so no step waits for the device, unless the model does.
         """
         check_tokens(token, 1)
         self.model.check_state(stream.state, len(token))
@@ -77,17 +81,17 @@ class Stepper(ABC):
 
     @abstractmethod
     def read_token(self, token: Tensor, stream: Stream) -> tuple[Tensor, tuple]:
-        """Logits (B, V) after token (B,), which is in stream.tokens already, and the rows that hold it."""
+        """Logits (B, V) after token (B,), which is in stream.tokens, and the rows that hold it."""
 
     @abstractmethod
     def close(self, state: State, tokens: Tensor, rows: tuple) -> State:
-        """The State after a complete segment of tokens (B, N), from the State at its start."""
+        """The State after a segment's tokens (B, N), from the State at its start and the rows."""
 
 
 class AnyModel(Stepper):
     """Reads the segment again with each new token.
 
-    Later tokens are padding, until they are known. They change nothing, because no prediction sees them.
+    Later tokens are padding, until they are known. They change nothing: no prediction sees them.
     """
 
     def rows_at(self, state: State) -> tuple:

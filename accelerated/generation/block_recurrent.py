@@ -65,7 +65,7 @@ class Steps(TokenByToken):
         return self.model.output_rows(x)[:, 0]
 
     def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
-        """The State after a full block: the states read it, its keys and values are the previous block's."""
+        """The State after a full block: the recurrent states have read it."""
         numbers = self.model.config.recurrent_layers
         states = []
         for before, number, cell in zip(
@@ -82,5 +82,5 @@ class Steps(TokenByToken):
 
 
 def with_room(previous: Tensor) -> tuple[Tensor, ...]:
-    """Per layer the previous block's keys or values (B, L, H, W, E) and room for a block's: (B, H, 2W, E)."""
+    """Per layer (B, H, 2W, E): a block's keys or values (B, L, H, W, E), room for the next's."""
     return torch.cat([previous, torch.zeros_like(previous)], 3).unbind(1)

@@ -1,4 +1,4 @@
-"""The Compressive Transformer token by token: memories and distances are projected once, at a segment's start."""
+"""The Compressive Transformer token by token: memories are projected once, at a segment's start."""
 
 import math
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from accelerated.generation.token_by_token import TokenByToken
 
 
 class Rows(NamedTuple):
-    """Per layer what a segment's tokens read, and what they write for later tokens and the memories."""
+    """What a segment's tokens read, and what they write for later tokens and the memories."""
 
-    keys: list[Tensor]  # (B, H, K, E), of compressed memory, memory and the segment
+    keys: list[Tensor]  # per layer (B, H, K, E), of compressed memory, memory and the segment
     values: list[Tensor]
     distance_keys: list[Tensor]  # (H, E, K), with simplified positions (H, E, R), already scaled
     hidden: list[Tensor]  # (B, N, D), inputs of the layer
@@ -73,7 +73,7 @@ class Steps(TokenByToken):
     ) -> Tensor:
         """A layer's attention (B, H, 1, E) for a token h (B, 1, D) whose key's place is (1,).
 
-        Of each key columns (K,) says which column of distance_keys it takes, unread (K,) whether it comes later.
+        columns (K,) says which column of distance_keys a key takes, unread (K,) if it is later.
         """
         c = self.model.config
         layer = self.model.layers[index]

@@ -1,4 +1,4 @@
-"""Continues a text of any length: reads a prompt, draws tokens. For eval.py sample, train.py and accelerated.generate."""
+"""Continues a text of any length: eval.py sample, train.py and accelerated.generate use it."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -46,13 +46,14 @@ def continue_text(
 def read_prompt(
     stepper: Stepper, prompt: Tensor, new_window: bool = False
 ) -> tuple[Tensor, Stream]:
-    """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the Stream.
+    """The logits (B, V) and the Stream after prompt (B, n), n >= 1, read from a document's start.
 
-    Whole segments go through `advance`, the rest through the Stepper. If there is more than a segment, progress is shown.
+    Whole segments go through `advance`, the rest through the Stepper. If there is more than a
+    segment, progress is shown.
 
-    new_window is for models that read windows (Adding Recurrence, section 5.3): all windows go through `advance`, and a new one
-    begins with the prompt's last token, or its last o if windows overlap. It sees earlier text only through the inserted
-    vectors; in plain GPT-2 not at all.
+    new_window is for models that read windows (Adding Recurrence, section 5.3): all windows go
+    through `advance`, and a new one begins with the prompt's last token, or its last o if windows
+    overlap. It sees earlier text only through the inserted vectors; in plain GPT-2 not at all.
     """
     model = stepper.model
     segment = model.config.segment
@@ -83,7 +84,7 @@ def drawn_tokens(
     generator: torch.Generator | None,
     step: Callable,
 ) -> Iterator[Tensor]:
-    """Yield `count` tokens (B,), the first drawn from logits (B, V), the others by the `step` of a Stepper.
+    """Yield `count` tokens (B,): the first is drawn from logits (B, V), the others by `step`.
 
     Raises InputError if logits are NaN or infinite: nothing can be drawn from them.
     """
@@ -110,7 +111,7 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) 
 
 
 def nucleus(probabilities: Tensor, mass: float) -> Tensor:
-    """The fewest most probable tokens of each row (B, V) that hold `mass` of its sum; the others at 0.
+    """Each row (B, V) with only the fewest, most probable tokens that hold `mass` of its sum.
 
     Holtzman et al. 2019; Compressive Transformers (appendix E) uses mass 0.98.
     """

@@ -1,4 +1,4 @@
-"""The Memorizing Transformer token by token: its keys and values follow those of the previous segment."""
+"""The Memorizing Transformer token by token: keys and values follow the previous segment's."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from accelerated.memorizing import Memorizing, State
 
 
 class Rows(NamedTuple):
-    """What a segment's tokens read, and their keys and values, which follow the previous segment's."""
+    """What a segment's tokens read, and their keys and values after the previous segment's."""
 
     offsets: Tensor  # of scores, by distance, (L, H, 3N - 1)
     keys: tuple[Tensor, ...]  # per layer (B, H, 2N, E)

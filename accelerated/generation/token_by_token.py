@@ -1,4 +1,4 @@
-"""Reads a text token by token as fast as a model allows: its file here computes each token once, and a CUDA graph launches it."""
+"""Reads a text token by token as fast as a model's own file here allows."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ from accelerated.protocol import Model, logits_of
 
 
 def stepper_of(model: Model, capture: bool = True) -> Stepper:
-    """The fastest Stepper of a model: that of its own file here, captured if it is on a GPU; else AnyModel."""
+    """The fastest Stepper of a model: its own file's, captured if it is on a GPU; else AnyModel."""
     file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
     if importlib.util.find_spec(file) is None:
         return AnyModel(model)
@@ -23,10 +23,10 @@ def stepper_of(model: Model, capture: bool = True) -> Stepper:
 
 
 class TokenByToken(Stepper):
-    """Keeps rows of the segment's tokens, such as keys and values, so that each token is computed once.
+    """Keeps rows of the segment's tokens, such as keys and values: each token is computed once.
 
-    A model's file has a subclass `Steps`. Its rows are tensors of fixed shapes, and tuples of tensors, one for each layer. They
-    are written in place.
+    A model's file has a subclass `Steps`. Its rows are tensors of fixed shapes, and lists of
+    tensors, one for each layer. They are written in place.
     """
 
     def __init__(self, model: Model, captured: bool = False):
@@ -35,7 +35,7 @@ class TokenByToken(Stepper):
 
     @abstractmethod
     def hidden_after(self, token: Tensor, position: Tensor, rows: tuple) -> Tensor:
-        """The hidden row (B, D), ready for the output matrix, of token (B,) at position (1,) of its segment.
+        """The hidden row (B, D) of token (B,) at position (1,), ready for the output matrix.
 
         Writes what later tokens read of it into rows.
         """
@@ -55,9 +55,10 @@ class TokenByToken(Stepper):
 class Graph:
     """The kernels of a token, captured once in a CUDA graph and then launched together.
 
-    A graph reads and writes fixed addresses, so it has a token, a position and rows of its own; each new segment's rows are
-    copied into them, and a Stream of an earlier segment cannot be continued. It holds the number of lanes of its first token,
-    and the parameters as they were then; a parameter may change in place, but not be replaced.
+    A graph reads and writes fixed addresses, so it has a token, a position and rows of its own;
+    each new segment's rows are copied into them, and a Stream of an earlier segment cannot be
+    continued. It holds the number of lanes of its first token, and the parameters as they were
+    then; a parameter may change in place, but not be replaced.
     """
 
     def __init__(self, function: Callable[[Tensor, Tensor, tuple], Tensor]):
@@ -77,7 +78,7 @@ class Graph:
         return self.logits.clone(), self.rows
 
     def capture(self, token: Tensor, rows: tuple) -> torch.cuda.CUDAGraph:
-        """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
+        """Record a token's kernels, after a first run in which libraries prepare themselves."""
         self.token = token.clone()
         self.position = token.new_zeros(1)
         self.rows = tree_map(torch.clone, rows)

@@ -1,5 +1,7 @@
 """accelerated.load opens a run and its export alike; a model names what it cannot read."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -27,6 +29,9 @@ def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
     ]
     assert drawn[0] != drawn[1] and drawn[0] != drawn[2] == drawn[3]
     assert "the prompt is empty" in refusal(accelerated.generate, *first[:2], "")
+    colder = partial(accelerated.generate, temperature=-1)
+    assert "temperature is -1" in refusal(colder, *first[:2], "a")
+    assert "top_p is 0" in refusal(partial(accelerated.generate, top_p=0), *first[:2], "a")
     assert "--checkpoint none" in refusal(accelerated.load, run, "none")
     ours, theirs = (as_json(capsys, "score", folder) for folder in (run, tmp_path / "export"))
     assert ours == theirs | {"run": str(run)}
