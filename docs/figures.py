@@ -1,26 +1,29 @@
-"""Draw the pictures of the chapters into docs/figures/ as SVG: python docs/figures.py (needs the extra `plot`)."""
+"""Draw the pictures of the chapters into docs/figures/ as SVG: python -m docs.figures.
 
-import sys
+It needs the extra `plot`. Sizes are in inches of a page, places in units of each picture's own.
+"""
+
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from accelerated.lab.reports.topics import jensen_shannon
 from accelerated.lab.systems.speech import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
 
 HERE = Path(__file__).parent
-PAPER, INK, FAINT = (
-    "#ffffff",
-    "#1f2933",
-    "#5f6c7b",
-)  # an opaque page: legible whatever lies behind it
-TOKEN, STATE, PREVIOUS, GATE, HIDDEN = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f", "#edf0f3"
+PAPER = "#ffffff"  # an opaque page: legible whatever lies behind it
+INK = "#1f2933"
+FAINT = "#5f6c7b"
+TOKEN = "#2f6fb0"
+STATE = "#c2571a"
+PREVIOUS = "#8fb6dc"
+GATE = "#5f8f2f"
+HIDDEN = "#edf0f3"
 
 
 def new_figure(width, height):
+    """(figure, axes) of a picture of so many inches; axes without lines."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -35,33 +38,23 @@ def new_figure(width, height):
 
 
 def save(figure, name):
-    figure.savefig(
-        HERE / "figures" / f"{name}.svg",
-        bbox_inches="tight",
-        facecolor=PAPER,
-        metadata={"Date": None},
-    )
+    """Write a picture; the same one is the same file."""
+    path = HERE / "figures" / f"{name}.svg"
+    figure.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
 
-def box(axes, x, y, width, height, text, colour, size=10, **style):
+def box(axes, x, y, width, height, text, colour, size=10):
+    """A rounded box, whose lower left corner is at (x, y), with white text in its middle."""
     from matplotlib.patches import FancyBboxPatch
 
-    patch = FancyBboxPatch(
-        (x, y),
-        width,
-        height,
-        boxstyle="round,pad=0.02,rounding_size=0.08",
-        fc=colour,
-        ec=colour,
-        **style,
-    )
+    shape = "round,pad=0.02,rounding_size=0.08"
+    patch = FancyBboxPatch((x, y), width, height, boxstyle=shape, fc=colour, ec=colour)
     axes.add_patch(patch)
-    axes.text(
-        x + width / 2, y + height / 2, text, ha="center", va="center", color="white", fontsize=size
-    )
+    label(axes, x + width / 2, y + height / 2, text, "white", size)
 
 
 def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
+    """An arrow from place to place."""
     style = {
         "arrowstyle": "-|>",
         "color": colour,
@@ -69,27 +62,27 @@ def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
         "linestyle": "--" if dashed else "-",
         "shrinkA": 2,
         "shrinkB": 2,
+        "connectionstyle": f"arc3,rad={bend}",
     }
-    axes.annotate("", stop, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})
+    axes.annotate("", stop, start, arrowprops=style)
 
 
 def frame(axes, x, y, width, height, fill, edge="none", **style):
+    """A rectangle, whose lower left corner is at (x, y)."""
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec=edge, **style))
 
 
-def label(axes, x, y, text, colour=INK, size=10, **style):
-    axes.text(
-        x,
-        y,
-        text,
-        color=colour,
-        fontsize=size,
-        ha=style.pop("ha", "center"),
-        va=style.pop("va", "center"),
-        **style,
-    )
+def square(axes, x, y, text, colour, ink="white", size=8):
+    """A unit square with text in it."""
+    frame(axes, x, y, 0.94, 0.94, colour)
+    label(axes, x + 0.47, y + 0.47, text, ink, size)
+
+
+def label(axes, x, y, text, colour=INK, size=10, ha="center", **style):
+    """Text whose middle is at (x, y), or whose left or right end if `ha` says so."""
+    axes.text(x, y, text, color=colour, fontsize=size, ha=ha, va="center", **style)
 
 
 def mask_tile(window=8):
@@ -98,27 +91,19 @@ def mask_tile(window=8):
     bucket = block_recurrent.position_bucket(block_recurrent.tile_distance(window), 8, 8)
     figure, axes = new_figure(8.2, 4.6)
     for i, j in np.ndindex(mask.shape):
-        colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else HIDDEN
-        frame(axes, j, window - 1 - i, 0.94, 0.94, colour)
-        if mask[i, j]:
-            label(
-                axes,
-                j + 0.47,
-                window - 1 - i + 0.47,
-                str(bucket[i, j]),
-                "white" if j >= window else INK,
-                8,
-            )
+        y = window - 1 - i
+        if not mask[i, j]:
+            frame(axes, j, y, 0.94, 0.94, HIDDEN)
+        elif j < window:
+            square(axes, j, y, str(bucket[i, j]), PREVIOUS, INK)
+        else:
+            square(axes, j, y, str(bucket[i, j]), TOKEN)
     for side, text in ((0, "previous block"), (window, "own block")):
         label(axes, side + window / 2, window + 0.5, f"keys of the {text}", size=11)
     label(axes, -0.6, window / 2, "queries of one block", size=11, rotation=90)
-    label(
-        axes,
-        window,
-        -0.7,
-        "each token sees exactly the W tokens before it, never itself; the number is its position bucket",
-        FAINT,
-    )
+    text = "each token sees exactly the W tokens before it, never itself; "
+    text += "the number is its position bucket"
+    label(axes, window, -0.7, text, FAINT)
     axes.plot([window - 0.03] * 2, [0, window], color=INK, lw=1.5)
     axes.set_xlim(-1.2, 2 * window + 0.2)
     axes.set_ylim(-1.1, window + 1)
@@ -142,20 +127,10 @@ def cell():
     for x in (1.9, 7.7):
         arrow(axes, (x, 0.85), (x, 1.45))
         arrow(axes, (x, 4.85), (x, 5.35))
-    for start, stop in (
-        ((1.3, 2.15), (0.9, 2.85)),
-        ((2.5, 2.15), (3.1, 2.85)),
-        ((7.1, 2.15), (6.5, 2.85)),
-        ((8.3, 2.15), (8.7, 2.85)),
-    ):
-        arrow(axes, start, stop)
-    for start, stop in (
-        ((0.9, 3.65), (1.4, 4.15)),
-        ((3.1, 3.65), (2.4, 4.15)),
-        ((6.5, 3.65), (7.2, 4.15)),
-        ((8.7, 3.65), (8.2, 4.15)),
-    ):
-        arrow(axes, start, stop)
+    for start, stop in ((1.3, 0.9), (2.5, 3.1), (7.1, 6.5), (8.3, 8.7)):
+        arrow(axes, (start, 2.15), (stop, 2.85))
+    for start, stop in ((0.9, 1.4), (3.1, 2.4), (6.5, 7.2), (8.7, 8.2)):
+        arrow(axes, (start, 3.65), (stop, 4.15))
     arrow(axes, (3.45, 1.95), (5.55, 3.1), TOKEN)
     arrow(axes, (6.15, 1.95), (4.05, 3.1), STATE)
     label(axes, 4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
@@ -187,29 +162,24 @@ def flow():
     arrow(axes, (4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
     arrow(axes, (4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
     label(axes, 4.95, 1.4, "carried,\nno gradient\nat horizon 1", FAINT, 8)
-    label(
-        axes,
-        5.0,
-        -0.75,
-        "blue: keys and values, which the next block reads; orange: gated states, which every later block can read",
-        INK,
-        9,
-    )
+    text = "blue: keys and values, which the next block reads; "
+    text += "orange: gated states, which every later block can read"
+    label(axes, 5.0, -0.75, text, INK, 9)
     axes.set_xlim(-0.4, 10.3)
     axes.set_ylim(-1.0, 3.7)
     save(figure, "block_recurrent_flow")
 
 
 def positions_in_memory(config, segments):
-    """Per segment, what stands in [compressed | memory | segment] while it is read: a set of positions for each row.
+    """Per segment, a set of positions for each row of [compressed | memory | segment].
 
-    By the reference's own queues: every position is a feature of its own, and mean pooling adds up the features of what it takes.
+    They are what stands there while the segment is read, by the reference's own queues: every
+    position is a feature of its own, and mean pooling adds up the features of what it takes.
     """
-    n, width = config.segment, config.segment * segments
-    memory, compressed = (
-        np.zeros((1, config.memory, width)),
-        np.zeros((1, config.compressed_memory, width)),
-    )
+    n = config.segment
+    width = n * segments
+    memory = np.zeros((1, config.memory, width))
+    compressed = np.zeros((1, config.compressed_memory, width))
     shown = []
     for segment in range(segments):
         h = np.eye(width)[None, segment * n : (segment + 1) * n]
@@ -222,34 +192,36 @@ def positions_in_memory(config, segments):
     return shown
 
 
+def row_of_memory(axes, x, y, positions, colour):
+    """A row of a memory: which positions it holds, grey if none."""
+    if len(positions) == 0:
+        text, colour, ink = "0", HIDDEN, FAINT
+    else:
+        text = f"{positions[0]}"
+        if len(positions) > 1:
+            text += f"-{positions[-1]}"
+        ink = INK if colour == PREVIOUS else "white"
+    frame(axes, x, y, 0.94, 0.9, colour)
+    label(axes, x + 0.47, y + 0.45, text, ink, 8)
+
+
 def memories():
     """What is where in memory after each segment, at the sizes of the paper's Figure 1."""
-    config = compressive.Config(
-        segment=3, memory=6, compressed_memory=6, compression_rate=3, compression="mean_pooling"
-    )
+    sizes = {"segment": 3, "memory": 6, "compressed_memory": 6, "compression_rate": 3}
+    config = compressive.Config(**sizes, compression="mean_pooling")
     parts = (("compressed memory", 6, STATE), ("memory", 6, PREVIOUS), ("segment", 3, TOKEN))
     figure, axes = new_figure(11.4, 6.0)
     for row, shown in enumerate(positions_in_memory(config, 10)):
-        y, column, x = 10 - row, 0, 0.0
+        y = 10 - row
         label(axes, -0.3, y + 0.45, f"segment {row}", size=9, ha="right")
+        x = 0.0
+        column = 0
         for _, size, colour in parts:
             for positions in shown[column : column + size]:
-                frame(axes, x, y, 0.94, 0.9, colour if len(positions) else HIDDEN)
-                text = (
-                    "0"
-                    if not len(positions)
-                    else f"{positions[0]}" + (f"-{positions[-1]}" * (len(positions) > 1))
-                )
-                label(
-                    axes,
-                    x + 0.47,
-                    y + 0.45,
-                    text,
-                    FAINT if not len(positions) else INK if colour == PREVIOUS else "white",
-                    8,
-                )
+                row_of_memory(axes, x, y, positions, colour)
                 x += 1
-            x, column = x + 0.5, column + size
+            x += 0.5
+            column += size
     x = 0.0
     for name, size, _ in parts:
         label(axes, x + size / 2, 11.4, name)
@@ -264,42 +236,31 @@ def memories():
 
 
 def shift():
-    """The relative shift of three queries and six keys, by the reference's own function; numbers are distances."""
-    n, k = 3, 6
+    """The relative shift of three queries and six keys, by the reference's own function.
+
+    Numbers are distances.
+    """
+    n = 3
+    k = 6
     distance = np.broadcast_to(np.arange(k - 1, -1, -1.0), (1, 1, n, k))
-    moved, seen = (
-        compressive.relative_shift_forward(distance)[0][0, 0],
-        compressive.causal_mask(n, k),
-    )
+    shifted, _ = compressive.relative_shift_forward(distance)
+    seen = compressive.causal_mask(n, k)
     lost = compressive.relative_shift_backward(seen[None, None] * 1.0, None)[0, 0] == 0
     figure, axes = new_figure(10.2, 2.9)
-    for left, grid, faint, title in (
-        (0, distance[0, 0], lost, "scores by distance, far to near"),
-        (8, moved, ~seen, "scores by key, old to new"),
-    ):
+    before = (0, distance[0, 0], lost, "scores by distance, far to near")
+    after = (8, shifted[0, 0], ~seen, "scores by key, old to new")
+    for left, grid, faint, title in (before, after):
         for i, j in np.ndindex(n, k):
-            frame(axes, left + j, n - 1 - i, 0.94, 0.94, HIDDEN if faint[i, j] else TOKEN)
-            label(
-                axes,
-                left + j + 0.47,
-                n - 1 - i + 0.47,
-                f"{grid[i, j]:.0f}",
-                FAINT if faint[i, j] else "white",
-                10,
-            )
+            colour, ink = (HIDDEN, FAINT) if faint[i, j] else (TOKEN, "white")
+            square(axes, left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
         label(axes, left + k / 2, n + 0.4, title)
     arrow(axes, (6.3, 1.5), (7.7, 1.5))
     label(axes, 7.0, 1.85, "shift", size=10)
     for i in range(n):
         label(axes, -0.25, n - 0.5 - i, f"query {i}", FAINT, 9, ha="right")
-    label(
-        axes,
-        7,
-        -0.5,
-        "pale on the left: no key has this distance, so its gradient is zero; pale on the right: the mask",
-        FAINT,
-        9,
-    )
+    text = "pale on the left: no key has this distance, so its gradient is zero; "
+    text += "pale on the right: the mask"
+    label(axes, 7, -0.5, text, FAINT, 9)
     axes.set_xlim(-1.8, 14.2)
     axes.set_ylim(-0.9, n + 0.8)
     save(figure, "compressive_shift")
@@ -317,32 +278,24 @@ def mu_law():
     axes.plot(time, tone, color=FAINT, lw=1.2)
     axes.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
     for value in (0, 40, 128, 216, 255):
-        label(
-            axes, 1.01, from_mu_law(np.array([value]))[0] / 2**15, str(value), TOKEN, 8, ha="left"
-        )
+        [level] = from_mu_law(np.array([value])) / 2**15
+        label(axes, 1.01, level, str(value), TOKEN, 8, ha="left")
     label(axes, -0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
-    label(
-        axes,
-        0.5,
-        -1.15,
-        "time: grey the sound, orange its value if only every eighth is used",
-        FAINT,
-        9,
-    )
+    text = "time: grey the sound, orange its value if only every eighth is used"
+    label(axes, 0.5, -1.15, text, FAINT, 9)
     label(axes, 1.0, 1.13, "mu-law value", TOKEN, 9)
     save(figure, "compressive_mu_law")
 
 
 def learning():
-    """Which loss trains what: three rows of the same picture, one per training of the compression."""
+    """Which loss trains what: a row for each way of training the compression."""
     figure, axes = new_figure(10.6, 4.3)
-    for row, (name, compression) in enumerate(
-        (
-            ("a loss of its own\n(attention, auto-encoding)", "own"),
-            ("bptt", "task"),
-            ("pooling, most-used", None),
-        )
-    ):
+    rows = (
+        ("a loss of its own\n(attention, auto-encoding)", "own"),
+        ("bptt", "task"),
+        ("pooling, most-used", None),
+    )
+    for row, (name, compression) in enumerate(rows):
         y = 3.0 - 1.4 * row
         label(axes, -0.2, y + 0.3, name, size=9, ha="right")
         box(axes, 0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
@@ -361,21 +314,15 @@ def learning():
             label(axes, 6.15, y - 0.5, "compression loss", STATE, 8)
         if compression == "task":
             arrow(axes, (11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
-            label(
-                axes,
-                8.9,
-                y - 0.62,
-                "task loss of the next segment, when one rollout holds both",
-                STATE,
-                8,
-            )
+            text = "task loss of the next segment, when one rollout holds both"
+            label(axes, 8.9, y - 0.62, text, STATE, 8)
     axes.set_xlim(-2.6, 12.8)
     axes.set_ylim(-0.4, 4.0)
     save(figure, "compressive_learning")
 
 
 def memformer_flow():
-    """What the encoder reads and writes and what the decoder predicts, over three steps, and the three tasks."""
+    """What the encoder reads and writes and what the decoder predicts, over three steps."""
     figure, axes = new_figure(11.2, 5.0)
     read = ("begin tokens $s_{-1}$", "segment $s_0$", "segment $s_1$")
     for t in range(3):
@@ -395,37 +342,27 @@ def memformer_flow():
     box(axes, -1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, size=11)
     label(axes, -1.1, 2.35, "learned", STATE, 8)
     arrow(axes, (-0.65, 1.7), (-0.05, 1.7), STATE)
-    label(
-        axes,
-        5.4,
-        4.45,
-        "continuation; infilling masks spans of what is read and predicts it whole; recall predicts the segment before that",
-        INK,
-        10,
-    )
+    text = "continuation; infilling masks spans of what is read and predicts it whole; "
+    text += "recall predicts the segment before that"
+    label(axes, 5.4, 4.45, text, INK, 10)
     axes.set_xlim(-1.8, 12.5)
     axes.set_ylim(-0.2, 4.8)
     save(figure, "memformer_flow")
 
 
 def memformer_slots(slots=4, tokens=8):
-    """Which keys each slot sees, as masked S x (S + N) scores and as what is computed, S x (1 + N)."""
+    """Which keys each slot sees: masked S x (S + N) scores, and what is computed, S x (1 + N)."""
     figure, axes = new_figure(10.6, 3.4)
-    for left, own, title in (
-        (0, slots, "the pattern of Figure 2c: S x (S + N)"),
-        (14.5, 1, "what is computed: S x (1 + N)"),
-    ):
+    pattern = (0, slots, "the pattern of Figure 2c: S x (S + N)")
+    computed = (14.5, 1, "what is computed: S x (1 + N)")
+    for left, own, title in (pattern, computed):
         for i, j in np.ndindex(slots, own + tokens):
-            seen = j >= own or own == 1 or i == j
-            x = left + j + (0.5 if j >= own else 0)
-            frame(
-                axes,
-                x,
-                slots - 1 - i,
-                0.94,
-                0.94,
-                (STATE if j < own else TOKEN) if seen else HIDDEN,
-            )
+            is_slot = j < own
+            x = left + j + (0 if is_slot else 0.5)
+            colour = STATE if is_slot else TOKEN
+            if is_slot and own > 1 and i != j:
+                colour = HIDDEN
+            frame(axes, x, slots - 1 - i, 0.94, 0.94, colour)
         label(axes, left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
         label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
         label(axes, left + (own + tokens) / 2, -0.7, title, size=10)
@@ -437,72 +374,68 @@ def memformer_slots(slots=4, tokens=8):
     save(figure, "memformer_slots")
 
 
+def first_pass(axes, y):
+    """A row of memory replay: the memory path alone keeps three memories."""
+    for t in range(3):
+        box(axes, 3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
+    for t in range(2):
+        x = 3.4 * t
+        box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+        arrow(axes, (x + 0.85, y + 0.3), (x + 1.15, y + 0.3))
+        arrow(axes, (x + 2.85, y + 0.3), (x + 3.35, y + 0.3))
+
+
+def replayed_step(axes, y, replayed):
+    """A row of memory replay: one step is computed again, and its gradients go back through it."""
+    after = replayed + 1
+    for t in range(after):
+        box(axes, 3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
+    box(axes, 3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, size=10)
+    if after < 3:
+        label(axes, 3.4 * after + 0.4, y - 0.28, f"$dM_{after}$", STATE, 10)
+
+    x = 3.4 * replayed
+    box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+    box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
+    arrow(axes, (x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
+    arrow(axes, (x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
+    arrow(axes, (x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
+    arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
+    arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
+    label(axes, x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
+
+
 def memformer_replay():
     """Memory replay over three steps: what is computed, what is kept, where gradients go."""
     figure, axes = new_figure(11.4, 6.4)
-    rows = [
-        ("first pass: memory path\nalone, no gradient", None),
-        ("back through step 2:\ncomputed again", 2),
-        ("back through step 1", 1),
-        ("back through step 0", 0),
-    ]
-    for row, (name, replayed) in enumerate(rows):
+    names = (
+        "first pass: memory path\nalone, no gradient",
+        "back through step 2:\ncomputed again",
+        "back through step 1",
+        "back through step 0",
+    )
+    for row, name in enumerate(names):
         y = 5.4 - 1.8 * row
         label(axes, -0.5, y + 0.3, name, size=9, ha="right")
-        for t in range(4):
-            x = 3.4 * t
-            kept = t < 3 if replayed is None else t <= replayed
-            gradient = replayed is not None and t == replayed + 1
-            if kept or gradient or (replayed == 2 and t == 3):
-                box(
-                    axes,
-                    x,
-                    y,
-                    0.8,
-                    0.6,
-                    f"$M_{t}$",
-                    STATE if not gradient or t == 3 else FAINT,
-                    size=10,
-                )
-            if gradient and t < 3:
-                label(axes, x + 0.4, y - 0.28, f"$dM_{t}$", STATE, 10)
-        if replayed is None:
-            for t in range(2):
-                box(axes, 3.4 * t + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-                arrow(axes, (3.4 * t + 0.85, y + 0.3), (3.4 * t + 1.15, y + 0.3))
-                arrow(axes, (3.4 * t + 2.85, y + 0.3), (3.4 * t + 3.35, y + 0.3))
-            continue
-        x = 3.4 * replayed
-        box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-        box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
-        arrow(axes, (x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
-        arrow(axes, (x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
-        arrow(axes, (x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
-        arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
-        arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
-        label(axes, x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
-    label(
-        axes,
-        5.2,
-        -0.75,
-        "solid: computed; dashed: gradient. The graph of a step is gone before the next one is built; "
-        "the orange boxes are all that is kept.",
-        FAINT,
-        9,
-    )
+        if row == 0:
+            first_pass(axes, y)
+        else:
+            replayed_step(axes, y, replayed=3 - row)
+    text = "solid: computed; dashed: gradient. "
+    text += "The graph of a step is gone before the next one is built; "
+    text += "the orange boxes are all that is kept."
+    label(axes, 5.2, -0.75, text, FAINT, 9)
     axes.set_xlim(-3.4, 11.4)
     axes.set_ylim(-1.0, 6.9)
     save(figure, "memformer_replay")
 
 
 def lookup():
-    """One query's lookup: its similarity to each row of the memory, the K nearest, and the gate with local attention."""
-    similarity = np.array(
-        [0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6]
-    )  # of unit keys, by hand
-    nearest = memorizing.nearest_keys(
-        np.ones((1, 1, 1, 1)), similarity[None, None, :, None], 3
-    ).ravel()
+    """One query's lookup: its similarity to each row of the memory, the K nearest, and the gate."""
+    # of unit keys, by hand
+    similarity = np.array([0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6])
+    query = np.ones((1, 1, 1, 1))
+    nearest = memorizing.nearest_keys(query, similarity[None, None, :, None], 3).ravel()
     figure, axes = new_figure(10.6, 4.2)
     for j, value in enumerate(similarity):
         found = j in nearest
@@ -511,9 +444,10 @@ def lookup():
         if found:
             arrow(axes, (j + 0.47, 1.95), (8.7, 0.5), STATE)
     for j in range(8):
-        frame(axes, 12.6 + 0.75 * j, 2.0, 0.69, 0.7, PREVIOUS if j < 4 else TOKEN)
+        colour = PREVIOUS if j < 4 else TOKEN
+        frame(axes, 12.6 + 0.75 * j, 2.0, 0.69, 0.7, colour)
         if 1 <= j <= 4:
-            arrow(axes, (12.95 + 0.75 * j, 1.95), (14.9, 0.5), PREVIOUS if j < 4 else TOKEN)
+            arrow(axes, (12.95 + 0.75 * j, 1.95), (14.9, 0.5), colour)
     label(axes, 6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
     label(axes, 6, 2.95, "oldest to newest, without positions, without gradient", FAINT, 9)
     label(axes, 15.6, 3.3, "last segment, this segment", TOKEN)
@@ -532,7 +466,7 @@ def lookup():
 
 
 def windows_and_vectors():
-    """Three windows of GPT-2: what is pooled, the small network, and the layer that sees its output."""
+    """Three windows of GPT-2: what is pooled, the network, and the layer that sees its output."""
     figure, axes = new_figure(11.4, 5.2)
     for t in range(3):
         x = 4.4 * t
@@ -552,7 +486,8 @@ def windows_and_vectors():
         label(axes, x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(axes, x + 3.15, 3.55, "pooled", STATE, 8)
         arrow(axes, (x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
-    text = "every layer's output is pooled over positions and layers (Eq. 1); one layer of the next window has a key and value more"
+    text = "every layer's output is pooled over positions and layers (Eq. 1); "
+    text += "one layer of the next window has a key and value more"
     label(axes, 5.6, -0.25, text, FAINT, 9)
     axes.set_xlim(-0.3, 11.6)
     axes.set_ylim(-0.5, 5.1)
@@ -560,76 +495,77 @@ def windows_and_vectors():
 
 
 def overlaps(window=3, length=8):
-    """Figure 3: which inputs each prediction sees at overlap 0, T - 1 and in between, from the reference's own windows."""
+    """Figure 3: which inputs each prediction sees, from the reference's own windows.
+
+    At overlap 0, T - 1 and in between.
+    """
     figure, axes = new_figure(11.4, 5.4)
-    titles = {
-        0: "overlap 0: disjoint",
-        window - 1: f"overlap {window - 1}: token by token",
-        1: "overlap 1",
-    }
+    last = window - 1
+    titles = {0: "overlap 0: disjoint", last: f"overlap {last}: token by token", 1: "overlap 1"}
     for place, (overlap, title) in enumerate(titles.items()):
-        sizes = {"segment": window, "overlap": overlap, "max_positions": window}
-        windows = pretrained_recurrence.windows_of(
-            pretrained_recurrence.Config(**sizes), np.arange(length)[None]
-        )
+        config = pretrained_recurrence.Config(segment=window, overlap=overlap, max_positions=window)
+        windows = pretrained_recurrence.windows_of(config, np.arange(length)[None])
         left = place * (length + 2.5)
         label(axes, left + length / 2, 0.4, title, INK, 11)
-        for row, w in enumerate(windows):
-            y = -1.35 * (row + 1)
-            for token, target, scored in zip(w.tokens[0], w.targets[0], w.scored[0], strict=True):
-                frame(axes, left + token, y, 0.9, 0.45, TOKEN if scored else PREVIOUS)
-                label(
-                    axes, left + token + 0.45, y + 0.22, str(token), "white" if scored else INK, 8
-                )
-                frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, GATE if scored else HIDDEN)
-                label(
-                    axes,
-                    left + target + 0.4,
-                    y + 0.75,
-                    str(target),
-                    "white" if scored else FAINT,
-                    8,
-                )
-    text = (
-        "a row is a window: below what it reads, above what it predicts. Green counts; every token after the first is green once;"
-        "\npale predictions were another window's, pale inputs are read again"
-    )
+        for row, shown in enumerate(windows):
+            window_row(axes, left, -1.35 * (row + 1), shown)
+    text = "a row is a window: below what it reads, above what it predicts. "
+    text += "Green counts; every token after the first is green once;"
+    text += "\npale predictions were another window's, pale inputs are read again"
     label(axes, 1.5 * length + 2.5, -8.0, text, FAINT, 10)
     axes.set_xlim(-0.5, 3 * length + 5.4)
     axes.set_ylim(-8.6, 0.9)
     save(figure, "pretrained_recurrence_overlap")
 
 
+def window_row(axes, left, y, window):
+    """A window: what it reads, and above that what it predicts."""
+    pairs = zip(window.tokens[0], window.targets[0], window.scored[0], strict=True)
+    for token, target, scored in pairs:
+        colour, ink = (TOKEN, "white") if scored else (PREVIOUS, INK)
+        frame(axes, left + token, y, 0.9, 0.45, colour)
+        label(axes, left + token + 0.45, y + 0.22, str(token), ink, 8)
+        colour, ink = (GATE, "white") if scored else (HIDDEN, FAINT)
+        frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, colour)
+        label(axes, left + target + 0.4, y + 0.75, str(target), ink, 8)
+
+
+def window_of_tokens(axes, x, part, chosen, largest):
+    """What a window of RoBERTa reads; arrows lead from [CLS] and from its part of the text up."""
+    tokens = (
+        (0, 0.62, "[CLS]", GATE, largest),
+        (0.66, 0.56, "key?", STATE, None),
+        (1.26, 0.6, "[SEP]", FAINT, None),
+        (1.9, 1.5, part, TOKEN, chosen),
+    )
+    for left, width, text, colour, top in tokens:
+        box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
+        if top:
+            middle = x + left + width / 2
+            arrow(axes, (middle, 3.5), (middle, top), GATE)
+
+
 def question_windows():
-    """Three windows of RoBERTa: the question before every part of the text, the vector, and what is chosen over all windows."""
+    """Three windows of RoBERTa: each reads the question and a part of the text.
+
+    A vector goes from window to window; an answer is chosen over all of them.
+    """
     figure, axes = new_figure(11.4, 5.6)
     parts = (
         "Name: key parser.\nTest: a line of the",
         "standard library.\nTest: another line",
         "File: server path,\nparser module, …",
     )
-    frame(axes, 0, 4.55, 12.6, 0.5, HIDDEN)
+    chosen = 4.55
+    largest = 5.35
+    frame(axes, 0, chosen, 12.6, 0.5, HIDDEN)
     label(axes, 7.2, 4.8, "start and end: softmax over all text: “module”", GATE, 9)
-    frame(axes, 0, 5.35, 12.6, 0.5, HIDDEN)
-    label(
-        axes,
-        6.3,
-        5.6,
-        "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?",
-        GATE,
-        9,
-    )
+    frame(axes, 0, largest, 12.6, 0.5, HIDDEN)
+    text = "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?"
+    label(axes, 6.3, 5.6, text, GATE, 9)
     for number, part in enumerate(parts):
         x = 4.6 * number
-        for left, width, text, colour, top in (
-            (0, 0.62, "[CLS]", GATE, 5.35),
-            (0.66, 0.56, "key?", STATE, 0),
-            (1.26, 0.6, "[SEP]", FAINT, 0),
-            (1.9, 1.5, part, TOKEN, 4.55),
-        ):
-            box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
-            if top:
-                arrow(axes, (x + left + width / 2, 3.5), (x + left + width / 2, top), GATE)
+        window_of_tokens(axes, x, part, chosen, largest)
         for layer in range(3):
             box(axes, x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
             arrow(axes, (x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
@@ -639,7 +575,8 @@ def question_windows():
             arrow(axes, (x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
             arrow(axes, (x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
             label(axes, x + 3.85, 2.25, "network", STATE, 8)
-    text = "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 0 says who has the key"
+    text = "z is the mean of the final layer; layer 2 of the next window has one key and value "
+    text += "more. Window 0 says who has the key"
     label(axes, 6.3, -0.7, text, FAINT, 9)
     axes.set_xlim(-0.2, 12.8)
     axes.set_ylim(-0.95, 6.0)
@@ -647,12 +584,10 @@ def question_windows():
 
 
 def topics():
-    """A context and its continuation, the topics of each, and how far these are apart, from the divergence's own function."""
+    """A context and its continuation, the topics of each, and how far these are apart."""
     figure, axes = new_figure(11.4, 3.4)
-    context, continued = (
-        np.array([0.62, 0.18, 0.05, 0.1, 0.05]),
-        np.array([0.4, 0.06, 0.14, 0.3, 0.1]),
-    )
+    context = np.array([0.62, 0.18, 0.05, 0.1, 0.05])
+    continued = np.array([0.4, 0.06, 0.14, 0.3, 0.1])
     box(axes, 0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
     box(axes, 4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
     box(axes, 5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
@@ -665,59 +600,65 @@ def topics():
             frame(axes, left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
             label(axes, left + 0.5 * topic + 0.2, -0.55, str(topic), FAINT, 7)
     label(axes, 4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
-    text = "a topic model gives both distributions; does the vector bring the second nearer to the first?"
+    text = "a topic model gives both distributions; "
+    text += "does the vector bring the second nearer to the first?"
     label(axes, 4.1, -1.0, text, FAINT, 9)
     axes.set_xlim(-0.2, 8.4)
     axes.set_ylim(-1.2, 2.5)
     save(figure, "pretrained_recurrence_topics")
 
 
+def colour_of(age, kept, n, has_vectors, compressed):
+    """(colour, strength) of a position, which is `age` positions before the segment that is read.
+
+    The age is negative in the segment. `kept` positions before it are as they were.
+    """
+    if age < 0:
+        return TOKEN, 1.0
+    if age < kept:
+        return PREVIOUS, 1.0
+    if has_vectors:
+        return STATE, 0.75 ** ((age - kept) // n)
+    return (STATE, 0.6) if compressed else (HIDDEN, 1.0)
+
+
 def four_memories(segments=8, n=3):
     """What each memory holds of a document, segment by segment: README's picture.
 
-    A panel's rows are moments, its columns positions. The compressive panel comes from the reference's own queues.
+    A panel's rows are moments, its columns positions. The compressive panel comes from the
+    reference's own queues.
     """
-    sizes = {
-        "segment": n,
-        "memory": n,
-        "compressed_memory": 4,
-        "compression_rate": n,
-        "compression": "mean_pooling",
-    }
-    shown = positions_in_memory(compressive.Config(**sizes), segments)
-    panels = (  # title, kept as it was before the segment in positions, whether vectors hold the rest, what the state is
+    sizes = {"segment": n, "memory": n, "compressed_memory": 4, "compression_rate": n}
+    config = compressive.Config(**sizes, compression="mean_pooling")
+    shown = positions_in_memory(config, segments)
+    # title, positions kept as they were, whether vectors hold the rest, what the state is
+    panels = (
         ("Compressive", n, False, "the last rows, older ones\n3 in 1, the oldest not at all"),
         ("Block-Recurrent", n, True, "the last block, and\ngated state vectors"),
         ("Memformer", n, True, "the last segment, and slots\nthat attend to each new one"),
         ("GPT-2 with recurrence", 0, True, "one vector, pooled from\nall layers and positions"),
     )
     figure, axes = new_figure(12.6, 4.0)
-    for place, (title, kept, vectors, what) in enumerate(panels):
+    for place, (title, kept, has_vectors, what) in enumerate(panels):
         left = place * (segments * n + 6)
         for row, column in np.ndindex(segments, segments * n):
-            age = (
-                row * n - 1 - column
-            )  # how many positions before the segment; negative in it and after it
+            age = row * n - 1 - column
+            if age < -n:  # it is read later
+                continue
             compressed = any(column in positions for positions in shown[row][:4])
-            colour, strength = HIDDEN, 1.0
-            if -n <= age < 0:
-                colour = TOKEN
-            elif 0 <= age < kept:
-                colour = PREVIOUS
-            elif age >= 0 and (vectors or compressed):
-                colour, strength = STATE, 0.75 ** ((age - kept) // n) if vectors else 0.6
-            if age >= -n:
-                frame(axes, left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
+            colour, strength = colour_of(age, kept, n, has_vectors, compressed)
+            frame(axes, left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
         label(axes, left + segments * n / 2, 3.0, title, size=12, weight="bold")
         label(axes, left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
     label(axes, -1.4, -6, "one row per segment read", FAINT, 9, rotation=90)
-    for x, colour, strength, text in (
+    legend = (
         (0, TOKEN, 1, "read now"),
         (12.5, PREVIOUS, 1, "kept as it was"),
         (29, STATE, 0.6, "compressed, 3 to 1"),
         (50, STATE, 0.95, "mixed into a fixed number of vectors (how it fades is learned)"),
         (108.5, HIDDEN, 1, "gone"),
-    ):
+    )
+    for x, colour, strength, text in legend:
         frame(axes, x, -20.6, 1.6, 1.5, colour, alpha=strength)
         label(axes, x + 2.2, -19.85, text, size=9.5, ha="left")
     axes.set_xlim(-2.5, 4 * (segments * n + 6) - 4)
@@ -726,30 +667,30 @@ def four_memories(segments=8, n=3):
 
 
 def bands():
-    """WikiText-103's tables with the cutoffs of Baevski and Auli; a band's height is the square root of its words."""
+    """WikiText-103's tables with the cutoffs of Baevski and Auli.
+
+    A band's height is the square root of its words.
+    """
     config = compressive.Config(vocabulary=267_735, width=1024, cutoffs=(20_000, 60_000))
     figure, axes = new_figure(8.4, 4.2)
     y = 0.0
     for band, (start, stop) in enumerate(config.bands):
-        height, width = (stop - start) ** 0.5 / 100, 4 / config.div_value**band
+        height = (stop - start) ** 0.5 / 100
+        width = 4 / config.div_value**band
         y -= height + 0.25
+        middle = y + height / 2
         frame(axes, 0, y, width, height, STATE if band else TOKEN)
         words = f"words {start:,} to {stop - 1:,}: width {config.width // config.div_value**band:,}"
-        label(axes, -0.2, y + height / 2, words, size=9.5, ha="right")
+        label(axes, -0.2, middle, words, size=9.5, ha="right")
         if band:
-            frame(axes, 1.6, y + height / 2 - 0.25, 0.9, 0.5, PREVIOUS)
-            label(axes, 2.05, y + height / 2, "P", size=10)
-            arrow(axes, (width, y + height / 2), (1.6, y + height / 2))
-            arrow(axes, (2.5, y + height / 2), (4.6, y + height / 2))
+            frame(axes, 1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
+            label(axes, 2.05, middle, "P", size=10)
+            arrow(axes, (width, middle), (1.6, middle))
+            arrow(axes, (2.5, middle), (4.6, middle))
+            label(axes, 4.7, middle, f"cluster {band}, then a word of it", ha="left")
         else:
-            arrow(axes, (width, y + height / 2), (4.6, y + height / 2))
-        label(
-            axes,
-            4.7,
-            y + height / 2,
-            f"cluster {band}, then a word of it" if band else "the most frequent words",
-            ha="left",
-        )
+            arrow(axes, (width, middle), (4.6, middle))
+            label(axes, 4.7, middle, "the most frequent words", ha="left")
     axes.set_xlim(-4.2, 8.4)
     axes.set_ylim(y - 0.2, 0.2)
     save(figure, "compressive_bands")

@@ -1,4 +1,6 @@
-"""The comparison table fails when it should."""
+"""The comparison of tensors fails when it should, and says what differs, where, and by how much."""
+
+import re
 
 import numpy as np
 import pytest
@@ -6,20 +8,31 @@ import pytest
 from tests.helpers.comparison import assert_agree
 
 ONE = {"a": np.ones((2, 3))}
-WRONG = {  # {what is wrong: (expected, actual)}
-    "over tolerance": (ONE, {"a": np.ones((2, 3)) * (1 + 1e-6)}),
-    "NaN": (ONE, {"a": np.full((2, 3), np.nan)}),
-    "NaN on both sides": ({"a": np.array([np.nan])}, {"a": np.array([np.nan])}),
-    "shape": (ONE, {"a": np.ones((3, 2))}),
-    "missing row": (ONE, {}),
-    "extra row": (ONE, ONE | {"b": np.ones(1)}),
-    "nothing compared": ({}, {}),
-    "not exactly zero": ({"a": np.zeros(2)}, {"a": np.array([0, 1e-20])}),
+BIGGER = np.array([[1.0, 1.0, 1.0], [1.0, 1.5, 1.0]])
+WRONG = {  # {what is wrong: (expected, actual, a part of the message)}
+    "over tolerance": (ONE, {"a": np.ones((2, 3)) * (1 + 1e-6)}, "a relative error of 1.0e-06"),
+    "one number": (ONE, {"a": BIGGER}, "a is 1.5 at [1, 1], expected 1:"),
+    "NaN": (ONE, {"a": np.full((2, 3), np.nan)}, "a is nan at [0, 0], expected 1"),
+    "NaN on both sides": (
+        {"a": np.array([np.nan])},
+        {"a": np.array([np.nan])},
+        "a is nan at [0], expected nan",
+    ),
+    "infinity": (ONE, {"a": BIGGER * np.inf}, "a is inf at [0, 0], expected 1"),
+    "shape": (ONE, {"a": np.ones((3, 2))}, "a has shape (3, 2), expected (2, 3)"),
+    "missing row": (ONE, {}, "a is missing"),
+    "extra row": (ONE, ONE | {"b": np.ones(1)}, "1 of 2 do not agree\nb is not expected"),
+    "nothing compared": ({}, {}, "nothing was compared"),
+    "not exactly zero": ({"a": np.zeros(2)}, {"a": np.array([0, 1e-20])}, "a is 1e-20 at [1]"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_disagreement_fails(what):
-    with pytest.raises(AssertionError):
-        assert_agree(*WRONG[what], 1e-9)
+    expected, actual, words = WRONG[what]
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        assert_agree(expected, actual, 1e-9)
+
+
+def test_agreement_within_the_tolerance_passes():
     assert_agree(ONE, {"a": np.ones((2, 3)) * (1 + 1e-10)}, 1e-9)

@@ -1,4 +1,7 @@
-"""What every model must do, in every variant: follow accelerated/protocol.py and equal its reference."""
+"""What every model must do, in every variant: follow accelerated/protocol.py, equal its reference.
+
+The models are found: see tests/helpers/variants.py.
+"""
 
 import copy
 import dataclasses
@@ -58,55 +61,79 @@ def test_a_file_of_tests_models_belongs_to_a_model():
 def test_a_seed_gives_the_references_weights_by_name(paper, name):
     config = variant(paper, name)
     params = PAPERS[paper].reference.init_params(config, np.random.default_rng(9))
-    assert_agree(params, dict(PAPERS[paper].model(config, seed=9).state_dict()), 1e-15)
+    model = PAPERS[paper].model(config, seed=9)
+    assert_agree(params, dict(model.state_dict()), 1e-15, "weights by a seed")
 
 
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name, monkeypatch):
-    """Logits, states, losses and gradients over segments, with a document start in the second; then five steps.
+    """Logits, states, losses and gradients over segments; then the weights after five steps.
 
-    Every parameter gets gradient, except key biases and a compression without a loss.
+    A document starts in the second segment. Every parameter gets gradient, except key biases and a
+    compression without a loss.
     """
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
-    config, rng, params, state, _, _ = both_sides(paper, name)
-    rows = check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
-    silent = {n for n in params if not rows[f"grad/{n}"].any()}
-    untrained = getattr(config, "compression_loss", None) == "none"
-    expected = {n for n in params if "key_bias" in n or (untrained and ".compression." in n)}
-    assert silent == expected or name in PAPERS[paper].no_choice
+    sides = both_sides(paper, name)
+    config, params = sides.config, sides.params
+    segments = random_segments(paper, name, sides.rng)
+    rows = check_rollout(paper, config, params, segments, sides.state, name)
+
+    has_untrained_compression = getattr(config, "compression_loss", None) == "none"
+    if name in PAPERS[paper].no_choice:
+        return
+    for parameter in params:
+        silent = "key_bias" in parameter
+        if has_untrained_compression:
+            silent = silent or ".compression." in parameter
+        found = not rows[f"grad/{parameter}"].any()
+        assert found == silent, f"{parameter} gets {'no' if found else 'a'} gradient"
 
 
 @over(EVERY_VARIANT)
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
-    """With the reference's random numbers instead of torch's: logits, state and auxiliary losses in training mode.
-
-    In evaluation mode it acts nowhere: not in a Stepper either.
-    """
-    config, rng, params, state, model, torch_state = both_sides(paper, name, dropout=0.3)
-    ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
-    logits, after, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))
-    losses = (
-        ref.auxiliary_forward(params, config, cache)[0] if hasattr(ref, "auxiliary_forward") else {}
-    )
-    expected = (
-        {"logits": logits} | named("state", after) | {k: np.array(v) for k, v in losses.items()}
-    )
-    without = PAPERS[paper].model_with(params, dataclasses.replace(config, dropout=0.0))
-    tokens = torch.tensor(tokens)
+    """In training mode: logits, state and auxiliary losses, with the reference's random numbers."""
+    sides = both_sides(paper, name, dropout=0.3)
+    ref = PAPERS[paper].reference
+    tokens = random_tokens(sides.config, sides.rng)
+    expected = read_with_dropout(ref, sides, tokens, np.random.default_rng(7))
     with torch.no_grad(), monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
-        output = model.train()(tokens, torch_state)
+        output = sides.model.train()(torch.tensor(tokens), sides.torch_state)
     actual = {"logits": output.logits} | named("state", output.state) | output.auxiliary
-    assert_agree(filled(expected), filled(actual), LADDER)
-    with torch.no_grad():
-        plain, found = without.eval()(tokens, torch_state), model.eval()(tokens, torch_state)
-        steps = [read_on(each, tokens[:, :1], torch_state)[0] for each in (without, model)]
-    assert (
-        torch.equal(plain.logits, found.logits)
-        and torch.equal(*steps)
-        and not torch.equal(plain.logits, output.logits)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(plain.state, found.state, strict=True))
+    assert_agree(filled(expected), filled(actual), LADDER, "with dropout")
+
+
+def read_with_dropout(ref, sides, tokens, rng):
+    """{name: array} of the reference's logits, next state and auxiliary losses."""
+    logits, after, cache = ref.forward(sides.params, sides.config, tokens, sides.state, rng)
+    rows = {"logits": logits} | named("state", after)
+    if hasattr(ref, "auxiliary_forward"):
+        losses, _ = ref.auxiliary_forward(sides.params, sides.config, cache)
+        rows |= {name: np.array(loss) for name, loss in losses.items()}
+    return rows
+
+
+@over(EVERY_VARIANT)
+@torch.no_grad()
+def test_dropout_acts_nowhere_in_evaluation_mode(paper, name):
+    """Neither in `forward` nor in a Stepper."""
+    sides = both_sides(paper, name, dropout=0.3)
+    tokens = torch.tensor(random_tokens(sides.config, sides.rng))
+    config = dataclasses.replace(sides.config, dropout=0.0)
+    without = PAPERS[paper].model_with(sides.params, config).eval()
+    dropped = sides.model.train()(tokens, sides.torch_state)
+    model = sides.model.eval()
+    expected = without(tokens, sides.torch_state)
+    found = model(tokens, sides.torch_state)
+
+    assert not torch.equal(dropped.logits, expected.logits), "dropout acts nowhere in training"
+    assert torch.equal(found.logits, expected.logits), "dropout changes the logits in evaluation"
+    for field, right in zip(found.state, expected.state, strict=True):
+        assert torch.equal(field, right), "dropout changes the state in evaluation"
+    first = tokens[:, :1]
+    by_model, _ = read_on(model, first, sides.torch_state)
+    by_other, _ = read_on(without, first, sides.torch_state)
+    assert torch.equal(by_model, by_other), "dropout changes what a Stepper predicts"
 
 
 # Reading
@@ -114,48 +141,63 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
 
 @over(EVERY_VARIANT)
 def test_later_tokens_change_no_earlier_logit(paper, name):
-    """Other tokens from a position on change the logits there, but not before it, on both sides: padding is never seen."""
+    """On both sides, so padding is never seen. They change the logits at their own positions."""
     config, rng, params, state, model, torch_state = both_sides(paper, name, lanes=1)
-    tokens, ref = random_tokens(config, rng, 1), PAPERS[paper].reference
-    read = lambda rows: model(torch.tensor(rows), torch_state).logits.numpy()  # noqa: E731
-    with torch.no_grad():
-        expected, actual = ref.forward(params, config, tokens, state)[0], read(tokens)
-        for at in {0, config.segment // 2, config.segment - 1}:
-            other = tokens.copy()
-            other[:, at:] += 1 + rng.integers(config.vocabulary - 1, size=other[:, at:].shape)
-            other %= config.vocabulary
-            logits, torch_logits = ref.forward(params, config, other, state)[0], read(other)
-            assert (logits[:, :at] == expected[:, :at]).all() and not np.isclose(
-                logits[:, at], expected[:, at]
-            ).all()
-            assert np.allclose(torch_logits[:, :at], actual[:, :at], rtol=0, atol=1e-12)
-            assert not np.isclose(torch_logits[:, at], actual[:, at]).all()
+    tokens = random_tokens(config, rng, 1)
+
+    def by_reference(tokens):
+        logits, _, _ = PAPERS[paper].reference.forward(params, config, tokens, state)
+        return logits
+
+    @torch.no_grad()
+    def by_model(tokens):
+        return model(torch.tensor(tokens), torch_state).logits.numpy()
+
+    for at in {0, config.segment // 2, config.segment - 1}:
+        other = tokens.copy()
+        other[:, at:] += 1 + rng.integers(config.vocabulary - 1, size=other[:, at:].shape)
+        other %= config.vocabulary
+        for side, read, tolerance in (("NumPy", by_reference, 0), ("PyTorch", by_model, 1e-12)):
+            before = read(tokens)
+            after = read(other)
+            earlier = np.abs(after - before)[:, :at]
+            assert (earlier <= tolerance).all(), (
+                f"{side}: tokens from {at} on change an earlier logit"
+            )
+            unmoved = np.isclose(after[:, at], before[:, at]).all()
+            assert not unmoved, f"{side}: the token at {at} is not read"
 
 
 def read_whole(model, tokens, state):
-    """Scored logits of tokens (B, n), segment by segment (windows may overlap), and the state after each segment."""
-    config, logits, states = model.config, [], []
+    """Scored logits of tokens (B, n), segment by segment, and the state after each segment.
+
+    Windows may overlap. `advance` must return the same states.
+    """
+    config = model.config
     overlap = getattr(config, "overlap", 0)
+    logits = []
+    states = []
     for start in range(0, tokens.shape[1] - overlap, config.segment - overlap):
         segment = tokens[:, start : start + config.segment]
         output = model(segment, state)
-        assert_agree(
-            rows_of_state(output.state),
-            rows_of_state(model.advance(segment, state)),
-            1e-12,
-            "advance",
-        )
+        advanced = rows_of_state(model.advance(segment, state))
+        assert_agree(rows_of_state(output.state), advanced, 1e-12, "advance")
         state = output.state
-        logits.append(output.logits if start == 0 else output.logits[:, overlap:])
         states.append(state)
+        logits.append(output.logits if start == 0 else output.logits[:, overlap:])
     return torch.cat(logits, 1), states
 
 
 def read_on(model, tokens, stream):
-    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read one by one after a State or a Stream."""
-    stepper, logits, streams = stepper_of(model), [], []
+    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read one by one.
+
+    The first is read after a State or a Stream.
+    """
+    stepper = stepper_of(model)
     if not isinstance(stream, Stream):
         stream = stepper.start(stream)
+    logits = []
+    streams = []
     for token in tokens.unbind(1):
         found, stream = stepper.step(token, stream)
         logits.append(found)
@@ -166,105 +208,114 @@ def read_on(model, tokens, stream):
 @over(EVERY_VARIANT)
 @torch.no_grad()
 def test_step_and_advance_equal_forward(paper, name):
-    """Over three segments from mid-document: read_whole asserts it of `advance`; of `step` also from a returned state.
-
-    A stream in the middle of a block can be continued twice: what the first reading wrote leaves no trace in the second.
-    """
+    """Over three segments from mid-document, and by steps also from a state that was returned."""
     config, rng, _, _, model, state = both_sides(paper, name)
-    stride, block = (
-        config.segment - getattr(config, "overlap", 0),
-        getattr(config, "window", config.segment),
-    )
-    tokens, before = (
-        torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride))),
-        copy.deepcopy(state),
-    )
+    stride = config.segment - getattr(config, "overlap", 0)
+    count = config.segment + 2 * stride
+    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, count)))
+    before = copy.deepcopy(state)
     expected, states = read_whole(model, tokens, state)
     logits, streams = read_on(model, tokens, state)
+    assert_agree({"logits": expected}, {"logits": logits}, 1e-11, "by steps")
+
     second = tokens[:, stride : stride + config.segment]
+    expected = model(second, states[0]).logits
     later, _ = read_on(model, second, states[0])
-    assert_agree({"logits": expected}, {"logits": logits}, 1e-11)
-    assert_agree(
-        {"logits": model(second, states[0]).logits}, {"logits": later}, 1e-11, "a returned state"
-    )
+    assert_agree({"logits": expected}, {"logits": later}, 1e-11, "from a state that was returned")
+
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
-    assert len(shapes) == 1, "a token costs the same however long the text"
-    half, other = (
-        max(1, block // 2),
-        torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1))),
-    )  # past the block's end
+    assert len(shapes) == 1, "a token costs more in a longer text: a stream's rows grow"
+    assert not logits.requires_grad, "generation keeps a graph"
+    for old, new in zip(before, state, strict=True):
+        assert torch.equal(old, new), "reading changes the state that it is given"
+
+
+@over(EVERY_VARIANT)
+@torch.no_grad()
+def test_a_stream_can_be_continued_twice(paper, name):
+    """What the first reading wrote after the middle of a block leaves no trace in the second."""
+    config, rng, _, _, model, state = both_sides(paper, name)
+    block = getattr(config, "window", config.segment)
+    half = max(1, block // 2)
+    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, 3 * config.segment)))
+    other = torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1)))  # past its end
+    _, streams = read_on(model, tokens, state)
     undisturbed, _ = read_on(model, torch.cat([tokens[:, :half], other], 1), state)
-    assert torch.equal(read_on(model, other, streams[half - 1])[0], undisturbed[:, half:])
-    assert (
-        all(torch.equal(a, b) for a, b in zip(before, state, strict=True))
-        and not logits.requires_grad
-    )
+    again, _ = read_on(model, other, streams[half - 1])
+    assert torch.equal(again, undisturbed[:, half:]), "a token of the first reading is seen"
+
+
+# Types
 
 
 class OneType(TorchDispatchMode):
     """Refuses products of matrices in another type than this one."""
+
+    PRODUCTS = (
+        torch.ops.aten.mm,
+        torch.ops.aten.addmm,
+        torch.ops.aten.bmm,
+        torch.ops.aten.baddbmm,
+    )
 
     def __init__(self, dtype):
         super().__init__()
         self.dtype = dtype
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket in (
-            torch.ops.aten.mm,
-            torch.ops.aten.addmm,
-            torch.ops.aten.bmm,
-            torch.ops.aten.baddbmm,
-        ):
-            assert {x.dtype for x in args if isinstance(x, torch.Tensor)} == {self.dtype}, function
+        if function.overloadpacket in self.PRODUCTS:
+            found = {x.dtype for x in args if isinstance(x, torch.Tensor)}
+            assert found == {self.dtype}, f"{function} multiplies {found} in {self.dtype}"
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 @over([*MORE_KINDS, *listed("other_types")])
-def test_types_are_kept(paper, name):
-    """All products are in one type; recurrent states, memory slots, losses and gradients have float32; all values are finite.
+def test_types_are_kept(paper, name, dtype, tolerance):
+    """All products are in one type; all values are finite.
 
-    A Stepper reads as `forward` does within the type's rounding, and its rows of keys and values have the type.
+    Recurrent states, memory slots, losses and gradients have float32. A Stepper reads as `forward`
+    does within the type's rounding, and its rows of keys and values have the type.
     """
     torch.set_default_dtype(torch.float32)
-    config, rng = dataclasses.replace(variant(paper, name), dropout=0.0), np.random.default_rng(5)
-    model, tokens = PAPERS[paper].model(config), torch.tensor(random_tokens(config, rng))
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-        model.zero_grad()
-        with OneType(dtype), computing_in(model, dtype):
-            initial = model.initial_state(2)
-            advanced, first = model.advance(tokens, initial), model(tokens, initial)
-            output = model(tokens, first.state)
-            (output.logits.sum() + sum(output.auxiliary.values())).backward()
-            logits, streams = read_on(model, tokens, detach(first.state))
-        kinds = dict.fromkeys(initial._fields, dtype)
-        if PAPERS[paper].long_lived is None:
-            kinds = {name: field.dtype for name, field in initial._asdict().items()}
-        else:
-            kinds |= dict.fromkeys(PAPERS[paper].long_lived, torch.float32)
-        for carried in (
-            initial,
-            advanced,
-            first.state,
-            output.state,
-            *(stream.state for stream in streams),
-        ):
-            floating = {
-                n: field.dtype
-                for n, field in carried._asdict().items()
-                if field.is_floating_point()
-            }
-            assert floating == {name: kinds[name] for name in floating}
-        assert {output.logits.dtype, logits.dtype} == {dtype}
-        assert {loss.dtype for loss in output.auxiliary.values()} <= {torch.float32}
-        assert {
-            field.dtype
-            for kind in ("keys", "values")
-            for field in getattr(streams[-1].rows, kind, ())
-        } <= {dtype}
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        assert {grad.dtype for grad in grads} == {torch.float32}
-        assert all(tensor.isfinite().all() for tensor in (output.logits, *output.state, *grads))
-        assert_agree({"logits": output.logits}, {"logits": logits}, tolerance, str(dtype))
+    config = dataclasses.replace(variant(paper, name), dropout=0.0)
+    model = PAPERS[paper].model(config)
+    tokens = torch.tensor(random_tokens(config, np.random.default_rng(5)))
+    with OneType(dtype), computing_in(model, dtype):
+        initial = model.initial_state(2)
+        advanced = model.advance(tokens, initial)
+        first = model(tokens, initial)
+        output = model(tokens, first.state)
+        (output.logits.sum() + sum(output.auxiliary.values())).backward()
+        logits, streams = read_on(model, tokens, detach(first.state))
+    assert_agree({"logits": output.logits}, {"logits": logits}, tolerance, str(dtype))
+
+    states = [initial, advanced, first.state, output.state, *(stream.state for stream in streams)]
+    kinds = types_of_fields(paper, initial, dtype)
+    for state in states:
+        for field, value in state._asdict().items():
+            if value.is_floating_point():
+                assert value.dtype == kinds[field], f"{field} of a state is {value.dtype}"
+
+    assert output.logits.dtype == logits.dtype == dtype
+    for name, loss in output.auxiliary.items():
+        assert loss.dtype == torch.float32, f"the loss {name} is {loss.dtype}"
+    for kind in ("keys", "values"):
+        for rows in getattr(streams[-1].rows, kind, ()):
+            assert rows.dtype == dtype, f"{kind} of a stream are {rows.dtype}"
+    assert all(value.isfinite().all() for value in (output.logits, *output.state))
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert parameter.grad.dtype == torch.float32, f"the gradient of {name} is not float32"
+            assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+
+
+def types_of_fields(paper, initial, dtype):
+    """{field of a state: the type that it should have}."""
+    long_lived = PAPERS[paper].long_lived
+    if long_lived is None:  # nothing is said of this model
+        return {field: value.dtype for field, value in initial._asdict().items()}
+    return {field: torch.float32 if field in long_lived else dtype for field in initial._fields}
 
 
 # Arguments
@@ -274,80 +325,90 @@ def test_types_are_kept(paper, name):
 def test_arguments_are_not_changed(paper, name):
     """By either side; and overwriting a returned state does not change the arguments."""
     config, rng, params, state, model, torch_state = both_sides(paper, name)
-    ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
-    logits, after, cache = ref.forward(params, config, tokens, state)
-    dlogits = rng.standard_normal(logits.shape)
-    dnext = type(after)(
-        *(rng.standard_normal(f.shape) if f.dtype == float else np.zeros_like(f) for f in after)
-    )
-    given = [*params.values(), *state, tokens, dlogits, *dnext, *torch_state]
+    ref = PAPERS[paper].reference
+    tokens = random_tokens(config, rng)
+    given = [*params.values(), *state, tokens, *torch_state]
     before = copy.deepcopy(given)
-    ref.backward(params, config, cache, dlogits, dnext)
+    logits, after, cache = ref.forward(params, config, tokens, state)
+    arriving = [rng.standard_normal(logits.shape)]
+    for field in after:
+        random = field.dtype == float
+        arriving.append(rng.standard_normal(field.shape) if random else np.zeros_like(field))
+    given += arriving
+    before += copy.deepcopy(arriving)
+
+    dlogits, *dnext = arriving
+    ref.backward(params, config, cache, dlogits, type(after)(*dnext))
     with torch.no_grad():
-        states = [
-            model(torch.tensor(tokens), torch_state).state,
-            model.advance(torch.tensor(tokens), torch_state),
-        ]
-    for field in (field for returned in (after, *states) for field in returned):
+        read = model(torch.tensor(tokens), torch_state).state
+        advanced = model.advance(torch.tensor(tokens), torch_state)
+    for field in (*after, *read, *advanced):
         if "float" in str(field.dtype):  # not token ids, which may share memory with the segment
             field[:] = 0
-    assert all(
-        (np.asarray(old) == np.asarray(new)).all() for old, new in zip(before, given, strict=True)
-    )
+    for old, new in zip(before, given, strict=True):
+        assert (np.asarray(old) == np.asarray(new)).all(), "a model changes what it is given"
 
 
 @over(ONE_OF_EACH)
 def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
-    ref, config = PAPERS[paper].reference, variant(paper, name)
-    params, model = ref.init_params(config, np.random.default_rng(0)), PAPERS[paper].model(config)
+    ref = PAPERS[paper].reference
+    config = variant(paper, name)
+    params = ref.init_params(config, np.random.default_rng(0))
+    model = PAPERS[paper].model(config)
+    state = ref.initial_state(params, config, 1)
     for length, words in PAPERS[paper].wrong_lengths.items():
+        tokens = np.zeros((1, length), int)
         with pytest.raises(ValueError, match=words):
-            ref.forward(
-                params, config, np.zeros((1, length), int), ref.initial_state(params, config, 1)
-            )
+            ref.forward(params, config, tokens, state)
         for read in (model, model.advance):
             with pytest.raises(ValueError, match=words):
-                read(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
+                read(torch.tensor(tokens), model.initial_state(1))
 
 
 def refuses(model, tokens, state, words="."):
-    """Forward, advance and generation refuse the state in one line that holds these words, also in the middle of a segment."""
-    stepper = stepper_of(model)
-    for read, *given in (
-        (model, tokens, state),
-        (model.advance, tokens, state),
-        (stepper.step, tokens[:, 0], Stream(state, 1, tokens, ())),
-    ):
+    """All that reads refuses the state, in one line that holds these words."""
+    step = stepper_of(model).step
+    stream = Stream(state, 1, tokens, ())
+    calls = ((model, tokens, state), (model.advance, tokens, state), (step, tokens[:, 0], stream))
+    for read, *given in calls:
         with pytest.raises(ValueError, match=words) as refusal:
             read(*given)
         assert "\n" not in str(refusal.value)
 
 
-@over(ONE_OF_EACH)
-def test_states_that_do_not_fit_are_refused(paper, name):
-    """Of other sizes along any axis (size one is not broadcast), other lanes, none, and other models; a plain tuple."""
-    model = PAPERS[paper].model(variant(paper, name)).eval()
+def one_to_refuse(name):
+    """(model, tokens of two lanes, its initial state) of a paper's variant."""
+    model = PAPERS[name[0]].model(variant(*name)).eval()
     tokens = torch.zeros(2, model.config.segment, dtype=torch.long)
-    state = detach(model.initial_state(2))
+    return model, tokens, detach(model.initial_state(2))
+
+
+@over(ONE_OF_EACH)
+def test_states_of_other_sizes_are_refused(paper, name):
+    """Along any axis; size one is not broadcast."""
+    model, tokens, state = one_to_refuse((paper, name))
     for field, value in state._asdict().items():
         for axis, size in enumerate(value.shape):
             for other in {size + 1, 1} - {size}:
                 shape = (*value.shape[:axis], other, *value.shape[axis + 1 :])
-                refuses(
-                    model,
-                    tokens,
-                    state._replace(**{field: value.new_zeros(shape)}),
-                    rf"\b{other}\b",
-                )
+                wrong = state._replace(**{field: value.new_zeros(shape)})
+                refuses(model, tokens, wrong, rf"\b{other}\b")
+
+
+@over(ONE_OF_EACH)
+def test_states_of_other_lanes_and_other_kinds_are_refused(paper, name):
+    """More lanes, fewer and none; a plain tuple, a Stream, and every other model's state."""
+    model, tokens, state = one_to_refuse((paper, name))
     refuses(model, tokens, keep_lanes(state, slice(1)))
     refuses(model, tokens[:1], state)
     refuses(model, tokens[:0], keep_lanes(state, slice(0)), "0")
+    with pytest.raises(ValueError, match="0"):
+        model.initial_state(0)
+
     refuses(model, tokens, tuple(state), "the state is a")
     for read in (model, model.advance):
         with pytest.raises(ValueError, match=r"the state is a any_model\.Stream"):
             read(tokens, Stream(state, 1, tokens, ()))
-    with pytest.raises(ValueError, match="0"):
-        model.initial_state(0)
     for other in PAPERS.values():
         if other is not PAPERS[paper]:
             refuses(model, tokens, other.model(other.small).initial_state(2), "state")

@@ -1,4 +1,7 @@
-"""What every variable of a reference held, statement by statement, in runs of cases of docs/vectors. For docs.book."""
+"""What every variable of a reference held, statement by statement, in cases of docs/vectors.
+
+docs/book/__main__.py uses it.
+"""
 
 import ast
 import dataclasses
@@ -13,11 +16,9 @@ import numpy as np
 
 from docs.excerpts import definitions, excerpt
 
-STEP, TOLERANCE, SHOWN = (
-    1e-5,
-    1e-5,
-    3,
-)  # of differences; relative, of what counts as equal; entries that a page shows
+STEP = 1e-5  # of differences
+TOLERANCE = 1e-5  # relative, of what counts as equal
+SHOWN = 3  # entries that a page shows
 
 
 class Place(NamedTuple):
@@ -50,9 +51,8 @@ class Call:
     up: int | None  # the call that called it
     forward: int | None  # of a backward function: the call whose cache it was given
     held: list[int]  # number of the value of each place, -1 if it has none
-    beside: dict[
-        str, tuple
-    ]  # {path and value of a gradient: (number of its variable's value, [(flat entry, by differences)])}
+    # {path and value of a gradient: (number of its variable's value, [(entry, by difference)])}
+    beside: dict[str, tuple]
 
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
@@ -63,58 +63,59 @@ def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
             yield from own_nodes(node)
 
 
+def names_of_loops(nodes: list[ast.AST]) -> set[str]:
+    """The variables of the comprehensions among nodes."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.comprehension):
+            inside = ast.walk(node.target)
+            names |= {part.id for part in inside if isinstance(part, ast.Name)}
+    return names
+
+
 def places_of(statement: ast.stmt) -> Iterator[Place]:
     """The variables of a statement that can be pointed at."""
-    nodes, body = list(own_nodes(statement)), getattr(statement, "body", None)
-    lines = range(statement.lineno, body[0].lineno if body else statement.end_lineno + 1)
-    targets = [node.target for node in nodes if isinstance(node, ast.comprehension)]
-    inside = {
-        name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
-    }
+    nodes = list(own_nodes(statement))
+    body = getattr(statement, "body", None)
+    end = body[0].lineno if body else statement.end_lineno + 1
+    lines = range(statement.lineno, end)
+    of_loops = names_of_loops(nodes)
     for node in [statement, *nodes]:
         match node:
             case ast.Return(value=ast.expr()):
                 yield Place(node.lineno, node.col_offset, ("return",), True, lines)
-            case ast.Name(id=name) if name not in inside:
-                yield Place(
-                    node.lineno, node.col_offset, (name,), isinstance(node.ctx, ast.Store), lines
-                )
+            case ast.Name(id=name) if name not in of_loops:
+                stored = isinstance(node.ctx, ast.Store)
+                yield Place(node.lineno, node.col_offset, (name,), stored, lines)
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-                yield Place(
-                    node.lineno,
-                    node.end_col_offset - len(attribute),
-                    (name, attribute),
-                    False,
-                    lines,
-                )
+                column = node.end_col_offset - len(attribute)
+                yield Place(node.lineno, column, (name, attribute), False, lines)
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))):
                 yield Place(node.lineno, node.slice.col_offset + 1, (name, key), False, lines)
+
+
+def places_in(function: ast.FunctionDef) -> list[Place]:
+    """The places of a function: its arguments, and the variables of its statements."""
+    first = range(function.lineno, function.lineno + 1)
+    places = []
+    for argument in [*function.args.args, *function.args.kwonlyargs]:
+        places.append(Place(argument.lineno, argument.col_offset, (argument.arg,), True, first))
+    for node in ast.walk(function):
+        if isinstance(node, ast.stmt) and node is not function:
+            places += places_of(node)
+    return places
 
 
 def functions_of(reference: Path) -> dict[str, Function]:
     """The functions and classes of a file by name, in its order."""
     found = {}
     for node in ast.parse(reference.read_text()).body:
-        places = []
-        if isinstance(node, ast.FunctionDef):
-            given, first = (
-                [*node.args.args, *node.args.kwonlyargs],
-                range(node.lineno, node.lineno + 1),
-            )
-            places = [
-                Place(argument.lineno, argument.col_offset, (argument.arg,), True, first)
-                for argument in given
-            ]
-            inside = (
-                part for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node
-            )
-            places += [place for statement in inside for place in places_of(statement)]
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            source, line = (
-                excerpt(reference, node.name).removesuffix("\n"),
-                definitions(reference)[node.name][0] + 1,
-            )
-            found[node.name] = Function(node.name, line, source, places)
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            continue
+        places = places_in(node) if isinstance(node, ast.FunctionDef) else []
+        source = excerpt(reference, node.name).removesuffix("\n")
+        line = definitions(reference)[node.name].first + 1
+        found[node.name] = Function(node.name, line, source, places)
     return found
 
 
@@ -130,36 +131,47 @@ def parts_of(value: object) -> dict[str, object] | None:
 
 
 def part_of(value: object, path: tuple) -> object:
-    """What a path of names leads to from a value; a class, which nothing shows, if it leads nowhere."""
+    """What a path of names leads to from a value.
+
+    If it leads nowhere, that is a class, which nothing shows.
+    """
     for name in path:
         value = value.get(name, object) if isinstance(value, dict) else getattr(value, name, object)
     return value
 
 
 class Values:
-    """Every value that a page shows, once: `shown` are arrays, {"text": text} and {"kind": type, "parts": {name: number}}."""
+    """Every value that a page shows, once.
+
+    `shown` are arrays, {"text": text} and {"kind": type, "parts": {name: number}}.
+    """
 
     def __init__(self):
-        self.shown, self.numbers = [], {}
+        self.shown = []
+        self.numbers = {}
 
     def keep(self, value: object) -> int:
-        """The number in `shown` of the value as it is now, or -1 if it is none that a page shows."""
-        key = None
+        """The number in `shown` of the value as it is now, or -1 if no page shows it."""
         if isinstance(value, np.ndarray) and value.ndim:
-            key, shown = (value.shape, value.dtype.str, value.tobytes()), value
-        elif isinstance(value, (np.generic, np.ndarray, float)):
-            shown = {"text": f"{float(value):.6g}"}
-        elif isinstance(value, (int, str, type(None))):
-            shown = {"text": repr(value)}
-        elif (parts := parts_of(value)) is not None:
-            kept = {name: self.keep(part) for name, part in parts.items()}
-            shown = {
-                "kind": type(value).__name__,
-                "parts": {name: number for name, number in kept.items() if number >= 0},
-            }
-        else:
-            return -1
-        key = key or repr(shown)
+            return self.number((value.shape, value.dtype.str, value.tobytes()), value)
+        shown = self.described(value)
+        return -1 if shown is None else self.number(repr(shown), shown)
+
+    def described(self, value: object) -> dict | None:
+        """How a page shows what is no array; None if no page shows it."""
+        if isinstance(value, (np.generic, np.ndarray, float)):
+            return {"text": f"{float(value):.6g}"}
+        if isinstance(value, (int, str, type(None))):
+            return {"text": repr(value)}
+        parts = parts_of(value)
+        if parts is None:
+            return None
+        kept = {name: self.keep(part) for name, part in parts.items()}
+        kept = {name: number for name, number in kept.items() if number >= 0}
+        return {"kind": type(value).__name__, "parts": kept}
+
+    def number(self, key: object, shown: np.ndarray | dict) -> int:
+        """The number of what is shown, which is a copy if it is new."""
         if key not in self.numbers:
             self.numbers[key] = len(self.shown)
             self.shown.append(shown.copy())
@@ -176,11 +188,14 @@ def traced(trace: Callable, run: Callable, *arguments: object) -> object:
 
 
 def is_new(bound: list, value: object) -> bool:
-    """Whether a variable is bound to a value anew, which is then added to what it was bound to before."""
-    new = value is not None and not (bound and bound[-1] is value)
-    if new:
-        bound.append(value)
-    return new
+    """Whether a variable is bound to a value anew.
+
+    The value is then added to what it was bound to before.
+    """
+    if value is None or (bound and bound[-1] is value):
+        return False
+    bound.append(value)
+    return True
 
 
 class Recorder:
@@ -188,26 +203,34 @@ class Recorder:
 
     def __init__(self, reference: ModuleType):
         self.functions = functions_of(Path(reference.__file__))
-        self.codes = {
-            name: getattr(reference, name).__code__
-            for name, function in self.functions.items()
-            if function.places
-        }
-        self.calls, self.values, self.stack = [], Values(), []
+        self.codes = {}  # {function: its code}
+        for name, function in self.functions.items():
+            if function.places:
+                self.codes[name] = getattr(reference, name).__code__
+        self.calls: list[Call] = []
+        self.values = Values()
+        self.stack = []  # numbers of the calls that have not returned
         self.bound = []  # of each call {variable: what it was bound to, in order}
 
-    def record(self, source: str, segments: list, run: Callable, *arguments: object):
+    def record(self, source: str, segments: list, run: Callable, *arguments: object) -> None:
         """Record what run(*arguments) calls, without the functions that runs before it called."""
-        self.source, self.segments = source, segments
-        self.made = {}  # {(function, id of what it returned or of a part): (number of the call, the part, which stays alive)}
+        self.source = source
+        self.segments = segments
+        # {(function, id of what it returned or of a part): (number of the call, the part)}; so the
+        # part stays alive, and its id is no other's
+        self.made = {}
         known = {call.function for call in self.calls}
-        self.watched = {
-            code: self.functions[name] for name, code in self.codes.items() if name not in known
-        }
+        self.watched = {}
+        for name, code in self.codes.items():
+            if name not in known:
+                self.watched[code] = self.functions[name]
         traced(self.enter, run, *arguments)
 
     def segment_at(self, frame: FrameType | None) -> int:
-        """The segment that a function outside all others is called for: a caller's variable `segment`."""
+        """The segment that a function outside all others is called for.
+
+        It is a caller's variable `segment`.
+        """
         while frame:
             for number, segment in enumerate(self.segments):
                 if frame.f_locals.get("segment") is segment:
@@ -215,45 +238,58 @@ class Recorder:
             frame = frame.f_back
         return 0
 
+    def forward_of(self, name: str, arguments: dict) -> int | None:
+        """Of a backward function's call: the forward call that made one of its arguments."""
+        forward = name.replace("backward", "forward")
+        for given in arguments.values():
+            if (forward, id(given)) in self.made:
+                number, _ = self.made[forward, id(given)]
+                return number
+        return None
+
     def enter(self, frame: FrameType, event: str, argument: object) -> Callable | None:
         """The trace function: begins a call; returns what records its lines."""
-        function, forward = self.watched.get(frame.f_code), None
+        function = self.watched.get(frame.f_code)
         if function is None:
             return None
-        up = self.stack[-1] if self.stack else None
-        segment, layer = (
-            (self.segment_at(frame.f_back), None)
-            if up is None
-            else (self.calls[up].segment, self.calls[up].layer)
-        )
+        if self.stack:
+            up = self.stack[-1]
+            segment = self.calls[up].segment
+            layer = self.calls[up].layer
+        else:
+            up = None
+            segment = self.segment_at(frame.f_back)
+            layer = None
+        layer = frame.f_back.f_locals.get("layer", layer)
+        forward = None
         if function.name.endswith("backward"):
-            of = [
-                (function.name.replace("backward", "forward"), id(given))
-                for given in frame.f_locals.values()
-            ]
-            forward = next((self.made[key][0] for key in of if key in self.made), None)
-        layer, held = frame.f_back.f_locals.get("layer", layer), [-1] * len(function.places)
-        self.stack.append(len(self.calls))
-        self.calls.append(Call(function.name, self.source, segment, layer, up, forward, held, {}))
+            forward = self.forward_of(function.name, frame.f_locals)
+
+        number = len(self.calls)
+        held = [-1] * len(function.places)
+        call = Call(function.name, self.source, segment, layer, up, forward, held, {})
+        self.stack.append(number)
+        self.calls.append(call)
         self.bound.append({})
-        return self.lines_of(function, len(self.calls) - 1, frame.f_lineno)
+        return self.lines_of(function, number, frame.f_lineno)
 
     def lines_of(self, function: Function, number: int, last: int) -> Callable:
-        """The trace function of one call: before each line it holds what the last one stored and what this one reads."""
-        held, bound = self.calls[number].held, self.bound[number]
+        """The trace function of one call.
+
+        Before each line it holds what the last one stored and what this one reads.
+        """
+        held = self.calls[number].held
+        bound = self.bound[number]
 
         def line(frame: FrameType, event: str, result: object) -> Callable:
             nonlocal last
-            now, variables = frame.f_lineno if event == "line" else 0, frame.f_locals
+            now = frame.f_lineno if event == "line" else 0
+            variables = frame.f_locals
             for name, value in variables.items():
                 is_new(bound.setdefault(name, []), value)
             if event == "return":
                 variables = variables | {"return": result}
-                self.stack.pop()
-                parts = result if isinstance(result, tuple) else (result,)
-                self.made |= {
-                    (function.name, id(part)): (number, part) for part in parts if part is not None
-                }
+                self.leave(function.name, number, result)
             for at, place in enumerate(function.places):
                 if (last if place.stored else now) in place.lines:
                     held[at] = self.values.keep(part_of(variables, place.path))
@@ -262,10 +298,18 @@ class Recorder:
 
         return line
 
-    def add_differences(self, run: Callable):
-        """Put beside each gradient in a backward call, if it is a derivative of run(), its variable's value and differences.
+    def leave(self, name: str, number: int, result: object) -> None:
+        """End a call: note what it made."""
+        self.stack.pop()
+        for part in result if isinstance(result, tuple) else (result,):
+            if part is not None:
+                self.made[name, id(part)] = (number, part)
 
-        A gradient that is still being summed is none, and gets no entry.
+    def add_differences(self, run: Callable) -> None:
+        """Put beside each gradient in a backward call its variable's value and differences.
+
+        They are put if the gradient is a derivative of run(). One that is still being summed is
+        none, and gets no entry.
         """
         for number, call in enumerate(self.calls):
             for place, about in self.gradients_in(number).items():
@@ -274,56 +318,76 @@ class Recorder:
                     call.beside[place] = difference
 
     def gradients_in(self, number: int) -> dict[str, tuple]:
-        """{path and number of a value: (variable of the forward call, its part, array)} of what may be gradients in a call."""
-        call, found = self.calls[number], {}
-        bound = {} if call.forward is None else self.bound[call.forward]
+        """What may be gradients in a call.
+
+        {path and number of a value: (variable of the forward call, its part, array)}
+        """
+        call = self.calls[number]
+        if call.forward is None:
+            return {}
+        bound = self.bound[call.forward]
+        found = {}
         for place, held in zip(self.functions[call.function].places, call.held, strict=True):
-            name = place.path[0]
-            variable = (
-                ("params" if bound.get("params") else "p")
-                if place.path == ("grads",)
-                else name[1:] * (name[0] == "d")
-            )
+            variable = variable_of(place.path, bound)
             if held < 0 or not bound.get(variable):
                 continue
-            shown, parts = self.values.shown[held], {(): held}
-            if isinstance(shown, dict):
-                whole = name == "grads" or hasattr(bound[variable][0], "_fields")
-                parts = {(key,): of for key, of in shown.get("parts", {}).items() if whole}
-            for key, of in parts.items():
-                path, array = (*place.path, *key), self.values.shown[of]
+            for key, of in self.parts_with_gradient(place.path[0], held, bound[variable]).items():
+                path = (*place.path, *key)
+                array = self.values.shown[of]
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     found[f"{'.'.join(path)}:{of}"] = variable, path[1:], array
         return found
 
+    def parts_with_gradient(self, name: str, held: int, values: list) -> dict[tuple, int]:
+        """{path: number} of a value: itself, or its parts if it has the parts of its variable."""
+        shown = self.values.shown[held]
+        if not isinstance(shown, dict):
+            return {(): held}
+        if name == "grads" or hasattr(values[0], "_fields"):
+            return {(key,): number for key, number in shown.get("parts", {}).items()}
+        return {}
+
     def difference(
         self, run: Callable, number: int, name: str, path: tuple, gradient: np.ndarray
     ) -> tuple | None:
-        """(number of a value, [(flat entry, by differences)]), or None: it is the gradient of no value the variable had."""
-        largest = np.argsort(-np.abs(gradient), axis=None, kind="stable")[:SHOWN]
-        for version, holder in reversed([*enumerate(self.bound[number][name])]):
-            value, entries = part_of(holder, path), []
-            if (
-                not isinstance(value, np.ndarray)
-                or value.shape != gradient.shape
-                or value.dtype.kind != "f"
-            ):
+        """(number of a value, [(flat entry, by differences)]) of a gradient.
+
+        None if it is the gradient of no value that the variable had.
+        """
+        versions = list(enumerate(self.bound[number][name]))
+        for version, holder in reversed(versions):
+            value = part_of(holder, path)
+            if not isinstance(value, np.ndarray):
                 continue
-            for flat in largest:
-                index = np.unravel_index(flat, value.shape)
-                above, below = (
-                    self.moved_run(run, number, name, version, path, index, step)
-                    for step in (STEP, -STEP)
-                )
-                numeric = (above - below) / (2 * STEP)
-                if abs(numeric - gradient[index]) > TOLERANCE * max(
-                    abs(numeric), abs(gradient[index]), 1e-5
-                ):
-                    break
-                entries.append((int(flat), numeric))
-            else:
+            if value.shape != gradient.shape or value.dtype.kind != "f":
+                continue
+            entries = self.differences(run, number, name, version, path, gradient)
+            if entries is not None:
                 return self.values.keep(value), entries
         return None
+
+    def differences(
+        self,
+        run: Callable,
+        number: int,
+        name: str,
+        version: int,
+        path: tuple,
+        gradient: np.ndarray,
+    ) -> list[tuple[int, float]] | None:
+        """[(flat entry, by difference)] of a gradient's largest entries; None if one differs."""
+        largest = np.argsort(-np.abs(gradient), axis=None, kind="stable")[:SHOWN]
+        entries = []
+        for flat in largest:
+            index = np.unravel_index(flat, gradient.shape)
+            above = self.moved_run(run, number, name, version, path, index, STEP)
+            below = self.moved_run(run, number, name, version, path, index, -STEP)
+            numeric = (above - below) / (2 * STEP)
+            size = max(abs(numeric), abs(gradient[index]), 1e-5)
+            if abs(numeric - gradient[index]) > TOLERANCE * size:
+                return None
+            entries.append((int(flat), numeric))
+        return entries
 
     def moved_run(
         self,
@@ -335,12 +399,15 @@ class Recorder:
         index: tuple,
         step: float,
     ) -> float:
-        """run(), in which a call goes on with another entry `index` after it has bound `name` for that time."""
-        function, bound = self.calls[number].function, []
-        code, before = (
-            self.codes[function],
-            itertools.count(-sum(call.function == function for call in self.calls[:number])),
-        )
+        """run(), in which a call goes on with another entry `index` of a variable.
+
+        That is after it has bound `name` for the time `version`.
+        """
+        function = self.calls[number].function
+        code = self.codes[function]
+        earlier = sum(call.function == function for call in self.calls[:number])
+        before = itertools.count(-earlier)
+        bound = []
 
         def enter(frame: FrameType, event: str, argument: object) -> Callable | None:
             return line if frame.f_code is code and next(before) == 0 else None
@@ -355,12 +422,21 @@ class Recorder:
         return traced(enter, run)
 
 
+def variable_of(path: tuple, bound: dict) -> str:
+    """The forward call's variable whose gradient stands at a path: x of dx, params of grads."""
+    name = path[0]
+    if path == ("grads",):
+        return "params" if bound.get("params") else "p"
+    return name[1:] if name.startswith("d") else ""
+
+
 def moved(value: object, path: tuple, index: tuple, step: float) -> object:
     """A copy of an array, or of what has it as its part `path`, with one entry moved."""
     part = part_of(value, path).copy()
     part[index] += step
     if not path:
         return part
-    return (
-        value._replace(**{path[0]: part}) if hasattr(value, "_replace") else value | {path[0]: part}
-    )
+    name = path[0]
+    if hasattr(value, "_replace"):
+        return value._replace(**{name: part})
+    return value | {name: part}

@@ -1,4 +1,7 @@
-"""What full back-propagation and memory replay hold, step by step, in one rollout of the Memformer reference. For docs.book."""
+"""What full back-propagation and memory replay hold, step by step, in one rollout.
+
+It is one of the Memformer reference. docs/book/__main__.py uses it.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +14,8 @@ from docs.book.record import Values, functions_of, parts_of
 from docs.book.text import code_html
 from reference import memformer as reference
 
-SEGMENTS, LANES = 6, 2
+SEGMENTS = 6
+LANES = 2
 CONFIG = reference.Config(
     vocabulary=11,
     width=12,
@@ -28,7 +32,7 @@ STEPS = {"advance": "memory alone", "segment_forward": "forward", "segment_backw
 
 
 def arrays_in(value: object) -> Iterator[np.ndarray]:
-    """The arrays of a value, with those inside its parts; a view as the array that owns its memory."""
+    """The arrays of a value and of its parts; a view as the array that owns its memory."""
     if isinstance(value, np.ndarray):
         yield value if value.base is None else value.base
     for part in (parts_of(value) or {}).values():
@@ -36,90 +40,127 @@ def arrays_in(value: object) -> Iterator[np.ndarray]:
 
 
 def bytes_of(parts: dict[int, object], apart: set[int]) -> dict[int, int]:
-    """{number: bytes of the arrays in a part}, each array once, without those in `apart`; they are added to it."""
+    """{number: bytes of the arrays in a part}, each array once, without those in `apart`.
+
+    They are added to it.
+    """
     sizes = {}
     for number, part in parts.items():
-        found = {id(array): array.nbytes for array in arrays_in(part) if id(array) not in apart}
-        apart |= found.keys()
-        sizes[number] = sum(found.values())
+        sizes[number] = 0
+        for array in arrays_in(part):
+            if id(array) not in apart:
+                apart.add(id(array))
+                sizes[number] += array.nbytes
     return sizes
+
+
+class Watch:
+    """A profile function: notes what each step of a method did, and what the method held after it.
+
+    It knows the method's own rules: memory replay forgets a state and a cache as soon as they were
+    used.
+    """
+
+    def __init__(
+        self, method: Callable, values: Values, params: dict, segments: list, state: tuple
+    ):
+        self.method = method
+        self.replays = method is reference.memory_replay
+        self.values = values
+        self.params = params
+        self.segments = segments
+        self.states = {0: state} if self.replays else {}  # {segment: the state before it}
+        self.caches = {}  # {segment: its cache}
+        self.steps = []
+
+    def __call__(self, frame: FrameType, event: str, result: object) -> None:
+        """At the return of a function that the method calls, note what it made."""
+        what = STEPS.get(frame.f_code.co_name)
+        caller = frame.f_back
+        if event != "return" or not what or caller.f_code is not self.method.__code__:
+            return
+        if what == "backward":
+            segment = self.segment_of(frame.f_locals["cache"])
+            gradient = self.values.keep(result[1].memory)  # handed to the segment before
+            if self.replays:
+                del self.states[segment]
+        else:
+            segment = caller.f_locals["t"]
+            gradient = -1
+        if what == "memory alone":
+            self.states[segment + 1] = result
+        if what == "forward":
+            self.caches[segment] = result[2]
+
+        apart = {id(array) for array in arrays_in([self.params, self.segments])}
+        states = bytes_of(self.states, apart)
+        caches = bytes_of(self.caches, apart)
+        step = {"what": what, "segment": segment, "line": caller.f_lineno, "gradient": gradient}
+        step |= {"states": states, "caches": caches}
+        step["bytes"] = sum(states.values()) + sum(caches.values())
+        self.steps.append(step)
+        if self.replays and what == "backward":
+            del self.caches[segment]
+
+    def segment_of(self, cache: tuple) -> int:
+        """The number of the segment that a cache is of."""
+        numbers = [number for number, each in enumerate(self.segments) if each is cache[0]]
+        return numbers[0]
 
 
 def steps_of(
     method: Callable, values: Values, params: dict, segments: list, state: tuple
 ) -> tuple[list[dict], dict]:
-    """What each step of a method did and what the method held after it, and the method's gradients."""
-    replays, steps = method is reference.memory_replay, []
-    states, caches = {0: state} if replays else {}, {}  # of the segments: before it, of it
-
-    def note(frame: FrameType, event: str, result: object):
-        """The profile function: at the return of a function that the method calls, note what it made."""
-        what, caller = STEPS.get(frame.f_code.co_name), frame.f_back
-        if event != "return" or not what or caller.f_code is not method.__code__:
-            return
-        segment, gradient = caller.f_locals["t"], -1
-        if what == "memory alone":
-            states[segment + 1] = result
-        elif what == "forward":
-            caches[segment] = result[2]
-        else:
-            segment = next(
-                number for number, each in enumerate(segments) if each is frame.f_locals["cache"][0]
-            )
-            gradient = values.keep(result[1].memory)  # handed to the segment before
-            if replays:
-                del states[segment]
-        apart = {id(array) for array in arrays_in([params, segments])}
-        step = {"what": what, "segment": segment, "line": caller.f_lineno, "gradient": gradient}
-        step |= {"states": bytes_of(states, apart), "caches": bytes_of(caches, apart)}
-        steps.append(step | {"bytes": sum([*step["states"].values(), *step["caches"].values()])})
-        if replays and what == "backward":
-            del caches[segment]
-
-    sys.setprofile(note)
+    """(what each step of a method did and what was held after it, the method's gradients)."""
+    watch = Watch(method, values, params, segments, state)
+    sys.setprofile(watch)
     try:
-        return steps, method(params, CONFIG, segments, state)[1]
+        _, gradients, *_ = method(params, CONFIG, segments, state)
     finally:
         sys.setprofile(None)
+    return watch.steps, gradients
 
 
 def rollout() -> tuple[dict, list, tuple]:
-    """Parameters, segments of which lane 1 starts a document in the middle, and the state before them."""
+    """Parameters, segments in which lane 1 starts a document halfway, the state before them."""
     rng = np.random.default_rng(0)
     params = reference.init_params(CONFIG, rng)
-    text = rng.integers(CONFIG.vocabulary, size=(LANES, SEGMENTS * CONFIG.segment + 1))
+    length = CONFIG.segment
+    text = rng.integers(CONFIG.vocabulary, size=(LANES, SEGMENTS * length + 1))
     segments = []
     for k, segment in enumerate(reference.rollout_of(CONFIG, text, rng)):
-        targets = text[:, k * CONFIG.segment + 1 :][:, : CONFIG.segment]
-        segments.append(
-            segment._replace(
-                task=None, targets=targets, starts=np.array([k == 0, k in (0, SEGMENTS // 2)])
-            )
-        )
+        targets = text[:, k * length + 1 : (k + 1) * length + 1]
+        starts = np.array([k == 0, k in (0, SEGMENTS // 2)])
+        segments.append(segment._replace(task=None, targets=targets, starts=starts))
     return params, segments, reference.initial_state(params, CONFIG, LANES)
 
 
 def replay_data() -> dict:
     """All that the page on replay shows beside its text."""
-    functions, given, values = functions_of(Path(reference.__file__)), rollout(), Values()
-    methods, grads = [], []
+    functions = functions_of(Path(reference.__file__))
+    given = rollout()
+    values = Values()
+    methods = []
+    gradients = []
     for name, title in METHODS.items():
         steps, found = steps_of(getattr(reference, name), values, *given)
-        code = code_html(functions[name].source)
-        methods.append(
-            {"title": title, "line": functions[name].first, "code": code, "steps": steps}
-        )
-        grads.append(found)
-    exact, replayed = grads
-    apart = max(
-        np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max()
-        for name, grad in exact.items()
-        if grad.any()
-    )
+        gradients.append(found)
+        function = functions[name]
+        code = code_html(function.source)
+        methods.append({"title": title, "line": function.first, "code": code, "steps": steps})
     return {
         "kind": "replay",
         "segments": SEGMENTS,
         "methods": methods,
-        "apart": float(apart),
+        "apart": float(largest_difference(*gradients)),
         "values": values.shown,
     }
+
+
+def largest_difference(exact: dict, replayed: dict) -> float:
+    """The largest difference of two gradients of a parameter, relative to its largest entry."""
+    found = []
+    for name, gradient in exact.items():
+        if gradient.any():
+            found.append(np.abs(gradient - replayed[name]).max() / np.abs(gradient).max())
+    return max(found)

@@ -1,13 +1,15 @@
-"""The Compressive Transformer (Rae et al., 2019, arXiv:1911.05507) and Transformer-XL, in JAX, in one file.
+"""The Compressive Transformer (Rae et al., 2019, arXiv:1911.05507) and Transformer-XL, in JAX.
 
-It reads test vectors (parameters, a first state, three segments of tokens), computes logits, losses, states, gradients
-and optimizer steps in float64, and writes them under the names that the vectors give them.
+It reads test vectors (parameters, a first state, three segments of tokens), computes logits,
+losses, states, gradients and optimizer steps in float64, and writes them under the names that the
+vectors give them.
 
     python compressive_jax.py IN.safetensors OUT.safetensors
     python compressive_jax.py IN_FOLDER OUT_FOLDER              every *.safetensors in IN_FOLDER
 
-Letters in shapes: B lanes, N tokens of a segment, M rows of memory, C rows of compressed memory, K = C + M + N keys,
-D width, H heads of width E, F feed-forward, c compression rate, L layers, V vocabulary. Matrices are (out, in).
+Letters in shapes: B lanes, N tokens of a segment, M rows of memory, C rows of compressed memory,
+K = C + M + N keys, D width, H heads of width E, F feed-forward, c compression rate, L layers,
+V vocabulary. Matrices are (out, in).
 """
 
 import json
@@ -25,8 +27,10 @@ from safetensors.numpy import save_file
 
 jax.config.update("jax_enable_x64", True)
 
-SEGMENTS, ADAMW_STEPS = 3, 3
-# The arrays are tiny, so nearly all time is compilation: these two options of JAX 0.10 make it several times shorter.
+SEGMENTS = 3
+ADAMW_STEPS = 3
+# The arrays are tiny, so nearly all time is compilation: these two options of JAX 0.10 make it
+# several times shorter.
 COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
@@ -38,6 +42,12 @@ def linear(x, matrix):
 def split_heads(x, heads):
     """x: (..., rows, H E) -> (..., H, rows, E); head h is numbers h E to (h + 1) E"""
     return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2)
+
+
+def join_heads(x):
+    """x: (B, H, N, E) -> (B, N, H E)"""
+    batch, _, n, _ = x.shape
+    return x.swapaxes(1, 2).reshape(batch, n, -1)
 
 
 def layer_norm(x, scale, bias):
@@ -53,66 +63,79 @@ def sinusoids(distances, width):
 
 
 def relative_shift(by_distance):
-    """Scores by distance, far to near, to scores by key: row i moves left by N - 1 - i. (B, H, N, K) -> (B, H, N, K)"""
-    *outer, n, k = (
-        by_distance.shape
-    )  # what moves in from the right belongs to keys that the mask hides
+    """Scores by distance, far to near, to scores by key: (B, H, N, K) -> (B, H, N, K)
+
+    Row i moves left by N - 1 - i. What moves in from the right belongs to keys that the mask hides.
+    """
+    *outer, n, k = by_distance.shape
     line = jnp.pad(by_distance, ((0, 0), (0, 0), (0, 0), (1, 0))).reshape(*outer, n * (k + 1))
     return line[..., n:].reshape(*outer, n, k)
 
 
 def simplified_attention(p, config, h, source):
-    """Causal attention with Memformer's simplified positions, pair by pair; shapes and results as relative_attention's"""
-    n, k = h.shape[1], source.shape[1]
-    query = (
-        split_heads(linear(h, p["query"]), config.heads) + p["query_bias"][:, None]
-    )  # (B, H, N, E)
-    key = (
-        split_heads(linear(source, p["key"]), config.heads) + p["key_bias"][:, None]
-    )  # (B, H, K, E)
-    value = (
-        split_heads(linear(source, p["value"]), config.heads) + p["value_bias"][:, None]
-    )  # (B, H, K, E)
+    """Causal attention with Memformer's simplified positions, pair by pair.
+
+    Shapes and results are relative_attention's.
+    """
+    n = h.shape[1]
+    k = source.shape[1]
+
+    def projected(x, name):
+        """x: (B, rows, D) -> (B, H, rows, E)"""
+        return split_heads(linear(x, p[name]), config.heads) + p[f"{name}_bias"][:, None]
+
+    query = projected(h, "query")  # (B, H, N, E)
+    key = projected(source, "key")  # (B, H, K, E)
+    value = projected(source, "value")  # (B, H, K, E)
+
     distance = k - n + np.arange(n)[:, None] - np.arange(k)  # (N, K)
-    positions = p["positions"][
-        np.clip(distance, 0, config.max_distance)
-    ]  # (N, K, E), the same for all heads
+    clipped = np.clip(distance, 0, config.max_distance)
+    positions = p["positions"][clipped]  # (N, K, E), the same for all heads
     scores = query @ key.swapaxes(-1, -2) + jnp.einsum("bhne,nke->bhnk", query, positions)
-    weights = jax.nn.softmax(
-        jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf)
-    )  # (B, H, N, K)
+    scores = jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf)
+    weights = jax.nn.softmax(scores)  # (B, H, N, K)
     attended = weights @ value + jnp.einsum("bhnk,nke->bhne", weights, positions)  # (B, H, N, E)
-    return linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"]), {
-        "weights": weights
-    }
+    return linear(join_heads(attended), p["output"]), {"weights": weights}
 
 
 def relative_attention(p, config, h, source):
-    """Causal attention by content and distance. h: (B, N, D), source: (B, K, D) -> (B, N, D), and what is inside"""
-    n, k = h.shape[1], source.shape[1]
+    """Causal attention by content and distance.
+
+    h: (B, N, D), source: (B, K, D) -> (B, N, D), and what is inside
+    """
+    n = h.shape[1]
+    k = source.shape[1]
     query = split_heads(linear(h, p["query"]), config.heads)  # (B, H, N, E)
     key = split_heads(linear(source, p["key"]), config.heads)  # (B, H, K, E)
     value = split_heads(linear(source, p["value"]), config.heads)  # (B, H, K, E)
-    positions = sinusoids(
-        np.arange(k - 1, -1, -1), config.width
-    )  # (K, D), row t is of distance K - 1 - t
+
+    distances = np.arange(k - 1, -1, -1)
+    positions = sinusoids(distances, config.width)  # (K, D), row t is of distance K - 1 - t
     distance_key = split_heads(linear(positions, p["distance_key"]), config.heads)  # (H, K, E)
-    by_distance = (query + p["distance_bias"][:, None]) @ distance_key.swapaxes(
-        -1, -2
-    )  # (B, H, N, K)
+    by_distance = query + p["distance_bias"][:, None]
+    by_distance = by_distance @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
     seen = np.arange(k) <= k - n + np.arange(n)[:, None]  # (N, K), query i is key C + M + i
     shifted = jnp.where(seen, relative_shift(by_distance), 0)
-    scores = jnp.where(
-        seen, (query + p["content_bias"][:, None]) @ key.swapaxes(-1, -2) + shifted, 0
-    )  # (B, H, N, K)
+
+    by_content = (query + p["content_bias"][:, None]) @ key.swapaxes(-1, -2)
+    scores = jnp.where(seen, by_content + shifted, 0)  # (B, H, N, K)
     weights = jax.nn.softmax(jnp.where(seen, scores / np.sqrt(config.head_width), -jnp.inf))
     attended = weights @ value  # (B, H, N, E)
-    output = linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"])
+    output = linear(join_heads(attended), p["output"])
     inner = {
-        "layer_input": h, "sinusoids": positions, "query": query, "key": key, "value": value, "distance_key": distance_key,
-        "scores_by_distance": by_distance, "scores_by_distance_shifted": shifted, "scores": scores, "weights": weights,
-        "attended": attended, "attention_output": output,
-    }  # fmt: skip
+        "layer_input": h,
+        "sinusoids": positions,
+        "query": query,
+        "key": key,
+        "value": value,
+        "distance_key": distance_key,
+        "scores_by_distance": by_distance,
+        "scores_by_distance_shifted": shifted,
+        "scores": scores,
+        "weights": weights,
+        "attended": attended,
+        "attention_output": output,
+    }
     return output, inner
 
 
@@ -123,62 +146,71 @@ def join_rows(rows, config):
 
 def compress(p, config, evicted, usage):
     """evicted: (B, N, D), usage: (B, N) -> (B, N/c, D)"""
-    groups = evicted.reshape(
-        evicted.shape[0], -1, config.compression_rate, config.width
-    )  # (B, N/c, c, D)
+    batch, n, width = evicted.shape
+    groups = evicted.reshape(batch, -1, config.compression_rate, width)  # (B, N/c, c, D)
     if config.compression == "max_pooling":
         return groups.max(2)
     if config.compression == "mean_pooling":
         return groups.mean(2)
     if config.compression == "most_used":
-        most_used = jnp.argsort(-usage, axis=-1, stable=True)[
-            :, : groups.shape[1]
-        ]  # (B, N/c), of equals the older
-        return jnp.take_along_axis(evicted, jnp.sort(most_used)[:, :, None], axis=1)
-    for gap in config.dilations if config.compression == "dilated_conv" else ():
-        before = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))[
-            :, : evicted.shape[1]
-        ]  # (B, N, D), row i is x_{i - gap}
-        evicted = jax.nn.relu(
-            linear(jnp.concatenate([before, evicted], -1), p[f"compression.dilated_{gap}"])
-        )
+        order = jnp.argsort(-usage, axis=-1, stable=True)  # (B, N), of equals the older first
+        most_used = jnp.sort(order[:, : groups.shape[1]])  # (B, N/c)
+        return jnp.take_along_axis(evicted, most_used[:, :, None], axis=1)
+    if config.compression == "dilated_conv":
+        for gap in config.dilations:
+            padded = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))
+            before = padded[:, :n]  # (B, N, D), row i is x_{i - gap}
+            pairs = jnp.concatenate([before, evicted], -1)
+            evicted = jax.nn.relu(linear(pairs, p[f"compression.dilated_{gap}"]))
     return linear(join_rows(evicted, config), p["compression.weight"])
 
 
 def attention_reconstruction(p, config, h, evicted, new):
-    """Attention over new as over evicted. h, evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside"""
+    """Attention over new as over evicted.
+
+    h, evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
+    """
     p = stop_gradient(p)
     query = split_heads(linear(stop_gradient(h), p["query"]), config.heads)  # (B, H, N, E)
 
     def attention_over(rows):
         """rows: (B, rows, D) -> (B, H, N, E), by content alone"""
-        key, value = (split_heads(linear(rows, p[name]), config.heads) for name in ("key", "value"))
+        key = split_heads(linear(rows, p["key"]), config.heads)
+        value = split_heads(linear(rows, p["value"]), config.heads)
         return jax.nn.softmax(query @ key.swapaxes(-1, -2) / np.sqrt(config.head_width)) @ value
 
-    over_new, over_evicted = attention_over(new), attention_over(evicted)
+    over_new = attention_over(new)
+    over_evicted = attention_over(evicted)
     loss = ((over_new - over_evicted) ** 2).mean()
     return loss, {"attention_over_evicted": over_evicted, "attention_over_new": over_new}
 
 
 def auto_encoding(p, evicted, new):
-    """The decoder gets evicted back. evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside"""
+    """The decoder gets evicted back.
+
+    evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
+    """
     decoded = linear(new, p["compression.decoder"]).reshape(evicted.shape)  # c rows of each
     return ((decoded - evicted) ** 2).mean(), {"decoded": decoded}
 
 
 def remember(p, config, h, memory, compressed, weights):
-    """The two queues. h: (B, N, D), memory: (B, M, D), compressed: (B, C, D), weights: (B, H, N, K)
+    """The two queues.
 
-    -> next memory (B, M, D), next compressed (B, C, D), the compression's loss () or None, and what is inside
+    h: (B, N, D), memory: (B, M, D), compressed: (B, C, D), weights: (B, H, N, K) -> next memory
+    (B, M, D), next compressed (B, C, D), the compression's loss () or None, and what is inside
     """
-    n, c_rows, loss, inside = h.shape[1], compressed.shape[1], None, {}
-    evicted, memory = jnp.split(
-        stop_gradient(jnp.concatenate([memory, h], 1)), [n], axis=1
-    )  # (B, N, D), (B, M, D)
+    n = h.shape[1]
+    c_rows = compressed.shape[1]
+    rows = stop_gradient(jnp.concatenate([memory, h], 1))
+    evicted, memory = jnp.split(rows, [n], axis=1)  # (B, N, D), (B, M, D)
     if c_rows == 0:
-        return memory, compressed, loss, {"evicted": evicted}
+        return memory, compressed, None, {"evicted": evicted}
+
     usage = weights[..., c_rows : c_rows + n].mean((1, 2))  # (B, N), of the evicted rows
     new = compress(p, config, evicted, usage)  # (B, N/c, D)
+    loss = None
+    inside = {}
     if config.compression_loss == "attention_reconstruction":
         loss, inside = attention_reconstruction(p, config, h, evicted, new)
     if config.compression_loss == "auto_encoding":
@@ -190,7 +222,10 @@ def remember(p, config, h, memory, compressed, weights):
 
 
 def layer(p, config, h, memory, compressed):
-    """h: (B, N, D), memory: (B, M, D), compressed: (B, C, D) -> next h (B, N, D), and what remember returns"""
+    """h: (B, N, D), memory: (B, M, D), compressed: (B, C, D)
+
+    -> next h (B, N, D), and what remember returns
+    """
     attention = simplified_attention if config.positions == "simplified" else relative_attention
     attended, inner = attention(p, config, h, jnp.concatenate([compressed, memory, h], 1))
     a = layer_norm(attended + h, p["norm.scale"], p["norm.bias"])
@@ -202,121 +237,132 @@ def layer(p, config, h, memory, compressed):
     return y, memory, compressed, loss, inner
 
 
-def read_segment(params, config, state, segment):
-    """state: memory (B, L, M, D), compressed (B, L, C, D); segment: tokens, targets, scored (B, N), starts (B,)
+def below(prefix, arrays):
+    """{name: array} of the arrays whose names begin with a prefix, without it"""
+    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
-    -> the next state, and what the vectors ask of a segment, by name
+
+def read_segment(params, config, state, segment):
+    """state: memory (B, L, M, D), compressed (B, L, C, D)
+
+    segment: tokens, targets, scored (B, N), starts (B,) -> the next state, and what the vectors ask
+    of a segment, by name
     """
-    state = {
-        name: jnp.where(segment["starts"][:, None, None, None], 0, rows)
-        for name, rows in state.items()
-    }
-    h, states, outputs = params["embedding"][segment["tokens"]], [], {}  # h: (B, N, D)
+    starts = segment["starts"][:, None, None, None]
+    state = {name: jnp.where(starts, 0, rows) for name, rows in state.items()}
+    h = params["embedding"][segment["tokens"]]  # (B, N, D)
+    states = []
+    outputs = {}
     for i in range(config.layers):
-        p = {
-            name.removeprefix(f"layers.{i}."): x
-            for name, x in params.items()
-            if name.startswith(f"layers.{i}.")
-        }
-        h, memory, compressed, loss, inner = layer(
-            p, config, h, state["memory"][:, i], state["compressed"][:, i]
-        )
+        p = below(f"layers.{i}.", params)
+        own = state["memory"][:, i], state["compressed"][:, i]
+        h, memory, compressed, loss, inner = layer(p, config, h, *own)
         states.append({"memory": memory, "compressed": compressed})
         if loss is not None:
             outputs[f"auxiliary.layers.{i}.compression"] = loss
         if i == 0:
             outputs.update({f"inner/{name}": x for name, x in inner.items()})
     state = jax.tree.map(lambda *rows: jnp.stack(rows, 1), *states)
-    logits = linear(h, params["embedding"]) / np.sqrt(config.width)  # (B, N, V)
-    nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), segment["targets"][..., None], -1)[
-        ..., 0
-    ]  # (B, N)
     outputs.update({f"next.{name}": rows for name, rows in state.items()})
-    return state, dict(outputs, logits=logits, loss=jnp.where(segment["scored"], nats, 0).sum())
+
+    logits = linear(h, params["embedding"]) / np.sqrt(config.width)  # (B, N, V)
+    log_probs = jax.nn.log_softmax(logits)
+    nats = -jnp.take_along_axis(log_probs, segment["targets"][..., None], -1)[..., 0]  # (B, N)
+    loss = jnp.where(segment["scored"], nats, 0).sum()
+    return state, dict(outputs, logits=logits, loss=loss)
 
 
 def rollout(params, state, segments, config):
-    """segments: as read_segment's, stacked over segments -> the objective (), and the outputs, stacked over segments"""
+    """segments: as read_segment's, stacked over segments
+
+    -> the objective (), and the outputs, stacked over segments
+    """
     _, outputs = jax.lax.scan(partial(read_segment, params, config), state, segments)
     auxiliary = sum(x.sum() for name, x in outputs.items() if name.startswith("auxiliary."))
     return outputs["loss"].sum() / segments["scored"].sum() + auxiliary / SEGMENTS, outputs
 
 
 def adamw_step(params, first, second, step, state, segments, config, rates):
-    """A rollout, its gradients, and a step along them; first and second moments are like params, step counts from 1"""
+    """A rollout, its gradients, and a step along them
+
+    First and second moments are like params, step counts from 1.
+    """
     gradient = jax.value_and_grad(rollout, argnums=(0, 1), has_aux=True)
     (objective, outputs), (grads, grad_state) = gradient(params, state, segments, config)
-    first = jax.tree.map(lambda m, g: rates["beta1"] * m + (1 - rates["beta1"]) * g, first, grads)
-    second = jax.tree.map(
-        lambda v, g: rates["beta2"] * v + (1 - rates["beta2"]) * g**2, second, grads
-    )
+    beta1 = rates["beta1"]
+    beta2 = rates["beta2"]
+    first = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, first, grads)
+    second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g**2, second, grads)
 
     def move(x, m, v):
         """x: a parameter, m, v: its moments -> the parameter after the step, all of one shape"""
-        m, v = m / (1 - rates["beta1"] ** step), v / (1 - rates["beta2"] ** step)
+        m = m / (1 - beta1**step)
+        v = v / (1 - beta2**step)
         return x - rates["rate"] * (m / (jnp.sqrt(v) + rates["epsilon"]) + rates["decay"] * x)
 
-    return (
-        jax.tree.map(move, params, first, second),
-        first,
-        second,
-        (objective, outputs, grads, grad_state),
-    )
+    params = jax.tree.map(move, params, first, second)
+    return params, first, second, (objective, outputs, grads, grad_state)
 
 
-def run_case(path):
-    """-> everything that the vectors at path ask for, by name, in float64"""
+def read_file(path):
+    """-> {name: array} and metadata of a file of compressive vectors"""
     with safe_open(path, "numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
     if metadata.get("paper") != "compressive":
         raise ValueError("not a file of compressive vectors")
-    config, rates = SimpleNamespace(**json.loads(metadata["config"])), json.loads(metadata["steps"])
-    params = {
-        name.removeprefix("given/param/"): x
-        for name, x in tensors.items()
-        if name.startswith("given/param/")
-    }
-    names = ("tokens", "targets", "scored", "starts")
-    segments = {
-        name: np.stack([tensors[f"given/{k}/{name}"] for k in range(SEGMENTS)]) for name in names
-    }
-    nothing = np.zeros(
-        (segments["tokens"].shape[1], config.layers, 0, config.width)
-    )  # a memory without rows
+    return tensors, metadata
+
+
+def run_case(path):
+    """-> everything that the vectors at path ask for, by name, in float64"""
+    tensors, metadata = read_file(path)
+    config = SimpleNamespace(**json.loads(metadata["config"]))
+    rates = json.loads(metadata["steps"])
+    params = below("given/param/", tensors)
+    segments = {}
+    for name in ("tokens", "targets", "scored", "starts"):
+        segments[name] = np.stack([tensors[f"given/{k}/{name}"] for k in range(SEGMENTS)])
+    batch = segments["tokens"].shape[1]
+    nothing = np.zeros((batch, config.layers, 0, config.width))  # a memory without rows
     state = {name: tensors.get(f"given/state/{name}", nothing) for name in ("memory", "compressed")}
 
-    step = jax.jit(
-        partial(adamw_step, config=config, rates=rates["adamw"]), compiler_options=COMPILER_OPTIONS
-    )
-    moments = [{name: np.zeros_like(x) for name, x in params.items()} for _ in range(2)]
-    *moved, first_rollout = step(params, *moments, 1, state, segments)
+    step = partial(adamw_step, config=config, rates=rates["adamw"])
+    step = jax.jit(step, compiler_options=COMPILER_OPTIONS)
+    first = {name: np.zeros_like(x) for name, x in params.items()}
+    second = {name: np.zeros_like(x) for name, x in params.items()}
+    *moved, first_rollout = step(params, first, second, 1, state, segments)
     for i in range(2, ADAMW_STEPS + 1):
         *moved, _ = step(*moved, i, state, segments)
     moved, (objective, outputs, grads, grad_state) = jax.device_get((moved[0], first_rollout))
 
-    results = {f"{k}/{name}": x[k] for name, x in outputs.items() for k in range(SEGMENTS)}
-    results |= {name: x[0] for name, x in outputs.items() if name.startswith("inner/")}
-    results |= {f"grad/{name}": x for name, x in grads.items()}
+    results = {"objective": objective}
+    for name, x in outputs.items():
+        results |= {f"{k}/{name}": x[k] for k in range(SEGMENTS)}
+        if name.startswith("inner/"):
+            results[name] = x[0]
+    for name, x in params.items():
+        results[f"grad/{name}"] = grads[name]
+        results[f"sgd/{name}"] = x - rates["sgd"]["rate"] * grads[name]
+        results[f"adamw/{name}"] = moved[name]
     results |= {f"grad_state/{name}": x for name, x in grad_state.items()}
-    results |= {f"sgd/{name}": x - rates["sgd"]["rate"] * grads[name] for name, x in params.items()}
-    results |= {f"adamw/{name}": x for name, x in moved.items()} | {"objective": objective}
-    return {
-        name: np.array(results[name], np.float64, order="C") for name in tensors if name in results
-    }
+    asked = [name for name in tensors if name in results]
+    return {name: np.array(results[name], np.float64, order="C") for name in asked}
 
 
 def main(arguments):
     """-> the exit code: 0, or 2 if the input is not what it should be"""
     if len(arguments) != 2:
-        print(
-            "usage: python compressive_jax.py IN OUT; IN is a file of vectors or a folder of them",
-            file=sys.stderr,
+        usage = (
+            "usage: python compressive_jax.py IN OUT; IN is a file of vectors or a folder of them"
         )
+        print(usage, file=sys.stderr)
         return 2
     given, written = map(Path, arguments)
-    for path in sorted(given.glob("*.safetensors")) if given.is_dir() else [given]:
-        target = written / path.name if given.is_dir() else written
+    targets = {given: written}
+    if given.is_dir():
+        targets = {path: written / path.name for path in sorted(given.glob("*.safetensors"))}
+    for path, target in targets.items():
         try:
             results = run_case(path)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""What tests compare, and with what: a table of tensors, slow definitions one number at a time, and finite differences.
+"""What tests compare, and with what: tensors by name, slow definitions, and finite differences.
 
-In the table NaN, a missing or extra row, or a row over tolerance is a failure.
+A NaN, a missing or extra row, or a row over tolerance is a failure.
 """
 
 import math
@@ -19,76 +19,76 @@ TOLERANCE = {
     ("cuda", torch.float32): 1e-4,
     ("cuda", torch.bfloat16): 3e-2,
 }
-LADDER = (
-    1e-9  # accelerated models against references in float64; the worst error measured is 1.1e-12
-)
-STEP, OPERATION = (
-    1e-5,
-    1e-6,
-)  # finite differences of operations: every entry of every input; the tolerance
-MODEL_STEPS, MODEL_TOLERANCE = (
-    (1e-6, 1e-7),
-    2e-6,
-)  # of models; the second step is for a kink of ReLU inside the first
-SIZES = st.sampled_from(
-    [0.0, 1.0, 30.0]
-)  # of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
+# Accelerated models against references in float64; the worst error measured is 1.1e-12
+LADDER = 1e-9
+# Finite differences of operations, in every entry of every input
+STEP = 1e-5
+OPERATION = 1e-6
+# Finite differences of models; the second step is for a kink of ReLU inside the first
+MODEL_STEPS = (1e-6, 1e-7)
+MODEL_TOLERANCE = 2e-6
+# Of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
+SIZES = st.sampled_from([0.0, 1.0, 30.0])
 RNG = np.random.default_rng(3)
 
 
 def as_array(value):
-    return (
-        value.detach().double().cpu().numpy()
-        if hasattr(value, "detach")
-        else np.asarray(value, dtype=np.float64)
-    )
+    """A tensor, an array or a number as an array in float64."""
+    if hasattr(value, "detach"):
+        return value.detach().double().cpu().numpy()
+    return np.asarray(value, dtype=np.float64)
 
 
-def relative_error(expected, actual):
-    """The largest difference divided by the largest expected magnitude of the whole tensor."""
-    if expected.size == 0:
-        return 0.0
-    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
+def named(prefix, state, between="."):
+    """A state's fields as {name: tensor}."""
+    return {f"{prefix}{between}{name}": field for name, field in state._asdict().items()}
 
 
 def measured(error, tolerance):
     """Called with the error of every tensor that is compared; tests/tools/trust.py gathers them."""
 
 
-def row(name, expected, actual, tolerance):
-    """A line of the table, which ends with FAIL if the two do not agree; None is a missing row."""
-    if expected is None or actual is None:
-        return f"{name:<44} only in {'actual' if expected is None else 'expected'}  FAIL"
-    expected, actual = as_array(expected), as_array(actual)
-    if expected.shape != actual.shape:
-        return f"{name:<44} shape {actual.shape}, expected {expected.shape}  FAIL"
-    if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
-        return f"{name:<44} not finite  FAIL"
-    if not expected.any():  # no relative error possible: zero must be exactly zero
-        return f"{name:<44} exactly zero{'  FAIL' if actual.any() else ''}"
-    error = relative_error(expected, actual)
-    measured(error, tolerance)
-    at = ",".join(map(str, np.unravel_index(np.abs(actual - expected).argmax(), expected.shape)))
-    return f"{name:<44} {error:.1e} at [{at}], {error / tolerance:.1%} of tolerance{'' if error <= tolerance else '  FAIL'}"
-
-
 def assert_agree(expected, actual, tolerance, title=""):
-    """Compare two {name: array or tensor}; print the table, and fail unless all rows are present and within tolerance."""
+    """Fail unless two {name: array or tensor} agree; print a line for each name.
+
+    An error is relative to the largest number of the whole tensor that is expected.
+    """
     assert expected, f"{title}: nothing was compared"
-    lines = [
-        row(name, expected.get(name), actual.get(name), tolerance)
-        for name in sorted(expected.keys() | actual.keys())
-    ]
-    print(title, *lines, sep="\n")
-    failed = [line for line in lines if line.endswith("FAIL")]
-    assert not failed, "\n".join([title, *failed])
+    lines = []
+    wrong = []
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
+            wrong.append(f"{name} is missing")
+        elif name not in expected:
+            wrong.append(f"{name} is not expected")
+        else:
+            line, agrees = compared(as_array(expected[name]), as_array(actual[name]), tolerance)
+            (lines if agrees else wrong).append(f"{name} {line}")
+    print(title, *lines, *wrong, sep="\n")
+    count = len(lines) + len(wrong)
+    assert not wrong, "\n".join([f"{title}: {len(wrong)} of {count} do not agree", *wrong])
 
 
-def named(prefix, state, between="."):
-    """A state's fields as {name: tensor}."""
-    return {
-        f"{prefix}{between}{name}": field for name, field in zip(state._fields, state, strict=True)
-    }
+def compared(expected, actual, tolerance):
+    """(a line on how two arrays differ, whether they agree)."""
+    if expected.shape != actual.shape:
+        return f"has shape {actual.shape}, expected {expected.shape}", False
+    if expected.size == 0:
+        return "has no numbers", True
+    infinite = ~(np.isfinite(expected) & np.isfinite(actual))
+    apart = infinite if infinite.any() else np.abs(actual - expected)
+    at = np.unravel_index(apart.argmax(), apart.shape)
+    found = f"is {actual[at]:.7g} at {[*map(int, at)]}, expected {expected[at]:.7g}"
+    if infinite.any():
+        return found, False
+    largest = np.abs(expected).max()
+    if largest == 0:  # no relative error is possible: zero must be exactly zero
+        return ("is exactly zero", True) if apart[at] == 0 else (found, False)
+    error = float(apart[at] / max(largest, 1e-30))
+    measured(error, tolerance)
+    if error <= tolerance:
+        return f"has a relative error of {error:.1e}", True
+    return f"{found}: a relative error of {error:.1e}, where {tolerance:.1e} is allowed", False
 
 
 # Slow definitions
@@ -101,25 +101,27 @@ def brute_force_softmax(scores):
 
 
 def slow_bucket(distance, buckets, furthest):
-    """The bucket of one distance by T5's rule, in fractions: log(distance / half) / log(furthest / half) needs no logarithm.
+    """The bucket of one distance by T5's rule, in fractions instead of logarithms.
 
-    Half of the buckets hold one distance each. Of the others it is the k-th with the largest k for which
-    (distance / half)^half >= (furthest / half)^k, and the last one from `furthest` on.
+    Half of the buckets hold one distance each. Of the others it is the k-th with the largest k for
+    which (distance / half)^half >= (furthest / half)^k, and the last one from `furthest` on.
     """
     half = buckets // 2
     if distance < half:
         return distance
-    ratio, longest = Fraction(distance, half) ** half, Fraction(furthest, half)
-    return min(
-        half + next(k for k in range(half + 1) if k == half or ratio < longest ** (k + 1)),
-        buckets - 1,
-    )
+    ratio = Fraction(distance, half) ** half
+    longest = Fraction(furthest, half)
+    k = 0
+    while half + k < buckets - 1 and ratio >= longest ** (k + 1):
+        k += 1
+    return half + k
 
 
 def beside_one(rows):
     """{name: array} flat, with a one at the end, so that errors are relative to at least 1.
 
-    A softmax of nearly 0 and 1, or one that cancels what it is given, leaves gradients that are all rounding.
+    A softmax of nearly 0 and 1, or one that cancels what it is given, leaves gradients that are all
+    rounding.
     """
     return {name: np.append(as_array(row).ravel(), 1.0) for name, row in rows.items()}
 
@@ -135,61 +137,69 @@ def draw(*shape):
 def check_operation(forward, backward, inputs, title=""):
     """Compare an operation's backward with central differences in every entry of every input.
 
-    forward(**inputs) returns (out, cache). backward(dout, cache) returns {input: gradient}, one gradient, or gradients in the
-    order of the inputs, of which the last may be a dict of all that remain.
+    forward(**inputs) returns (out, cache). backward(dout, cache) returns {input: gradient}, one
+    gradient, or gradients in the order of the inputs, of which the last may be a dict of all that
+    remain.
     """
     out, cache = forward(**inputs)
     dout = draw(*np.shape(out))
-    found = backward(dout, cache)
-    *first, last = found if isinstance(found, tuple) else (found,)
-    leading, rest = (first, last) if isinstance(last, dict) else ([*first, last], {})
-    found = dict(zip(inputs, leading, strict=False)) | rest
-    numeric = {name: np.zeros_like(value) for name, value in inputs.items()}
+    found = gradients_by_name(backward(dout, cache), inputs)
+    numeric = {}
     for name, value in inputs.items():
+        numeric[name] = np.zeros_like(value)
         for index in np.ndindex(value.shape):
-            ends = [value.copy(), value.copy()]
-            ends[0][index] -= STEP
-            ends[1][index] += STEP
-            below, above = ((forward(**inputs | {name: end})[0] * dout).sum() for end in ends)
-            numeric[name][index] = (above - below) / (2 * STEP)
+            ends = []
+            for step in (STEP, -STEP):
+                moved = value.copy()
+                moved[index] += step
+                out, _ = forward(**inputs | {name: moved})
+                ends.append((out * dout).sum())
+            numeric[name][index] = (ends[0] - ends[1]) / (2 * STEP)
     assert_agree(numeric, found, OPERATION, title)
 
 
-def check_directions(objective, inputs, gradients, rng, title=""):
-    """Compare the derivative of objective(inputs) along a random direction through all inputs with that by gradients.
+def gradients_by_name(returned, inputs):
+    """{input: gradient} of what a backward function returns."""
+    if not isinstance(returned, tuple):
+        returned = (returned,)
+    *leading, last = returned
+    rest = {}
+    if isinstance(last, dict):
+        rest = last
+    else:
+        leading.append(last)
+    return dict(zip(inputs, leading, strict=False)) | rest
 
-    An input moves by as much as makes its share of the derivative about 1, so that none hides behind another. If the sums differ,
-    each input is compared by itself, so that the wrong one is named.
+
+def check_directions(objective, inputs, gradients, rng, title=""):
+    """Compare the derivative of objective(inputs) along a random direction with that by gradients.
+
+    The direction goes through all inputs. Each moves by as much as makes its share of the
+    derivative about 1, so that none hides behind another. If the sums differ, each input is
+    compared by itself, so that the wrong one is named.
     """
     inputs = {name: value for name, value in inputs.items() if value.size}
-    directions, by_hand = {}, {}
+    directions = {}
+    by_hand = {}
     for name, value in inputs.items():
         scale = min(10.0, 1 / max(np.linalg.norm(gradients[name]), 1e-9))
         directions[name] = scale * rng.standard_normal(value.shape)
         by_hand[name] = (gradients[name] * directions[name]).sum()
 
     def numeric(names, step):
-        ends = [
-            objective(inputs | {n: inputs[n] + sign * step * directions[n] for n in names})
-            for sign in (1, -1)
-        ]
+        ends = []
+        for sign in (1, -1):
+            moved = {name: inputs[name] + sign * step * directions[name] for name in names}
+            ends.append(objective(inputs | moved))
         return (ends[0] - ends[1]) / (2 * step)
 
-    size, total = (
-        np.sqrt(len(inputs)),
-        sum(by_hand.values()),
-    )  # size: what the sum's error is relative to
-    found = min(
-        (numeric(inputs, step) for step in MODEL_STEPS), key=lambda value: abs(value - total)
-    )
+    size = np.sqrt(len(inputs))  # what the sum's error is relative to
+    total = sum(by_hand.values())
+    by_steps = [numeric(inputs, step) for step in MODEL_STEPS]
+    found = min(by_steps, key=lambda value: abs(value - total))
     if not abs(found - total) <= MODEL_TOLERANCE * size:
         apart = {name: np.array([1.0, numeric([name], MODEL_STEPS[1])]) for name in inputs}
-        assert_agree(
-            apart, {name: np.array([1.0, by_hand[name]]) for name in inputs}, MODEL_TOLERANCE, title
-        )
-    assert_agree(
-        {"derivative": np.array([size, found])},
-        {"derivative": np.array([size, total])},
-        MODEL_TOLERANCE,
-        title,
-    )
+        by_name = {name: np.array([1.0, by_hand[name]]) for name in inputs}
+        assert_agree(apart, by_name, MODEL_TOLERANCE, title)
+    expected = {"derivative": np.array([size, found])}
+    assert_agree(expected, {"derivative": np.array([size, total])}, MODEL_TOLERANCE, title)

@@ -1,7 +1,8 @@
 """Every model for the tests: small configs, their variants, random states and weights.
 
-A model is found by its name in accelerated.models.NAMES. What its tests must know stands in tests/models/NAME.py. A model without
-such a file is tested with what stands here as a default: its SMALL config as the only variant.
+A model is found by its name in accelerated.models.NAMES. What its tests must know stands in
+tests/models/NAME.py. A model without such a file is tested with the defaults that stand here: its
+SMALL config as the only variant.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ class Paper:
         n = self.small.segment
         refused = {length: f"{length} tokens" for length in (0, n + 1)}
         self.wrong_lengths = getattr(own, "WRONG_LENGTHS", refused)
-        # {variant: (how many tokens back attention reaches, a part of what the model says of itself)}
+        # {variant: (how many tokens back attention reaches, a part of what `describe` says)}
         self.described = getattr(own, "DESCRIBED", {})
         # Fields of the next state through which gradient may arrive
         self.carried = getattr(own, "CARRIED", ())
@@ -73,7 +74,7 @@ class Paper:
         return self.reference.State(*fields)
 
     def random_params(self, config, rng):
-        """The reference's parameters, moved away from zero and one so that every term has an effect."""
+        """The reference's parameters, moved away from 0 and 1 so that every term has an effect."""
         return shaken(self.reference.init_params(config, rng), rng)
 
     def model_with(self, params, config):

@@ -1,4 +1,4 @@
-"""Block-Recurrent: its variants and what else the tests of every model must know; tests/helpers/variants.py reads it."""
+"""Block-Recurrent: what its tests must know, by the names of tests/helpers/variants.py."""
 
 import itertools
 

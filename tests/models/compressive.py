@@ -1,4 +1,4 @@
-"""Compressive: its variants and what else the tests of every model must know; tests/helpers/variants.py reads it."""
+"""Compressive: what its tests must know, by the names of tests/helpers/variants.py."""
 
 from reference.compressive import COMPRESSION_LOSSES, COMPRESSIONS, State
 

@@ -1,4 +1,4 @@
-"""Memformer: its variants and what else the tests of every model must know; tests/helpers/variants.py reads it."""
+"""Memformer: what its tests must know, by the names of tests/helpers/variants.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Memorizing: its variants and what else the tests of every model must know; tests/helpers/variants.py reads it."""
+"""Memorizing: what its tests must know, by the names of tests/helpers/variants.py."""
 
 from reference.memorizing import State, unit_norm_forward
 
