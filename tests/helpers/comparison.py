@@ -53,7 +53,8 @@ def assert_agree(expected, actual, tolerance, title=""):
 
     An error is relative to the largest number of the whole tensor that is expected.
     """
-    assert expected, f"{title}: nothing was compared"
+    title = f"{title}: " if title else ""
+    assert expected, f"{title}nothing was compared"
     lines = []
     wrong = []
     for name in sorted(expected.keys() | actual.keys()):
@@ -65,8 +66,8 @@ def assert_agree(expected, actual, tolerance, title=""):
             line, agrees = compared(as_array(expected[name]), as_array(actual[name]), tolerance)
             (lines if agrees else wrong).append(f"{name} {line}")
     print(title, *lines, *wrong, sep="\n")
-    count = len(lines) + len(wrong)
-    assert not wrong, "\n".join([f"{title}: {len(wrong)} of {count} do not agree", *wrong])
+    verdict = f"{title}{len(wrong)} of {len(lines) + len(wrong)} do not agree"
+    assert not wrong, "\n".join([verdict, *wrong])
 
 
 def compared(expected, actual, tolerance):
