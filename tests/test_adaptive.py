@@ -31,7 +31,7 @@ def settings(draw):
 
 
 def torchs(config, params):
-    """torch.nn.AdaptiveLogSoftmaxWithLoss, which is not ours, with the reference's parameters: an independent oracle."""
+    """torch.nn.AdaptiveLogSoftmaxWithLoss, which is not ours, with the reference's parameters."""
     module = torch.nn.AdaptiveLogSoftmaxWithLoss(
         config.width,
         config.vocabulary,
@@ -59,42 +59,45 @@ def test_the_softmax_is_torchs(setting):
     assert_agree(dict.fromkeys(found, expected), found, 1e-12)
 
 
+def by_log_probabilities(x, matrix, targets):
+    """The loss of targets with all log-probabilities written out."""
+    logs = matrix.log_probabilities(x)
+    return functional.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
+
+
 @given(settings(), st.floats(0, 1))
 def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
-    """With the gradients of the rows and of every parameter; ignored targets, and tails without a target, count nothing."""
+    """With the gradients of the rows and of every parameter.
+
+    Ignored targets, and tails without a target, count nothing.
+    """
     config, _, model, rng = setting
-    rows, targets = (
-        rng.standard_normal((10, config.width)),
-        torch.tensor(rng.integers(config.vocabulary, size=10)),
-    )
+    rows = rng.standard_normal((10, config.width))
+    targets = torch.tensor(rng.integers(config.vocabulary, size=10))
     targets[torch.tensor(rng.random(10)) < ignored] = IGNORED
-    found = []
-    for loss_of in (
-        lambda x, matrix: functional.nll_loss(
-            matrix.log_probabilities(x), targets, reduction="sum", ignore_index=IGNORED
-        ),
-        lambda x, matrix: summed_nats(x[None], matrix, targets[None]),
-        lambda x, matrix: matrix.summed_nats(x, targets, IGNORED),
-    ):
+
+    def results(loss_of):
         model.zero_grad()
         x = torch.tensor(rows, requires_grad=True)
-        loss = loss_of(x, model.output_matrix())
+        loss = loss_of(x, model.output_matrix(), targets)
         loss.backward()
-        found.append({"loss": loss[None], "x": x.grad} | gradients(model))
-    assert_agree(found[0], found[1], 1e-12)
-    assert_agree(found[0], found[2], 1e-12)
+        return {"loss": loss[None], "x": x.grad} | gradients(model)
+
+    expected = results(by_log_probabilities)
+    assert_agree(expected, results(lambda x, m, t: summed_nats(x[None], m, t[None])), 1e-12)
+    assert_agree(expected, results(lambda x, m, t: m.summed_nats(x, t, IGNORED)), 1e-12)
 
 
 @given(settings())
 def test_inputs_are_rows_of_the_joined_tables(setting):
     config, params, model, rng = setting
-    tails = [ref.subtree(params, f"tails.{tail}.") for tail in range(len(config.cutoffs))]
-    table = np.concatenate(
-        [params["embedding"], *(tail["embedding"] @ tail["projection"].T for tail in tails)]
-    )
-    tokens = np.concatenate(
-        [np.arange(config.vocabulary), rng.integers(config.vocabulary, size=4)]
-    )[None]
+    tables = [params["embedding"]]
+    for number in range(len(config.cutoffs)):
+        tail = ref.subtree(params, f"tails.{number}.")
+        tables.append(tail["embedding"] @ tail["projection"].T)
+    table = np.concatenate(tables)
+    every_token = np.arange(config.vocabulary)
+    tokens = np.concatenate([every_token, rng.integers(config.vocabulary, size=4)])[None]
     found = {"reference": ref.adaptive_embedding_forward(params, config, tokens)[0]}
     found["accelerated"] = model.output_matrix().look_up(torch.tensor(tokens))
     assert_agree(dict.fromkeys(found, table[tokens]), found, 1e-14)
@@ -102,10 +105,8 @@ def test_inputs_are_rows_of_the_joined_tables(setting):
 
 def test_losses_are_float32_in_a_model_of_bfloat16():
     config = dataclasses.replace(SMALL, cutoffs=(3, 7), div_value=2)
-    model = Compressive(config).to(torch.bfloat16)
+    matrix = Compressive(config).to(torch.bfloat16).output_matrix()
     hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
-    assert model.output_matrix().log_probabilities(hidden).dtype == torch.float32
-    assert (
-        summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype
-        == torch.float32
-    )
+    targets = torch.tensor([[0, 4, 9], [1, 2, 2]])
+    assert matrix.log_probabilities(hidden).dtype == torch.float32
+    assert summed_nats(hidden, matrix, targets).dtype == torch.float32

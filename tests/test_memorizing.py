@@ -1,4 +1,4 @@
-"""Memorizing Transformer: its lookup and its memory by definition, how far it looks back, and what is its memory's alone."""
+"""Memorizing Transformer: its lookup and memory by definition, and what is its memory's alone."""
 
 import dataclasses
 
@@ -14,47 +14,50 @@ from tests.helpers.rollouts import random_rows, reference_gradients, starting
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
-SMALL, VARIANTS = PAPER.small, PAPER.variants
+SMALL = PAPER.small
+V, N = SMALL.vocabulary, SMALL.segment
 
 
 def test_empty_rows_are_found_last_and_add_nothing():
-    """Decision 6: of two keys one points away from the query; the empty rows are behind it, and take part of the softmax."""
+    """Decision 6: of two keys one points away from the query; empty rows come after even that one.
+
+    An empty row takes part of the softmax.
+    """
     query = np.array([1.0, 0.0])[None, None, None]
     keys = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])[None, None]
     values = np.array([[0.0, 0.0], [5.0, 1.0], [0.0, 0.0], [7.0, 7.0]])[None, None]
     assert set(ref.nearest_keys(query, keys, 2).flat) == {1, 3}
     found, _ = ref.retrieval_forward(query, keys, values, np.array([np.log(3)]), 3)
-    np.testing.assert_allclose(
-        found.ravel(), (3 * values[0, 0, 1] + values[0, 0, 3] / 3) / (3 + 1 + 1 / 3)
-    )
+    expected = (3 * values[0, 0, 1] + values[0, 0, 3] / 3) / (3 + 1 + 1 / 3)
+    np.testing.assert_allclose(found.ravel(), expected)
 
 
 def test_a_gate_is_one_number_for_a_head():
-    local, found = np.zeros((2, 3, 4, 5)), np.ones((2, 3, 4, 5))
-    out, _ = ref.memory_gate_forward(local, found, np.array([0.0, np.log(3), -np.log(3)]))
-    np.testing.assert_allclose(
-        out, np.broadcast_to(np.array([0.5, 0.75, 0.25])[:, None, None], out.shape)
-    )
+    local = np.zeros((2, 3, 4, 5))
+    out, _ = ref.memory_gate_forward(local, local + 1, np.array([0.0, np.log(3), -np.log(3)]))
+    expected = np.array([0.5, 0.75, 0.25])[:, None, None]
+    np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape))
 
 
-def newest(m, parts):
-    """The last m rows of parts (B, H, n, E) put after one another."""
-    rows = np.concatenate(parts, axis=2)
-    return rows[:, :, rows.shape[2] - m :]
+def newest(rows, parts):
+    """The last rows of parts (B, H, n, E) put after one another."""
+    joined = np.concatenate(parts, axis=2)
+    return joined[:, :, joined.shape[2] - rows :]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PAPER.variants)
 def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
-    """From a document's start on, decision 5: a segment reads what earlier segments left, and joins it afterwards."""
-    config, rng = PAPER.variant(name), np.random.default_rng(5)
+    """Decision 5, from a document's start: a segment reads what earlier ones left; then it joins."""
+    config = PAPER.variant(name)
+    rng = np.random.default_rng(5)
     params = PAPER.random_params(config, rng)
     state = ref.initial_state(params, config, 2)
     assert not any(field.any() for field in state), "decision 6"
-    keys, values = [state.memory_keys], [state.memory_values]
+    keys = [state.memory_keys]
+    values = [state.memory_values]
     for _ in range(4):
-        _, state, _ = ref.forward(
-            params, config, rng.integers(config.vocabulary, size=(2, config.segment)), state
-        )
+        tokens = rng.integers(V, size=(2, config.segment))
+        _, state, _ = ref.forward(params, config, tokens, state)
         keys.append(state.keys[:, config.memory_layer - 1])
         values.append(state.values[:, config.memory_layer - 1])
         np.testing.assert_array_equal(state.memory_keys, newest(config.memory, keys))
@@ -63,54 +66,53 @@ def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
 
 @pytest.mark.parametrize("memory", [0, 13])
 def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
-    """Equal logits and gradients from equal weights (4.6), without memory or with its gate at sigmoid(-60); open, they differ."""
-    config, rng = dataclasses.replace(SMALL, memory=memory), np.random.default_rng(6)
-    same = {
-        f.name: getattr(config, f.name)
-        for f in dataclasses.fields(config)
-        if hasattr(block_recurrent.Config, f.name)
-    }
-    xl = block_recurrent.Config(**same, window=config.segment, recurrent_layers=())
-    params, state = PAPER.random_params(config, rng), PAPER.random_state(config, rng, 2)
-    tokens, gate = (
-        rng.integers(config.vocabulary, size=(2, config.segment)),
-        f"layers.{config.memory_layer - 1}.memory_gate",
-    )
-    cache = block_recurrent.State(np.zeros((2, 0, xl.states, xl.width)), state.keys, state.values)
-    expected, _, own_cache = block_recurrent.forward(
-        {n: v for n, v in params.items() if n != gate}, xl, tokens, cache
-    )
-    dlogits = rng.standard_normal(expected.shape)
-    grads, _ = block_recurrent.backward(
-        {n: v for n, v in params.items() if n != gate}, xl, own_cache, dlogits
-    )
+    """Equal logits and gradients by equal weights (4.6).
+
+    Without memory, or with its gate at sigmoid(-60); open, they differ.
+    """
+    config = dataclasses.replace(SMALL, memory=memory)
+    rng = np.random.default_rng(6)
+    params = PAPER.random_params(config, rng)
+    state = PAPER.random_state(config, rng, 2)
+    tokens = rng.integers(V, size=(2, N))
+    gate = f"layers.{config.memory_layer - 1}.memory_gate"
     closed = params | ({gate: np.full(config.heads, -60.0)} if memory else {})
+
+    names = {field.name for field in dataclasses.fields(block_recurrent.Config)}
+    same = {name: value for name, value in dataclasses.asdict(config).items() if name in names}
+    xl = block_recurrent.Config(**same, window=N, recurrent_layers=())
+    of_xl = {name: value for name, value in params.items() if name != gate}
+    no_states = np.zeros((2, 0, xl.states, xl.width))
+    before = block_recurrent.State(no_states, state.keys, state.values)
+    expected, _, xl_cache = block_recurrent.forward(of_xl, xl, tokens, before)
+    dlogits = rng.standard_normal(expected.shape)
+    grads, _ = block_recurrent.backward(of_xl, xl, xl_cache, dlogits)
+
     logits, _, cache = ref.forward(closed, config, tokens, state)
     found, _ = ref.backward(closed, config, cache, dlogits)
-    assert_agree(
-        {"logits": expected} | grads, {"logits": logits} | {n: found[n] for n in grads}, 1e-12
-    )
+    found = {name: found[name] for name in grads}
+    assert_agree({"logits": expected} | grads, {"logits": logits} | found, 1e-12)
     if memory:
-        assert np.abs(ref.forward(params, config, tokens, state)[0] - expected).max() > 1e-3
+        logits, _, _ = ref.forward(params, config, tokens, state)
+        assert np.abs(logits - expected).max() > 1e-3, "an open gate lets nothing through"
 
 
 def test_a_documents_loss_and_gradients_are_those_of_a_rollout():
-    """The gradient passes from segment to segment through the cached keys and values (decision 10)."""
+    """The gradient passes from segment to segment through cached keys and values (decision 10)."""
     rng = np.random.default_rng(8)
-    params, segments = PAPER.random_params(SMALL, rng), random_rows(SMALL, rng)
-    expected = reference_gradients("memorizing", params, SMALL, segments, starting(0))
-    loss, grads, _ = ref.loss_and_gradients(params, SMALL, [rows[:2] for rows in segments])
-    assert_agree(
-        {"loss": expected["loss"]} | {name: expected[name] for name in grads},
-        {"loss": np.array([loss])} | grads,
-        1e-12,
-    )
+    params = PAPER.random_params(SMALL, rng)
+    segments = random_rows(SMALL, rng)
+    rows = reference_gradients("memorizing", params, SMALL, segments, starting(0))
+    document = [(tokens, targets) for tokens, targets, _ in segments]
+    loss, grads, _ = ref.loss_and_gradients(params, SMALL, document)
+    found = {"loss": np.array([loss])} | grads
+    assert_agree({name: rows[name] for name in found}, found, 1e-12)
 
 
 def test_the_memory_is_no_part_of_the_graph():
-    model = Memorizing(PAPER.small)
+    model = Memorizing(SMALL)
     state = model.initial_state(2)
     for _ in range(2):
-        _, state, _ = model(torch.randint(PAPER.small.vocabulary, (2, PAPER.small.segment)), state)
-        assert state.keys.requires_grad and state.values.requires_grad
-        assert not state.memory_keys.requires_grad and not state.memory_values.requires_grad
+        _, state, _ = model(torch.randint(V, (2, N)), state)
+        in_graph = [name for name, field in state._asdict().items() if field.requires_grad]
+        assert in_graph == ["keys", "values"]

@@ -14,20 +14,20 @@ from accelerated.data.lanes import Lanes
 from accelerated.generation.continuation import Sampling, continue_text
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import LADDER, SIZES, assert_agree, brute_force_softmax, draw
+from tests.helpers.rollouts import gradients
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]
-SMALL, variant = PAPER.small, PAPER.variant
-random_params, to_torch, model_with = PAPER.random_params, PAPER.to_torch, PAPER.model_with
-RECURRENT = [
-    "overlapping",
-    "several-vectors",
-    "at-every-layer",
-    "at-the-last-layer",
-    "fixed-key",
-    "linear-module",
-]
+SMALL = PAPER.small
+V, D, T = SMALL.vocabulary, SMALL.width, SMALL.segment  # 11, 10, 6
+E = D // SMALL.heads  # 5
+
+
+def mixture(scores, rows):
+    """The rows' mean by the softmax of the scores."""
+    weights = brute_force_softmax(scores)
+    return sum(weight * row for weight, row in zip(weights, rows, strict=True))
 
 
 @given(
@@ -38,151 +38,142 @@ RECURRENT = [
     seed=st.integers(0, 2**31),
 )
 def test_attention_is_over_inserted_vectors_and_earlier_tokens(batch, length, vectors, size, seed):
-    """One query and one head at a time (Figure 2): h_prev is normed, a key and a value, and nothing else."""
+    """Figure 2, one query and one head: h_prev is normed, a key and a value, and nothing else."""
     rng = np.random.default_rng(seed)
-    config, present = SMALL, rng.random(batch) < 0.6
-    p = shaken(ref.init_layer(config, rng), rng)
-    p["query"], p["query_bias"] = size * p["query"], size * p["query_bias"]
-    x, inserted = (
-        rng.standard_normal((batch, length, 10)),
-        rng.standard_normal((batch, vectors, 10)),
-    )
+    present = rng.random(batch) < 0.6
+    p = shaken(ref.init_layer(SMALL, rng), rng)
+    p |= {"query": size * p["query"], "query_bias": size * p["query_bias"]}
+    x = rng.standard_normal((batch, length, D))
+    inserted = rng.standard_normal((batch, vectors, D))
 
     def norm(row):
         row = row - row.mean()
         return row / math.sqrt((row**2).mean() + 1e-5) * p["norm.scale"] + p["norm.bias"]
 
+    def projected(name, row):
+        return (p[name] @ row + p[f"{name}_bias"]).reshape(-1, E)  # (H, E)
+
     expected = np.zeros_like(x)
     for b, i in np.ndindex(batch, length):
-        rows = [norm(row) for row in ([*inserted[b]] if present[b] else []) + [*x[b, : i + 1]]]
+        seen = [*inserted[b]] if present[b] else []
+        rows = [norm(row) for row in [*seen, *x[b, : i + 1]]]
         heads = []
-        for own in (slice(0, 5), slice(5, 10)):
-            query = (p["query"] @ norm(x[b, i]) + p["query_bias"])[own]
-            shares = brute_force_softmax(
-                [query @ (p["key"] @ row + p["key_bias"])[own] / math.sqrt(5) for row in rows]
-            )
-            values = [(p["value"] @ row + p["value_bias"])[own] for row in rows]
-            heads.append(sum(share * v for share, v in zip(shares, values, strict=True)))
+        for head in range(SMALL.heads):
+            query = projected("query", norm(x[b, i]))[head]
+            scores = [query @ projected("key", row)[head] / math.sqrt(E) for row in rows]
+            heads.append(mixture(scores, [projected("value", row)[head] for row in rows]))
         expected[b, i] = x[b, i] + p["output"] @ np.concatenate(heads) + p["output_bias"]
-    out, _ = ref.window_attention_forward(
-        p, config, x, inserted if vectors else None, present, None
-    )
+    slots = inserted if vectors else None
+    out, _ = ref.window_attention_forward(p, SMALL, x, slots, present, None)
     assert_agree({"out": expected}, {"out": out}, 1e-11)
 
 
-@given(
-    rows=st.integers(1, 6),
-    seed=st.integers(0, 2**31),
-    pooling=st.sampled_from(sorted(ref.POOLINGS)),
-)
-def test_pooling_is_equation_1(rows, seed, pooling):
-    """Written out position by position and layer by layer; the alternatives by their definitions."""
+@pytest.mark.parametrize("pooling", ref.POOLINGS)
+@given(rows=st.integers(1, 6), seed=st.integers(0, 2**31))
+def test_pooling_is_equation_1(pooling, rows, seed):
+    """Written out by positions and layers; the alternatives by their definitions."""
     rng = np.random.default_rng(seed)
     config = dataclasses.replace(SMALL, pooling=pooling)
-    outputs, alpha, key = (
-        rng.standard_normal((3, 2, rows, 10)),
-        rng.standard_normal(3),
-        rng.standard_normal(10),
-    )
-    shares = brute_force_softmax(alpha)
-    mixed = [
-        [sum(shares[l] * outputs[l, b, i] for l in range(3)) for i in range(rows)] for b in range(2)
-    ]
-    if pooling == "mean":
-        expected = [sum(lane) / rows for lane in mixed]
-    elif pooling == "max":
-        expected = [np.max(lane, axis=0) for lane in mixed]
-    else:
-        weights = [
-            brute_force_softmax([row @ key / math.sqrt(10) for row in lane]) for lane in mixed
-        ]
-        expected = [
-            sum(w * row for w, row in zip(ws, lane, strict=True))
-            for ws, lane in zip(weights, mixed, strict=True)
-        ]
-    p = {"layer_scores": alpha, "fixed_key": key}
-    assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
+    outputs = rng.standard_normal((SMALL.layers, 2, rows, D))
+    alpha = rng.standard_normal(SMALL.layers)
+    key = rng.standard_normal(D)
+    expected = []
+    for lane in range(2):
+        mixed = np.stack([mixture(alpha, outputs[:, lane, i]) for i in range(rows)])
+        pools = {
+            "mean": sum(mixed) / rows,
+            "max": mixed.max(axis=0),
+            "attention": mixture([row @ key / math.sqrt(D) for row in mixed], mixed),
+        }
+        expected.append(pools[pooling])
+    z, _ = ref.pool_forward({"layer_scores": alpha, "fixed_key": key}, config, outputs)
+    assert_agree({"z": np.stack(expected)}, {"z": z}, 1e-12)
 
 
+@pytest.mark.parametrize("length", [1, 2, 6, 11])
 @pytest.mark.parametrize(
     "name",
     ["overlapping", "disjoint", "all-but-one-shared", "advance-fixed-key", "plain", "one-token"],
 )
-def test_a_greedy_continuation_in_a_new_window_is_the_references(name):
-    config, rng = variant(name), np.random.default_rng(9)
-    params = random_params(config, rng)
-    for key in (
-        "layers.1.value",
-        "layers.1.output",
-    ):  # larger, so that what is read changes the likeliest token
+def test_a_greedy_continuation_in_a_new_window_is_the_references(name, length):
+    config = PAPER.variant(name)
+    rng = np.random.default_rng(length)
+    params = PAPER.random_params(config, rng)
+    # Larger, so that what is read changes the likeliest token
+    for key in ("layers.1.value", "layers.1.output"):
         params[key] = 8 * params[key]
-    model, count = model_with(params, config).eval(), config.segment + 1 - max(1, config.overlap)
-    for length in (1, 2, 6, 11):
-        prompt = rng.integers(11, size=(2, length))
-        expected = ref.greedy_continuation(params, config, prompt, count)
-        found = torch.stack(
-            [
-                *continue_text(
-                    model, torch.tensor(prompt), count, Sampling(0.0), None, new_window=True
-                )
-            ],
-            1,
-        )
-        assert expected.shape == (2, count) and (found.numpy() == expected).all()
-        if length <= config.overlap:  # nothing comes before the new window: it is a first window
-            logits, _, _ = ref.forward(params, config, prompt, ref.initial_state(params, config, 2))
-            assert (expected[:, 0] == logits[:, -1].argmax(-1)).all()
+    model = PAPER.model_with(params, config).eval()
+    count = config.segment + 1 - max(1, config.overlap)
+    prompt = rng.integers(V, size=(2, length))
+    expected = ref.greedy_continuation(params, config, prompt, count)
+    tokens = continue_text(model, torch.tensor(prompt), count, Sampling(0.0), None, new_window=True)
+    assert np.stack([*tokens], 1).tolist() == expected.tolist()
+    assert expected.shape == (2, count)
+    if length <= config.overlap:  # nothing comes before the new window: it is a first window
+        logits, _, _ = ref.forward(params, config, prompt, ref.initial_state(params, config, 2))
+        assert (expected[:, 0] == logits[:, -1].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "overlapping",
+        "several-vectors",
+        "at-every-layer",
+        "at-the-last-layer",
+        "fixed-key",
+        "linear-module",
+    ],
+)
 def test_a_first_window_is_plain_gpt2s(name):
     """Whatever the state holds, it has no slot; a zero vector that is present is one."""
-    config, rng = variant(name), np.random.default_rng(4)
-    params, plain = random_params(config, rng), dataclasses.replace(config, vectors=0)
-    gpt2, model = (
-        {key: value for key, value in params.items() if not key.startswith("module.")},
-        model_with(params, config),
-    )
-    tokens = rng.integers(11, size=(1, config.segment))
-    expected = ref.forward(gpt2, plain, tokens, ref.initial_state(gpt2, plain, 1))[0]
-    zero, other = (
-        ref.State(pooled, np.zeros(1, bool))
-        for pooled in (np.zeros((1, config.width)), draw(1, config.width))
-    )
-    for state in (ref.initial_state(params, config, 1), zero, other):
-        assert_agree(
-            {"logits": expected}, {"logits": ref.forward(params, config, tokens, state)[0]}, 1e-13
-        )
-        assert_agree(
-            {"logits": expected},
-            {"logits": model(torch.tensor(tokens), to_torch(state)).logits},
-            1e-12,
-        )
-    present = zero._replace(present=np.ones(1, bool))
-    for logits in (
-        ref.forward(params, config, tokens, present)[0],
-        model(torch.tensor(tokens), to_torch(present)).logits,
+    config = PAPER.variant(name)
+    rng = np.random.default_rng(4)
+    params = PAPER.random_params(config, rng)
+    plain = dataclasses.replace(config, vectors=0)
+    gpt2 = {key: value for key, value in params.items() if not key.startswith("module.")}
+    model = PAPER.model_with(params, config)
+    tokens = rng.integers(V, size=(1, T))
+    expected, _, _ = ref.forward(gpt2, plain, tokens, ref.initial_state(gpt2, plain, 1))
+
+    def by_both(state):
+        logits, _, _ = ref.forward(params, config, tokens, state)
+        output = model(torch.tensor(tokens), PAPER.to_torch(state))
+        return logits, output.logits.detach().numpy()
+
+    absent = np.zeros(1, bool)
+    zero = np.zeros((1, D))
+    for state in (
+        ref.initial_state(params, config, 1),
+        ref.State(zero, absent),
+        ref.State(draw(1, D), absent),
     ):
-        assert np.abs(np.asarray(logits.tolist()) - expected).max() > 1e-4
+        by_numpy, by_torch = by_both(state)
+        assert_agree({"logits": expected}, {"logits": by_numpy}, 1e-13, "NumPy")
+        assert_agree({"logits": expected}, {"logits": by_torch}, 1e-12, "PyTorch")
+    for logits in by_both(ref.State(zero, ~absent)):
+        assert np.abs(logits - expected).max() > 1e-4, "a vector that is present is not seen"
 
 
 @pytest.mark.parametrize("pool", ref.POOLS)
 @pytest.mark.parametrize("overlap", [1, 2, 4])
 def test_the_leak_is_where_nothing_is_scored(pool, overlap):
-    """With pool all, z includes the o tokens that the next window reads again: predictions there can see their targets.
+    """With pool all, z includes the o tokens that the next window reads again.
 
-    In each window o - 1 predictions do (the last one's target comes after those tokens); scored predictions never do. With
-    pool advance nothing leaks.
+    Predictions there can see their targets. In each window o - 1 do (the last one's target comes
+    after those tokens); scored predictions never do. With pool advance nothing leaks.
     """
     config = dataclasses.replace(SMALL, overlap=overlap, pool=pool)
     rng = np.random.default_rng(overlap)
-    params = random_params(config, rng)
-    model = model_with(params, config).eval()
-    document = rng.integers(11, size=(1, 6 + 2 * config.stride + 1))
+    params = PAPER.random_params(config, rng)
+    model = PAPER.model_with(params, config).eval()
+    document = rng.integers(V, size=(1, T + 2 * config.stride + 1))
 
     def logits_of(text):
         """The logits of each window, after checking that both sides agree."""
-        found, state, carried = [], ref.initial_state(params, config, 1), model.initial_state(1)
+        state = ref.initial_state(params, config, 1)
+        carried = model.initial_state(1)
+        found = []
         for window in ref.windows_of(config, text):
             logits, state, _ = ref.forward(params, config, window.tokens, state)
             actual, carried, _ = model(torch.tensor(window.tokens), carried)
@@ -190,51 +181,47 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
             found.append(logits[0])
         return found
 
-    windows, before, leaks = ref.windows_of(config, document), logits_of(document), 0
+    windows = ref.windows_of(config, document)
+    before = logits_of(document)
+    leaks = 0
     for at in range(1, document.shape[1]):
         changed = document.copy()
-        changed[0, at] = (changed[0, at] + 1 + rng.integers(10)) % 11
-        for k, (window, old, new) in enumerate(
-            zip(windows, before, logits_of(changed), strict=True)
-        ):
-            target, scored, differs = (
-                k * config.stride + 1 + np.arange(len(old)),
-                window.scored[0],
-                (old != new).any(-1),
-            )
-            assert not differs[scored & (target <= at)].any(), "a scored prediction saw its target"
-            leaks += differs[~scored & (target == at)].sum()
-    assert leaks == (2 * (overlap - 1) if pool == "all" else 0), (
-        "in each of the two windows after the first"
-    )
+        changed[0, at] = (changed[0, at] + 1 + rng.integers(V - 1)) % V
+        after = logits_of(changed)
+        for k, window in enumerate(windows):
+            target = k * config.stride + 1 + np.arange(len(before[k]))  # of each prediction
+            scored = window.scored[0]
+            differs = (before[k] != after[k]).any(-1)
+            saw = differs & scored & (target <= at)
+            assert not saw.any(), f"window {k}: scored predictions of {target[saw]} see token {at}"
+            leaks += (differs & ~scored & (target == at)).sum()
+    two_windows = 2 * (overlap - 1)  # those after the first
+    assert leaks == (two_windows if pool == "all" else 0)
 
 
+@pytest.mark.parametrize("method", replay.BACKPROP)
 @pytest.mark.parametrize(
     "name", ["overlapping", "advance", "all-but-one-shared", "plain", "several-vectors"]
 )
-def test_training_from_lanes_is_training_on_the_document(name):
-    """Overlapping segments from Lanes, padded and with starts, give the gradients of the reference's own windows."""
-    config = dataclasses.replace(variant(name), vocabulary=256)
-    params = random_params(config, np.random.default_rng(4))
+def test_training_from_lanes_is_training_on_the_document(name, method):
+    """Overlapping segments from Lanes have the gradients of the reference's own windows.
+
+    They are padded and say where a document starts.
+    """
+    config = dataclasses.replace(PAPER.variant(name), vocabulary=256)
+    params = PAPER.random_params(config, np.random.default_rng(4))
     [document] = documents_of([17])
-    windows = ref.windows_of(
-        config, np.append(document.inputs, document.targets[-1])[None].astype(int)
-    )
+    text = np.append(document.inputs, document.targets[-1]).astype(int)
+    windows = ref.windows_of(config, text[None])
     loss, grads, _ = ref.loss_and_gradients(params, config, windows)
-    model = model_with(params, config).train()
+
+    model = PAPER.model_with(params, config).train()
     segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
-    assert len(segments) == len(windows) and [bool(s.starts[0]) for s in segments] == [True] + [
-        False
-    ] * (len(windows) - 1)
-    for propagate in replay.BACKPROP.values():
-        model.zero_grad()
-        actual, _, _ = propagate(model, segments, model.initial_state(2))
-        assert actual.item() == pytest.approx(loss, rel=1e-12)
-        found = {
-            key: torch.zeros_like(p) if p.grad is None else p.grad
-            for key, p in model.named_parameters()
-        }
-        assert_agree(grads, found, LADDER, name)
+    assert len(segments) == len(windows)
+    assert [k for k, segment in enumerate(segments) if segment.starts[0]] == [0]
+    actual, _, _ = replay.BACKPROP[method](model, segments, model.initial_state(2))
+    assert actual.item() == pytest.approx(loss, rel=1e-12)
+    assert_agree(grads, gradients(model), LADDER, name)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +229,16 @@ def test_training_from_lanes_is_training_on_the_document(name):
 )
 def test_checkpointing_at_the_bottleneck_is_exact(name):
     """Section 3.2 in the reference: the z's are all that is stored, with dropout."""
-    config, rng = dataclasses.replace(variant(name), dropout=0.3), np.random.default_rng(3)
-    params = random_params(config, rng)
-    windows = ref.windows_of(config, rng.integers(11, size=(2, 16)))
+    config = dataclasses.replace(PAPER.variant(name), dropout=0.3)
+    rng = np.random.default_rng(3)
+    params = PAPER.random_params(config, rng)
+    windows = ref.windows_of(config, rng.integers(V, size=(2, 16)))
     loss, grads, _ = ref.loss_and_gradients(params, config, windows, seed=4)
     again, replayed = ref.checkpointed(params, config, windows, seed=4)
     assert again == pytest.approx(loss, rel=1e-14)
     assert_agree(grads, replayed, 1e-12)
-    assert ref.loss_and_gradients(params, config, windows, seed=5)[0] != loss
+    other, _, _ = ref.loss_and_gradients(params, config, windows, seed=5)
+    assert other != loss, "nothing is dropped"
 
 
 def test_what_advance_pools_is_what_the_next_window_does_not_read():
