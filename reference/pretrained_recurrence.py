@@ -646,8 +646,7 @@ def masked_attention_backward(dout, cache):
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    by_head = x.reshape(batch, length, heads, width // heads)  # (B, N, H, E)
-    return by_head.transpose(0, 2, 1, 3)
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x):
@@ -680,9 +679,7 @@ def linear_backward(dy, cache):
     """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
-    dy_rows = dy.reshape(-1, dy.shape[-1])
-    x_rows = x.reshape(-1, x.shape[-1])
-    dweight = dy_rows.T @ x_rows
+    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
     return dx, dweight
 
 
