@@ -1,4 +1,7 @@
-"""Evaluate a trained run, or continue a text with it: python eval.py --help. evaluation/options.py names the reports."""
+"""Evaluate a trained run, or continue a text with it: python eval.py --help.
+
+evaluation/options.py names the reports.
+"""
 
 from accelerated.program.errors import begin_program, run_program
 
@@ -18,9 +21,11 @@ import torch
 
 from accelerated.data.config import DataConfig
 from accelerated.data.corpus import load_corpus
+from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation.options import REPORTS, models_by_size
-from accelerated.evaluation.score import NAN, TrainedRun, carries_nothing
+from accelerated.evaluation.options import REPORTS, Report, models_by_size
+from accelerated.evaluation.score import TrainedRun, check_numbers
+from accelerated.models import ModelConfig
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
@@ -29,174 +34,174 @@ from accelerated.training.process import choose_device
 from accelerated.training.settings import Settings, settings_from
 
 
+def main(name: str, options: argparse.Namespace) -> None:
+    """Print the report of that name."""
+    report = REPORTS[name]
+    function = function_at(report.function)
+    paths = list(dict.fromkeys(options.runs))  # each once
+    if not report.opens:
+        record, lines = function(paths, options)
+    else:
+        runs = [open_trained_run(path, name, options) for path in paths]
+        if report.splits:
+            check_same_data(runs, options)
+            runs = [open_documents(run, options, report.splits) for run in runs]
+        record, lines = made_by(report, runs, options)
+    check_numbers(record)
+
+    # JSON has no NaN and no infinity
+    record = json.loads(json.dumps(record), parse_constant=lambda name: None)
+    for line in [json.dumps(record)] if options.json else lines:
+        print(line)
+
+
+def made_by(
+    report: Report, runs: list[TrainedRun], options: argparse.Namespace
+) -> tuple[dict, list[str]]:
+    """What a report says of opened runs; one of a single split begins with what was read."""
+    function = function_at(report.function)
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            if not report.exact:
+                dtype = getattr(torch, run.settings.training.dtype)
+                stack.enter_context(computing_in(run.model, dtype))
+        record, lines = function(runs if report.several else runs[0], options)
+    if report.splits and not report.several:
+        cleared = getattr(options, "clear_memory", False)
+        record = runs[0].about(cleared) | record
+        lines = [*heading(runs[0], cleared), *lines]
+    return record, lines
+
+
 def function_at(place: str) -> Callable:
     """The function of a report, from its place below accelerated; other reports are not loaded."""
     module, _, name = place.rpartition(".")
     return getattr(importlib.import_module(f"accelerated.{module}"), name)
 
 
-def evaluated_config(name: str, options: argparse.Namespace, settings: Settings) -> object:
-    """The config to evaluate the run's model with: its own, changed by the options and the report."""
-    report, model, trained = REPORTS[name], settings.model, settings.model_config
-    if report.model not in (None, model):
-        raise InputError(f"{name} is for {report.model} models, this is {model}; give another run")
-    sizes = {
-        size: value
-        for size in models_by_size()
-        if (value := getattr(options, size, None)) is not None
-    }
-    for size, models in models_by_size().items():
-        if size in sizes and model not in models:
-            raise InputError(
-                f"{option_name(size)} is for {' and '.join(models)} models, this is {model}; leave it out"
-            )
-    return (
-        function_at(report.config)(trained, sizes, options)
-        if report.config
-        else changed(trained, sizes)
-    )
-
-
 def open_trained_run(path: str, name: str, options: argparse.Namespace) -> TrainedRun:
     """Open the run at path, with its model ready to evaluate, but without documents."""
     checkpoint = load_weights(path, options.checkpoint)
     settings = settings_from(checkpoint, path)
-    torch.set_default_dtype(
-        torch.float64 if settings.training.dtype == "float64" else torch.float32
-    )
-    config, device = evaluated_config(name, options, settings), choose_device(options.device)
+    is_double = settings.training.dtype == "float64"
+    torch.set_default_dtype(torch.float64 if is_double else torch.float32)
+    config = evaluated_config(name, options, settings)
+    device = choose_device(options.device)
     model, tokenizer = open_model(path, checkpoint, settings, config, device)
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return TrainedRun(path, model, settings, checkpoint, tokenizer, lane_count)
 
 
-def data_config(trained: DataConfig, data: str) -> DataConfig:
-    """The DataConfig to read data with: the run's own, or that of other data, which is read whole."""
-    return (
-        trained
-        if data == trained.data
-        else dataclasses.replace(trained, data=data, training_documents=0)
-    )
+def evaluated_config(name: str, options: argparse.Namespace, settings: Settings) -> ModelConfig:
+    """The config to evaluate the run's model with: its own, as the options and report change it."""
+    report = REPORTS[name]
+    model = settings.model
+    if report.model not in (None, model):
+        raise InputError(f"{name} is for {report.model} models, this is {model}; give another run")
+    sizes = {}
+    for size, models in models_by_size().items():
+        value = getattr(options, size, None)
+        if value is None:
+            continue
+        if model not in models:
+            words = f"{option_name(size)} is for {' and '.join(models)} models, this is {model}"
+            raise InputError(f"{words}; leave it out")
+        sizes[size] = value
+    if report.config:
+        return function_at(report.config)(settings.model_config, sizes, options)
+    return changed(settings.model_config, sizes)
+
+
+def check_same_data(runs: list[TrainedRun], options: argparse.Namespace) -> None:
+    """Raise InputError if the runs read different data and --data does not say which to read."""
+    data = {options.data or run.settings.data.data for run in runs}
+    if len(data) > 1:
+        listed = ", ".join(sorted(data))
+        raise InputError(f"the runs read different data ({listed}); give --data for all of them")
 
 
 def open_documents(
     run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]
 ) -> TrainedRun:
-    """Return the run with documents of --split, or else of `splits`; raises InputError if one has nothing to predict."""
-    trained, data = run.settings.data, options.data or run.settings.data.data
+    """Return the run with documents of --split, or else of `splits`.
+
+    Raises InputError if one has nothing to predict.
+    """
+    trained = run.settings.data
+    data = options.data or trained.data
     if not data:
         raise InputError(f"{run.path} has no text of its own; give --data")
-    if data == "recall" and run.tokenizer.name != "bytes":
-        raise InputError(
-            f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data"
-        )
-    carried, asked = trained.carry_over_documents and data != "recall", options.carry_over_documents
-    if asked and data == "recall":
-        raise InputError(
-            "--carry-over-documents is for texts; an answer of --data recall stands in no document; leave it out"
-        )
-    given = {
-        name: value
-        for name in ("distance", "pairs")
-        if (value := getattr(options, f"recall_{name}")) is not None
-    }
-    if given and data != "recall":
-        raise InputError(
-            f"--recall-{next(iter(given))} needs --data recall, and the data is {data}; leave it out"
-        )
-    recall = changed(run.settings.recall, given, "recall_")
+    carry_over = options.carry_over_documents
+    if data == "recall":
+        check_recall(run, carry_over)
+    elif carry_over is None:
+        carry_over = trained.carry_over_documents
+    recall = recall_config(run, data, options)
     corpus = load_corpus(data_config(trained, data), run.tokenizer, recall, options.data_dir)
     if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
-        print(
-            f"warning: {data} is no longer what the run was trained on; its splits may differ",
-            file=sys.stderr,
+        words = f"{data} is no longer what the run was trained on"
+        print(f"warning: {words}; its splits may differ", file=sys.stderr)
+
+    opened = {}
+    for split in (options.split,) if options.split else splits:
+        opened[split] = corpus.splits[split]
+        if not lengths_of(opened[split]).any():
+            words = f"--split {split} of {data} has nothing to predict"
+            raise InputError(f"{words}; choose another split")
+    return run._replace(data=data, splits=opened, carry_over=bool(carry_over))
+
+
+def check_recall(run: TrainedRun, carry_over: bool | None) -> None:
+    """Raise InputError if the run cannot read --data recall, or if its documents were joined."""
+    if run.tokenizer.name != "bytes":
+        words = f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}"
+        raise InputError(f"{words}; give other --data")
+    if carry_over:
+        raise InputError(
+            "--carry-over-documents is for texts; "
+            "an answer of --data recall stands in no document; leave it out"
         )
-    opened = {
-        split: corpus.splits[split] for split in ((options.split,) if options.split else splits)
-    }
-    for split, documents in opened.items():
-        if not lengths_of(documents).any():
-            raise InputError(
-                f"--split {split} of {data} has nothing to predict; choose another split"
-            )
-    return run._replace(data=data, splits=opened, carry_over=carried if asked is None else asked)
 
 
-def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
-    """Return what is evaluated, and how: the first fields of the report's JSON, and its title lines."""
-    config, trained, whole = (
-        run.model.config,
-        run.settings.model_config,
-        run.splits[run.split].whole,
-    )
-    differing = [
-        size for size in models_by_size() if getattr(config, size, 0) != getattr(trained, size, 0)
-    ]
-    lines = (
-        [f"trained with {', '.join(f'{size} {getattr(trained, size)}' for size in differing)}"]
-        if differing
-        else []
-    )
-    step, carried = (
-        run.checkpoint["step"],
-        f"memory carried {'over documents' if run.carry_over else 'through each document'}",
-    )
-    memory = (
-        "no memory"
-        if carries_nothing(run.model)
-        else "memory cleared at every segment"
-        if cleared
-        else carried
-    )
-    memory += ", documents joined" if run.carry_over and memory != carried else ""
-    read = f"{'' if whole else 'a part of '}{run.split} split of {run.data}"
-    title = f"{run.settings.model} from {Path(run.path)}, step {step:,}, {read}, {memory}"
-    record = {
-        "run": run.path,
-        "model": run.settings.model,
-        "step": step,
-        "config": dataclasses.asdict(config),
-    }
-    record |= {"data": run.data, "split": run.split, "whole_split": whole}
-    record |= {"memory_cleared": cleared, "carry_over_documents": run.carry_over}
-    return record, [run.model.describe(), *lines, title]
+def recall_config(run: TrainedRun, data: str, options: argparse.Namespace) -> RecallConfig:
+    """The sizes of --data recall as the run was trained, changed by the options."""
+    given = {}
+    for name in ("distance", "pairs"):
+        value = getattr(options, f"recall_{name}")
+        if value is None:
+            continue
+        if data != "recall":
+            words = f"--recall-{name} needs --data recall, and the data is {data}"
+            raise InputError(f"{words}; leave it out")
+        given[name] = value
+    return changed(run.settings.recall, given, "recall_")
 
 
-def has_nan(value: object) -> bool:
-    """Whether a report's record holds a NaN of the model; rates without a scored token are NaN too and do not count."""
-    if isinstance(value, dict):
-        return value.get("tokens") != 0 and any(map(has_nan, value.values()))
-    return any(map(has_nan, value)) if isinstance(value, list) else value != value
+def data_config(trained: DataConfig, data: str) -> DataConfig:
+    """The DataConfig to read data with: the run's own; other data is read whole."""
+    if data == trained.data:
+        return trained
+    return dataclasses.replace(trained, data=data, training_documents=0)
 
 
-def main(name: str, options: argparse.Namespace) -> None:
-    """Print the report of that name."""
-    report, runs = REPORTS[name], list(dict.fromkeys(options.runs))  # each once
-    function, exact = function_at(report.function), report.exact or not report.opens
-    if report.opens:
-        runs = [open_trained_run(path, name, options) for path in runs]
-    if report.splits:
-        if len(data := {options.data or run.settings.data.data for run in runs}) > 1:
-            raise InputError(
-                f"the runs read different data ({', '.join(sorted(data))}); give --data for all of them"
-            )
-        runs = [open_documents(run, options, report.splits) for run in runs]
-    with contextlib.ExitStack() as stack:
-        for run in () if exact else runs:
-            stack.enter_context(
-                computing_in(run.model, getattr(torch, run.settings.training.dtype))
-            )
-        record, lines = function(runs if report.several else runs[0], options)
-    if has_nan(record):
-        raise InputError(NAN)
-    if report.splits and not report.several:
-        about, title = heading(runs[0], getattr(options, "clear_memory", False))
-        record, lines = about | record, title + lines
-    record = json.loads(
-        json.dumps(record), parse_constant=lambda name: None
-    )  # JSON has no NaN and no infinity
-    for line in [json.dumps(record)] if options.json else lines:
-        print(line)
+def heading(run: TrainedRun, cleared: bool) -> list[str]:
+    """What is evaluated, and how: the title lines of a report."""
+    lines = [run.model.describe()]
+    trained = run.settings.model_config
+    differing = []
+    for size in models_by_size():
+        value = getattr(trained, size, 0)
+        if getattr(run.model.config, size, 0) != value:
+            differing.append(f"{size} {value}")
+    if differing:
+        lines.append(f"trained with {', '.join(differing)}")
+
+    part = "" if run.splits[run.split].whole else "a part of "
+    read = f"{part}{run.split} split of {run.data}"
+    step = f"step {run.checkpoint['step']:,}"
+    memory = run.memory(cleared)
+    lines.append(f"{run.settings.model} from {Path(run.path)}, {step}, {read}, {memory}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from accelerated.program.errors import InputError
 
@@ -21,6 +21,8 @@ DEFAULT = "block_recurrent"
 
 class ModelConfig(Protocol):
     """What the Config of every model has; it is a frozen dataclass of the model's reference."""
+
+    __dataclass_fields__: ClassVar[dict]
 
     @property
     def vocabulary(self) -> int: ...  # V

@@ -24,7 +24,6 @@ from accelerated.data.windows import SPLITS, Document, Documents
 from accelerated.program.errors import InputError
 from accelerated.program.files import (
     file_checksum,
-    fingerprint,
     only_worker,
     remove_unfinished,
     written_whole,
@@ -68,6 +67,11 @@ class TextDocuments(Documents):
             state.update(self.tokens[start : start + size].data)
             state.update(array("q", (size, words)))
         return state.hexdigest()
+
+
+def fingerprint(*parts: object) -> str:
+    """A short hash of the parts."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:

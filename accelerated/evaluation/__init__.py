@@ -1,1 +1,1 @@
-"""Scores a model's predictions, with one file for each report of eval.py; train.py and lab/speed use it too."""
+"""Scoring, positions, overlap, export and the page of eval.py view: the reports of eval.py."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import TrainedRun, evaluate
-from accelerated.protocol import overlap_of
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -155,7 +154,8 @@ def report(runs: list[TrainedRun], options: argparse.Namespace) -> tuple[dict, l
     rows = []
     for run in runs:
         config = run.model.config
-        for overlap in dict.fromkeys(options.overlaps or [overlap_of(config)]):
+        assert isinstance(config, Config)  # REPORTS says so
+        for overlap in dict.fromkeys(options.overlaps or [config.overlap]):
             rows.append(row_of(run, changed(config, {"overlap": overlap}), options))
     counts = []
     for split in runs[0].splits:

@@ -4,6 +4,7 @@ train.py and the other reports score documents by this file.
 """
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -97,6 +98,29 @@ class TrainedRun(NamedTuple):
         if in_official_way == OFFICIAL_WORDS.get(self.data, {}).get(split):
             return in_official_way, "official count"
         return words, "counted between white space"
+
+    def about(self, cleared: bool) -> dict:
+        """What is evaluated, and how: the first fields of a report's JSON."""
+        return {
+            "run": self.path,
+            "model": self.settings.model,
+            "step": self.checkpoint["step"],
+            "config": dataclasses.asdict(self.model.config),
+            "data": self.data,
+            "split": self.split,
+            "whole_split": self.splits[self.split].whole,
+            "memory_cleared": cleared,
+            "carry_over_documents": self.carry_over,
+        }
+
+    def memory(self, cleared: bool) -> str:
+        """What is done with the memory, in words."""
+        has_memory = not carries_nothing(self.model)
+        if has_memory and not cleared:
+            way = "over documents" if self.carry_over else "through each document"
+            return f"memory carried {way}"
+        memory = "memory cleared at every segment" if has_memory else "no memory"
+        return f"{memory}, documents joined" if self.carry_over else memory
 
 
 def ratio(total: float, count: int) -> float:
@@ -255,6 +279,21 @@ def check_score(score: Score) -> Score:
     if math.isnan(score.nats):
         raise InputError(NAN)
     return score
+
+
+def check_numbers(record: object) -> None:
+    """Raise InputError if a report's record holds a NaN of the model.
+
+    Rates without a scored token are NaN too and do not count.
+    """
+    if isinstance(record, dict):
+        if record.get("tokens") != 0:
+            check_numbers(list(record.values()))
+    elif isinstance(record, list):
+        for value in record:
+            check_numbers(value)
+    elif record != record:
+        raise InputError(NAN)
 
 
 def token_nats(

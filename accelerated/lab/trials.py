@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from accelerated.data.corpus import fingerprint
 from accelerated.program.errors import InputError
-from accelerated.program.files import fingerprint, written_whole
+from accelerated.program.files import written_whole
 from accelerated.training.folder import Log, checkpoint_path, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py

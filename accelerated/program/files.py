@@ -69,11 +69,6 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def fingerprint(*parts: object) -> str:
-    """A short hash of the parts."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
 def file_checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelerated.data.lanes import Parts
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import by_position, doubling_ranges
 from accelerated.evaluation.score import TrainedRun, token_nats
@@ -18,11 +19,31 @@ from tests.helpers.variants import PAPERS, variant
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
 def test_doubling_ranges(first, length):
     ranges = list(doubling_ranges(first, length))
-    assert [place for start, stop in ranges for place in range(start, stop)] == list(range(length))
+    places = []
+    for start, stop in ranges:
+        places += range(start, stop)
+    assert places == list(range(length))
     for index, (start, stop) in enumerate(ranges):
-        assert start == (0 if index == 0 else first * 2 ** (index - 1)) and stop == min(
-            length, first * 2**index
-        )
+        assert start == (0 if index == 0 else first * 2 ** (index - 1))
+        assert stop == min(length, first * 2**index)
+
+
+def counted_by_hand(nats, documents, tokenizer, start, stop):
+    """(nats, tokens, bytes, documents) of the tokens at positions start .. stop - 1."""
+    total = 0.0
+    tokens = 0
+    text_bytes = 0
+    reached = set()
+    for number, document in enumerate(documents):
+        for place, target in enumerate(document.targets):
+            if not start <= place + 1 < stop:
+                continue
+            reached.add(number)
+            if document.scored[place]:
+                total += nats[number][place]
+                tokens += 1
+                text_bytes += len(tokenizer.decode([target]))
+    return total, tokens, text_bytes, len(reached)
 
 
 @given(corpus=documents_and_tokenizer(), first=st.integers(1, 9), seed=st.integers(0, 3))
@@ -31,50 +52,26 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     nats = random_nats(documents, seed)
     rows = by_position(nats, documents, tokenizer, first)
     longest = max((len(document.inputs) for document in documents), default=0)
-    assert [(row["start"], row["stop"]) for row in rows] == list(
-        doubling_ranges(first, longest + 1 if longest else 0)
-    )
+    ranges = list(doubling_ranges(first, longest + 1)) if longest else []
+    assert [(row["start"], row["stop"]) for row in rows] == ranges
     for row in rows:
-        total, tokens, text_bytes, reached = 0.0, 0, 0, set()
-        for number, document in enumerate(documents):
-            for place, target in enumerate(document.targets):
-                if row["start"] <= place + 1 < row["stop"]:
-                    reached.add(number)
-                    if document.scored[place]:
-                        total, tokens = total + nats[number][place], tokens + 1
-                        text_bytes += len(tokenizer.decode([target]))
-        assert (row["documents"], row["tokens"], row["text_bytes"]) == (
-            len(reached),
-            tokens,
-            text_bytes,
-        )
+        by_hand = counted_by_hand(nats, documents, tokenizer, row["start"], row["stop"])
+        total, tokens, text_bytes, reached = by_hand
+        assert row["documents"] == reached
+        assert row["tokens"] == tokens
+        assert row["text_bytes"] == text_bytes
         assert row["nats"] == pytest.approx(total, rel=1e-12)
         for name, units in (("bits_per_token", tokens), ("bits_per_byte", text_bytes)):
-            assert row[name] == pytest.approx(
-                total / units / math.log(2) if units else math.nan, nan_ok=True
-            )
-    assert sum(row["tokens"] for row in rows) == sum(
-        int(document.scored.sum()) for document in documents
-    )
+            rate = total / units / math.log(2) if units else math.nan
+            assert row[name] == pytest.approx(rate, nan_ok=True)
+    scored = sum(int(document.scored.sum()) for document in documents)
+    assert sum(row["tokens"] for row in rows) == scored
 
 
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
-    row = {
-        "start": 0,
-        "stop": 4,
-        "documents": 2,
-        "tokens": 7,
-        "bits_per_byte": 1.5,
-        "bits_per_token": 3.0,
-    }
-    assert positions.position_lines({"memory carried": [row]})[-1].split() == [
-        "0",
-        "to",
-        "3",
-        "2",
-        "7",
-        "1.5000",
-    ]
+    row = {"start": 0, "stop": 4, "documents": 2, "tokens": 7, "bits_per_byte": 1.5}
+    line = positions.position_lines({"memory carried": [row]})[-1]
+    assert line.split() == ["0", "to", "3", "2", "7", "1.5000"]
 
 
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
@@ -82,18 +79,18 @@ def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
     config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
     model = PAPERS["pretrained_recurrence"].random_model(config)
-    documents = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
+    listed = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
+    documents = Parts(listed, [(n, 0, len(each.inputs)) for n, each in enumerate(listed)])
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
     record, _ = positions.report(run, SimpleNamespace(plot=None))
-    expected = {"memory_carried": False} | ({"cleared": True} if name == "overlapping" else {})
-    assert (
-        record["by_position"].keys() == expected.keys()
-        and record["attention_reach"] == model.attention_reach
-    )
-    for reading, clear in expected.items():
+    assert record["attention_reach"] == model.attention_reach
+    ways = {"memory_carried": False}
+    if name == "overlapping":
+        ways["cleared"] = True
+    assert record["by_position"].keys() == ways.keys()
+    for way, clear in ways.items():
         nats = token_nats(model, documents, 1, clear)
-        for row in record["by_position"][reading]:
-            by_hand = sum(
-                losses[max(row["start"] - 1, 0) : row["stop"] - 1].sum() for losses in nats
-            )
-            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (reading, row["start"])
+        for row in record["by_position"][way]:
+            span = slice(max(row["start"] - 1, 0), row["stop"] - 1)
+            by_hand = sum(losses[span].sum() for losses in nats)
+            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (way, row["start"])

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from accelerated.data.config import DataConfig
+from accelerated.data.corpus import fingerprint
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
-from accelerated.program.files import fingerprint
 from accelerated.training.settings import (
     PREFIXES,
     by_config,
