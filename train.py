@@ -78,8 +78,10 @@ def train(run: opening.Run) -> str | None:
                 run.log_means(rate, run.tokens_per_second(bar), losses)
 
             # Validating and saving wait for the next update: a checkpoint has no gathered gradients
-            if not run.gathered and validate_and_save(run, bar, interruption):
-                return None if run.ended else interruption.signal or "a signal"
+            if not run.gathered:
+                stopped = validate_and_save(run, bar, interruption)
+                if stopped and not run.ended:
+                    return interruption.signal or "a signal"  # that another process heard
     return None
 
 

@@ -101,7 +101,8 @@ def parse_resumed(argv: list[str], first: argparse.Namespace) -> tuple[Settings,
     """--resume RUN: the run's own settings, of which options may change some."""
     from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch
 
-    run, path = first.resume, checkpoint_path(first.resume)
+    run = first.resume
+    path = checkpoint_path(run)
     written = path.stat().st_mtime if path.is_file() else 0.0
     saved = load_checkpoint(path)
     held = settings_from(saved, run)
