@@ -634,9 +634,10 @@ def by_key_backward(dout, cache):
     """
     index, distances = cache
     out = np.zeros((*dout.shape[:3], distances))
-    for query, row in enumerate(index):
-        for key, distance in enumerate(row):
-            out[:, :, query, distance] += dout[:, :, query, key]
+    queries = np.arange(len(index))
+    for key in range(len(index)):
+        rows = index[:, key]  # of each query, the row of its distance to this key
+        out[:, :, queries, rows] += dout[:, :, :, key]
     return out
 
 
