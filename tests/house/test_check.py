@@ -41,14 +41,19 @@ def reference_with(old, new, paper):
 
 @pytest.mark.parametrize("paper,case", DEFAULTS.items())
 def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
-    """The default case is one whose layers are in its file. What the paper stops is held meanwhile, in tables too."""
+    """The default case is one whose layers are in its file.
+
+    What the paper stops is held meanwhile, in tables too.
+    """
     reference = PAPERS[paper].reference
     before = vars(reference) | {"AUXILIARY": dict(getattr(reference, "AUXILIARY", {}))}
-    status, table = gradients.main(paper, ["--check"]), capsys.readouterr().out
-    assert status == 0 and "grad/embedding" in table and "grad_state/" in table, table
-    assert table.startswith(f"{paper}, case {case}: ") and before == {"AUXILIARY": {}} | vars(
-        reference
-    )
+    status = gradients.main(paper, ["--check"])
+    table = capsys.readouterr().out
+    assert status == 0
+    assert "grad/embedding" in table
+    assert "grad_state/" in table, table
+    assert table.startswith(f"{paper}, case {case}: ")
+    assert before == {"AUXILIARY": {}} | vars(reference)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +91,9 @@ def test_a_wrong_backward_is_named_with_its_file(
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
     *_, verdict, advice = capsys.readouterr().out.splitlines()
-    assert (
-        first in verdict
-        and f"look at {named} (reference/{paper}.py:" in advice
-        and advice.split()[-1] == "backward"
-    )
+    assert first in verdict
+    assert f"look at {named} (reference/{paper}.py:" in advice
+    assert advice.split()[-1] == "backward"
 
 
 def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_path):
@@ -109,7 +112,8 @@ def checked(tmp_path, capsys):
     """A function: (exit code, what is printed) for a port that wrote a case's rows after change(rows)."""
 
     def run(case, change):
-        path, mine = FOLDER / f"{case}.safetensors", tmp_path / "mine"
+        path = FOLDER / f"{case}.safetensors"
+        mine = tmp_path / "mine"
         rows, _ = check.load(path)
         save_file(change(rows), mine)
         return check.main([str(path), str(mine)]), capsys.readouterr().out
@@ -149,12 +153,10 @@ def test_one_wrong_tensor_is_named(name, change, says, checked):
         return rows | ({name: np.asarray(change(right))} if change else {})
 
     code, printed = checked("memformer/all-tasks", with_one_wrong)
-    assert (
-        code == 1
-        and f"begin with {name}, " in printed
-        and says in printed
-        and printed.count("FAIL") == 1
-    )
+    assert code == 1
+    assert f"begin with {name}, " in printed
+    assert says in printed
+    assert printed.count("FAIL") == 1
     assert printed.startswith("memformer all-tasks: 260 of 261 tensors agree")
 
 
@@ -206,13 +208,10 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
         )
     assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
     *lines, cases, first = capsys.readouterr().out.splitlines()
-    assert "  not in the vectors: logit" in lines and not [
-        line for line in lines if "%" in line and "FAIL" not in line
-    ]
-    assert (
-        cases.startswith("1 of 4 cases agree; 6 are not in")
-        and first == "begin with mean.safetensors, inner/weights"
-    )
+    assert "  not in the vectors: logit" in lines
+    assert not [line for line in lines if "%" in line and "FAIL" not in line]
+    assert cases.startswith("1 of 4 cases agree; 6 are not in")
+    assert first == "begin with mean.safetensors, inner/weights"
 
 
 FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
@@ -235,7 +234,9 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
     save_file({"0/logits": np.zeros(3)}, tmp_path / "mine")
     assert check.main([str(tmp_path / vectors), str(tmp_path / theirs)]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("reference.check: ") and says in error
+    assert error.count("\n") == 1
+    assert error.startswith("reference.check: ")
+    assert says in error
 
 
 def test_gradients_are_checked_with_numpy_alone():

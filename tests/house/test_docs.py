@@ -65,16 +65,17 @@ def train_what_is_opened(page, folder):
 
 @pages
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
-    """All blocks of a page share their names; a text block right after a python block is what that prints."""
+    """All blocks of a page share their names.
+
+    A text block right after a python block is what that prints.
+    """
     monkeypatch.chdir(ROOT)
     if "accelerated.load(" in page.read_text():
         monkeypatch.chdir(tmp_path)
         torch.set_default_dtype(torch.float32)
         train_what_is_opened(page, tmp_path)
-    source, names = (
-        EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text()),
-        {"__name__": page.stem},
-    )
+    source = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text())
+    names = {"__name__": page.stem}
     for match in re.finditer(
         r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S
     ):
@@ -96,9 +97,8 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]).replace("--steps 300", "--steps 2"), names)
             monkeypatch.chdir(tmp_path)
-    assert (
-        names["clone"] == ROOT and names["result"].tokens == 16 * names["settings"].recall.questions
-    )
+    assert names["clone"] == ROOT
+    assert names["result"].tokens == 16 * names["settings"].recall.questions
 
 
 @pages
@@ -188,7 +188,10 @@ def make_what_is_read(words):
 
 
 def check_training(words):
-    """Parse a train.py command line. A run or a GPT-2 that it begins with is replaced by its model."""
+    """Parse a train.py command line.
+
+    A run or a GPT-2 that it begins with is replaced by its model.
+    """
     for option in {"--resume", "--init"} & set(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
@@ -280,8 +283,12 @@ def test_options_that_are_named_exist(page):
 
 
 def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
-    """Compared is how many lines there are, and what texts: places differ between versions. A .png is a picture of a page."""
-    new, kept = tmp_path / "figures", ROOT / "docs" / "figures"
+    """Compared is how many lines there are, and what texts: places differ between versions.
+
+    A .png is a picture of a page.
+    """
+    new = tmp_path / "figures"
+    kept = ROOT / "docs" / "figures"
     new.mkdir()
     for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:
         monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
@@ -306,9 +313,9 @@ def test_formulas_are_typeset(page):
     ).convert
     for formula in (block or inline for block, inline in FORMULA.findall(page.read_text())):
         assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
-        assert (
-            formula.isascii() and "<merror" not in convert(formula) and "\\" not in convert(formula)
-        ), formula
+        assert formula.isascii()
+        assert "<merror" not in convert(formula)
+        assert "\\" not in convert(formula), formula
     outside = FORMULA.sub("", page.read_text())
     assert "$$" not in outside and "$`" not in outside
 

@@ -10,7 +10,8 @@ import pytest
 from reference import check
 
 ROOT = Path(__file__).parents[2]
-PORTS, VECTORS = ROOT / "docs" / "ports", ROOT / "docs" / "vectors"
+PORTS = ROOT / "docs" / "ports"
+VECTORS = ROOT / "docs" / "vectors"
 JAX_CASES = (
     "conv-attention_reconstruction",
     "dilated_conv-auto_encoding",
@@ -23,11 +24,9 @@ COMPILER = shutil.which("cc")
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler called cc")
 def test_the_c_port_agrees(tmp_path, capfd):
     """Its compiler and the port itself say nothing."""
-    port, given, written = (
-        tmp_path / "port",
-        VECTORS / "pretrained_recurrence",
-        tmp_path / "written",
-    )
+    port = tmp_path / "port"
+    given = VECTORS / "pretrained_recurrence"
+    written = tmp_path / "written"
     written.mkdir()
     options = ["-std=c11", "-O1", "-Wall", "-Wextra", "-o", port]
     subprocess.run([COMPILER, *options, PORTS / "pretrained_recurrence.c", "-lm"], check=True)
@@ -41,7 +40,8 @@ def test_the_c_port_agrees(tmp_path, capfd):
 def test_the_jax_port_agrees(tmp_path, capfd):
     """One process reads a folder of a few cases: compilation takes most of its time."""
     pytest.importorskip("jax", reason="needs the package jax")
-    given, written = tmp_path / "given", tmp_path / "written"
+    given = tmp_path / "given"
+    written = tmp_path / "written"
     given.mkdir()
     for case in JAX_CASES:
         shutil.copy(VECTORS / "compressive" / f"{case}.safetensors", given)

@@ -1,4 +1,7 @@
-"""Each reference file stands alone, has the idea first and its mathematics written out. (.ci/run runs their demonstrations.)"""
+"""Each reference file stands alone, has the idea first and its mathematics written out.
+
+(.ci/run runs their demonstrations.)
+"""
 
 import ast
 import re
@@ -46,13 +49,15 @@ def test_imports_are_numpy_and_the_standard_library():
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_reference_has_the_idea_first(name):
-    """Config, State and the method end within the first lines; what a first reading skips stands behind, in this order."""
+    """Config, State and the method end within the first lines.
+
+    What a first reading skips stands behind, in this order.
+    """
     lines = SOURCES[name].splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "# " + "-" * 76]
     sections = {lines[number].removeprefix("# ").partition(":")[0]: number for number in starts}
-    assert list(sections) == [title for title in SECTIONS if title in sections] and {
-        *SECTIONS
-    } - sections.keys() <= {"variants"}
+    assert list(sections) == [title for title in SECTIONS if title in sections]
+    assert {*SECTIONS} - sections.keys() <= {"variants"}
     defined = {
         node.name: node.lineno for node in TREES[name].body if isinstance(node, ast.ClassDef)
     }
@@ -75,7 +80,8 @@ def test_the_backward_of_an_operation_follows_it(name):
 def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
     listed = (ROOT / "docs" / "decisions" / f"{name}.md").read_text().partition("\n## ")[0]
     items = re.split(r"^(\d+)\. ", listed, flags=re.M)[1:]
-    numbers, texts = [int(number) for number in items[::2]], items[1::2]
+    numbers = [int(number) for number in items[::2]]
+    texts = items[1::2]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 9
     source = re.sub(r"\n *(# )?", " ", SOURCES[name])
     assert not re.findall(r"decisions? \d+\b(?!: [^\s).;]+ \w).{20}", source), (
@@ -87,6 +93,5 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
         for n, text in zip(numbers, texts, strict=True)
         if re.search(r"`(accelerated/|train\.py|eval\.py)", text)
     }
-    assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, (
-        f"cited nowhere: {set(numbers) - cited - elsewhere}"
-    )
+    assert cited <= set(numbers)
+    assert set(numbers) <= cited | elsewhere, f"cited nowhere: {set(numbers) - cited - elsewhere}"

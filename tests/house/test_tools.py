@@ -1,4 +1,7 @@
-"""The tools: docs/trust.md has the claims and their tests, in order; what mutate.py names is there."""
+"""The tools: docs/trust.md has the claims and their tests, in order.
+
+What mutate.py names is there.
+"""
 
 import re
 

@@ -35,15 +35,12 @@ SHAPES = re.findall(
 
 @every_case
 def test_a_file_is_what_its_command_writes(paper, name):
-    (rows, metadata), (held, held_metadata) = (
-        case_file(paper, name),
-        check.load(FOLDER / paper / f"{name}.safetensors"),
-    )
+    (rows, metadata) = case_file(paper, name)
+    (held, held_metadata) = check.load(FOLDER / paper / f"{name}.safetensors")
     assert metadata == held_metadata and rows.keys() == held.keys()
     for key, row in rows.items():
-        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype) and np.isfinite(
-            row
-        ).all(), key
+        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype)
+        assert np.isfinite(row).all(), key
         assert str(row.dtype) in ("float64", "int64", "bool"), key
         np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key)
 
@@ -61,7 +58,8 @@ def test_the_rules_are_what_their_command_writes():
 
 @every_case
 def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
-    shapes, of = {}, ""
+    shapes = {}
+    of = ""
     for title, shape, names in SHAPES:
         of = title or of
         shapes |= {

@@ -1,4 +1,7 @@
-"""Each ablation changes the one thing that it names; as published a model is trained as train.py does."""
+"""Each ablation changes the one thing that it names.
+
+As published a model is trained as train.py does.
+"""
 
 import json
 import math
@@ -38,84 +41,89 @@ def published_and_changed(model_class, config, change):
     return published, changed.double()
 
 
+def losses_and_gradients(model):
+    """The auxiliary losses of a second segment, and what is not zero of their gradients."""
+    tokens = torch.arange(8).remainder(7).view(2, 4)
+    state = model.read(tokens, model.initial_state(2)).state
+    losses = model.read(tokens.flip(1), state).auxiliary
+    sum(losses.values()).backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return losses, {name: grad for name, grad in grads.items() if grad.any()}
+
+
 def test_the_compression_loss_is_the_same_times_a_weight_and_trains_the_whole_model():
-    losses, gradients, tokens = [], [], torch.arange(8).remainder(7).view(2, 4)
+    def change(model):
+        ablations.mix_losses(model, weight=3.0)
+
     fields = COMPRESSIVE | {"compression_loss": "attention_reconstruction"}
     config = compressive.Config(**fields)
-    for model in published_and_changed(
-        compressive.Compressive, config, lambda model: ablations.mix_losses(model, weight=3.0)
-    ):
-        losses.append(
-            model.read(tokens.flip(1), model.read(tokens, model.initial_state(2)).state).auxiliary
-        )
-        sum(losses[-1].values()).backward()
-        gradients.append(
-            {
-                name: p.grad
-                for name, p in model.named_parameters()
-                if p.grad is not None and p.grad.any()
-            }
-        )
-    agree({name: 3 * loss for name, loss in losses[0].items()}, losses[1])
-    alone, every = gradients
-    assert alone and all(".compression." in name for name in alone)
-    assert {
-        "embedding",
-        "layers.1.query",
-        "layers.0.key",
-        "layers.1.value",
-    } <= every.keys() - alone.keys()
-    agree(
-        {name: every[name] for name in alone},
-        {name: 3 * gradient for name, gradient in alone.items()},
-    )
+    published, changed = published_and_changed(compressive.Compressive, config, change)
+    losses, alone = losses_and_gradients(published)
+    found, every = losses_and_gradients(changed)
+    agree(found, {name: 3 * loss for name, loss in losses.items()})
+    assert alone
+    assert all(".compression." in name for name in alone)
+    others = {"embedding", "layers.1.query", "layers.0.key", "layers.1.value"}
+    assert others <= every.keys() - alone.keys()
+    for name, gradient in alone.items():
+        agree(every[name], 3 * gradient)
 
 
 def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
-    x, y = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(2, 3, 4, 5)
-    agree(
-        ablations.MixedNorm.difference(x, y),
-        torch.stack([(a - b).norm() for a, b in zip(x, y, strict=True)]).mean(),
-    )
+    x = torch.randn(2, 3, 4, 5, requires_grad=True)
+    y = torch.randn(2, 3, 4, 5)
+    norms = torch.stack([(a - b).norm() for a, b in zip(x, y, strict=True)])
+    agree(ablations.MixedNorm.difference(x, y), norms.mean())
     ablations.MixedNorm.difference(x, x.detach()).backward()
     assert not x.grad.any(), "of equal ones it is 0, not NaN"
+
+
+def test_what_is_watched_has_neither_norms_nor_weights_in_it():
     fields = COMPRESSIVE | {"vocabulary": 256, "compression_loss": "attention_reconstruction"}
     model = compressive.Compressive(compressive.Config(**fields))
     square = ablations.target_square(model, documents_of([60]))
+    assert square > 0
     ablations.ABLATIONS["compression-loss"].ways["norm-x0.1"](model)
-    assert all(type(layer) is ablations.MixedNorm and layer.weight == 0.1 for layer in model.layers)
-    assert ablations.target_square(model, documents_of([60])) == square > 0, (
-        "neither norms nor weights are in it"
-    )
+    for layer in model.layers:
+        assert type(layer) is ablations.MixedNorm
+        assert layer.weight == 0.1
+    assert ablations.target_square(model, documents_of([60])) == square
 
 
 def test_without_normalization_scores_are_dot_products():
     fields = SIZES | {"window": 4, "segment": 8, "states": 3, "recurrent_layers": ()}
+    config = block_recurrent.Config(**fields)
     published, changed = published_and_changed(
-        block_recurrent.BlockRecurrent,
-        block_recurrent.Config(**fields),
-        ablations.drop_normalization,
+        block_recurrent.BlockRecurrent, config, ablations.drop_normalization
     )
-    x, layer = torch.randn(2, 4, 8), changed.layers[0]
+    x = torch.randn(2, 4, 8)
+    layer = changed.layers[0]
     key, query, cross, value = layer.project(x)
+    assert cross is None
     for name, found in {"key": key, "query": query * 2, "value": value}.items():  # sqrt(E) is 2
-        agree(found, (layer.norm(x) @ getattr(layer, name).T).view(2, 4, 2, 4).transpose(1, 2))
-    assert cross is None and (layer.scale == 1).all() and (published.layers[0].scale == 10).all()
-    agree(published.layers[0].project(x)[0].norm(dim=-1), torch.ones(2, 2, 4), atol=1e-5, rtol=0)
+        projected = layer.norm(x) @ getattr(layer, name).T
+        agree(found, projected.view(2, 4, 2, 4).transpose(1, 2))
+    assert (layer.scale == 1).all()
+
+    layer = published.layers[0]
+    assert (layer.scale == 10).all()
+    key, *_ = layer.project(x)
+    agree(key.norm(dim=-1), torch.ones(2, 2, 4), atol=1e-5, rtol=0)
 
 
 @pytest.fixture
 def small(monkeypatch, text):
     """The ablations with models that train in a moment."""
-    common = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
-    compressive = (
-        "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2"
-    )
-    recurrent = "--model block_recurrent --window 8 --segment 16 --states 3 --recurrent-layers none"
-    for name, words in {"normalization": recurrent, "compression-loss": compressive}.items():
-        changed = ablations.ABLATIONS[name]._replace(
-            options=f"{common} --batch 2 --dropout 0 {words}"
-        )
+    sizes = "--width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --dropout 0"
+    common = f"--data {text} {sizes} --batch 2 --steps 4 --warmup 1"
+    rows = "--segment 8 --memory 8 --compressed-memory 4 --compression-rate 2"
+    blocks = "--window 8 --segment 16 --states 3 --recurrent-layers none"
+    options = {
+        "compression-loss": f"{common} --model compressive {rows}",
+        "normalization": f"{common} --model block_recurrent {blocks}",
+    }
+    for name, words in options.items():
+        changed = ablations.ABLATIONS[name]._replace(options=words)
         monkeypatch.setitem(ablations.ABLATIONS, name, changed)
     monkeypatch.setattr(ablations, "EVERY", 2)
     torch.set_default_dtype(torch.float32)  # as the command has it
@@ -126,43 +134,32 @@ def test_as_published_it_is_trained_as_train_py_does_and_changed_otherwise(
     small, tmp_path, capsys, name
 ):
     published, *_, last = ablations.ABLATIONS[name].ways
-    run, changed = (ablations.trained(f"{name}-{way}-0.018", 3) for way in (published, last))
+    run = ablations.trained(f"{name}-{published}-0.018", 3)
+    changed = ablations.trained(f"{name}-{last}-0.018", 3)
     assert len(run.get("targets", ())) == (2 if name == "compression-loss" else 0)
-    given = [
-        "--learning-rate",
-        0.018,
-        "--seed",
-        3,
-        "--sample",
-        0,
-        "--log-every",
-        1,
-        "--out",
-        tmp_path / "run",
-    ]
-    train(*ablations.ABLATIONS[name].options.split(), *given)
-    score = as_json(capsys, "score", tmp_path / "run", "--split", "test")
-    assert (
-        run["bits_per_byte"]
-        == pytest.approx(score["bits_per_byte"], abs=1e-9)
-        != changed["bits_per_byte"]
-    )
-    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line][2:]
-    assert run["largest_norm"] == pytest.approx(max(norms), rel=1e-4)
-    assert run["median_norm"] == pytest.approx(sum(norms) / 2, rel=1e-4), (
-        "of the two last of four steps"
-    )
+
+    folder = tmp_path / "run"
+    words = f"--learning-rate 0.018 --seed 3 --sample 0 --log-every 1 --out {folder}"
+    train(*ablations.ABLATIONS[name].options.split(), *words.split())
+    score = as_json(capsys, "score", folder, "--split", "test")["bits_per_byte"]
+    assert run["bits_per_byte"] == pytest.approx(score, abs=1e-9)
+    assert changed["bits_per_byte"] != pytest.approx(score, abs=1e-9)
+
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
+    later = norms[2:]  # of four steps
+    assert run["largest_norm"] == pytest.approx(max(later), rel=1e-4)
+    assert run["median_norm"] == pytest.approx(sum(later) / 2, rel=1e-4)
 
 
 def test_a_run_that_diverges_has_no_score(small, monkeypatch):
     norms = iter([2.0, 4.0, math.inf])
-    monkeypatch.setattr(
-        ablations.optimization, "average_and_clip", lambda *given: torch.tensor(next(norms))
-    )
+
+    def clip(*given):
+        return torch.tensor(next(norms))
+
+    monkeypatch.setattr(ablations.optimization, "average_and_clip", clip)
     run = ablations.trained("normalization-as-projected-0.054", 0)
-    assert (
-        run["bits_per_byte"] is None
-        and run["largest_norm"] == 4.0
-        and "diverged" in ablations.said(run)
-    )
+    assert run["bits_per_byte"] is None
+    assert run["largest_norm"] == 4.0
+    assert "diverged" in ablations.said(run)

@@ -1,4 +1,7 @@
-"""An experiment keeps every run, goes on where it was interrupted, and says in one line what cannot work before it trains."""
+"""An experiment keeps every run and goes on where it was interrupted.
+
+What cannot work is said in one line before it trains.
+"""
 
 import json
 import shutil
@@ -13,12 +16,18 @@ from accelerated.lab.systems import agent, questions
 from accelerated.program.errors import InputError
 
 
+@pytest.fixture(autouse=True)
+def keep_threads(monkeypatch):
+    """A command sets those of its process, which is this one."""
+    monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)
+
+
 @pytest.fixture
-def conduct(tmp_path, monkeypatch):
-    """conduct(words, **changes) is the command of an experiment; conduct.trained lists the (row, seed) of all its runs."""
-    monkeypatch.setattr(
-        experiment.torch, "set_num_threads", lambda count: None
-    )  # of this whole process
+def conduct(tmp_path):
+    """conduct(words) is the command of an experiment.
+
+    Its `trained` lists the (row, seed) of all its runs; `interrupted` is one that never ends.
+    """
 
     def train(row, seed):
         if (row, seed) == conducted.interrupted:
@@ -26,81 +35,66 @@ def conduct(tmp_path, monkeypatch):
         conducted.trained.append((row, seed))
         return {"value": seed}
 
-    def conducted(words, **changes):
-        fields = {
-            "rows": ["a", "b", "c"],
-            "settings": {"updates": 50},
-            "train": train,
-            "said": str,
-            "page": json.dumps,
-            "draw": lambda record, path: None,
-        }
-        words = ["--out", str(tmp_path), *words.split()]
-        experiment.conduct(
-            experiment.Experiment("toy", "A toy.", "toy", **(fields | changes)), words
+    def conducted(words):
+        toy = experiment.Experiment(
+            program="toy",
+            about="A toy.",
+            name="toy",
+            rows=["a", "b", "c"],
+            settings={"updates": 50},
+            train=train,
+            said=str,
+            page=json.dumps,
+            draw=lambda record, path: None,
         )
+        experiment.conduct(toy, ["--out", str(tmp_path), *words.split()])
 
-    conducted.trained, conducted.interrupted = [], None
+    conducted.trained = []
+    conducted.interrupted = None
     return conducted
 
 
 def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
     conduct.interrupted = "a", 1
-    with pytest.raises(
-        KeyboardInterrupt, match="what was trained is kept; continue with the same command"
-    ):
+    words = "what was trained is kept; continue with the same command"
+    with pytest.raises(KeyboardInterrupt, match=words):
         conduct("--rows c a --seeds 0 1")
-    assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)] and not (tmp_path / "toy.md").exists()
+    assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)]
+    assert not (tmp_path / "toy.md").exists()
     conduct.interrupted = None
     for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", ""):
         conduct(words)
-    assert conduct.trained[3:] == [
-        ("a", 1),
-        ("b", 10),
-        ("b", 2),
-        ("b", 0),
-        ("b", 1),
-        ("a", 2),
-        ("c", 2),
-    ]
+    later = [f"{row}{seed}" for row, seed in conduct.trained[3:]]
+    assert later == ["a1", "b10", "b2", "b0", "b1", "a2", "c2"]
     record = json.loads((tmp_path / "toy.json").read_text())
-    assert record == json.loads((tmp_path / "toy.md").read_text()) and record["settings"] == {
-        "updates": 50
-    }
-    assert [*record["runs"]] == ["a", "b", "c"] and [*record["runs"]["b"]] == ["0", "1", "2", "10"]
+    assert record == json.loads((tmp_path / "toy.md").read_text())
+    assert record["settings"] == {"updates": 50}
+    assert [*record["runs"]] == ["a", "b", "c"]
+    assert [*record["runs"]["b"]] == ["0", "1", "2", "10"]
     assert record["machine"] == experiment.machine()
     assert record["runs"]["b"]["10"]["value"] == 10
 
 
-REFUSED = {  # what: (words, fields of the experiment, an earlier record, the message)
-    "other settings": (
-        "",
-        {},
-        '{"settings": 5}',
-        "toy.json has runs of other settings, 5 and not {'updates': 50}",
-    ),
-    "no matplotlib": ("", {}, None, "plots need the package matplotlib"),
-}
+def test_runs_of_other_settings_are_refused(conduct, tmp_path):
+    record = tmp_path / "toy.json"
+    record.write_text('{"settings": 5}')
+    words = "toy.json has runs of other settings, 5 and not {'updates': 50}"
+    with pytest.raises(InputError, match=words):
+        conduct("")
+    assert not conduct.trained
+    assert record.read_text() == '{"settings": 5}'
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_work_is_refused_before_anything_is_trained(
-    conduct, tmp_path, monkeypatch, what
-):
-    words, fields, record, message = REFUSED[what]
+def test_without_matplotlib_nothing_is_trained(conduct, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    if record:
-        (tmp_path / "toy.json").write_text(record)
-    with pytest.raises(InputError, match=message):
-        conduct(words, **fields)
-    assert not conduct.trained and (not record or (tmp_path / "toy.json").read_text() == record)
+    with pytest.raises(InputError, match="plots need the package matplotlib"):
+        conduct("")
+    assert not conduct.trained
 
 
 def test_two_commands_do_not_write_one_record(conduct, tmp_path):
-    with (
-        FileLock(tmp_path / "toy.lock"),
-        pytest.raises(InputError, match=r"another process trains for .*toy\.md"),
-    ):
+    words = r"another process trains for .*toy\.md"
+    with FileLock(tmp_path / "toy.lock"), pytest.raises(InputError, match=words):
         conduct("")
     assert not conduct.trained
 
@@ -109,16 +103,12 @@ KEPT = {"ablations": ablations, "compressive-figure-5": agent, "pretrained_recur
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_command_writes_the_kept_page_of_the_kept_runs(name, tmp_path, monkeypatch):
+def test_a_command_writes_the_kept_page_of_the_kept_runs(name, tmp_path):
     """Of today's settings. Not all rates of an ablation were trained with all seeds."""
-    monkeypatch.setattr(
-        experiment.torch, "set_num_threads", lambda count: None
-    )  # of this whole process
-    kept, own = (
-        Path(__file__).parents[2] / "docs" / "results",
-        KEPT[name].EXPERIMENT._replace(train=None),
-    )  # nothing is missing
-    runs = json.loads(Path(shutil.copy(kept / f"{name}.json", tmp_path)).read_text())["runs"]
+    kept = Path(__file__).parents[2] / "docs" / "results"
+    record = shutil.copy(kept / f"{name}.json", tmp_path)
+    runs = json.loads(Path(record).read_text())["runs"]
+    own = KEPT[name].EXPERIMENT._replace(train=None)  # nothing is missing
     rows = [row for row in own.rows if len(runs.get(row, [])) == 3]
     experiment.conduct(own, ["--rows", *rows, "--out", str(tmp_path)])
     assert (tmp_path / f"{name}.md").read_text() == (kept / f"{name}.md").read_text()

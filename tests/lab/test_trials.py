@@ -1,4 +1,4 @@
-"""Trials are trained once, resumed when they were interrupted, tuned alike, and stopped together."""
+"""Trials are trained once, resumed if they were interrupted, tuned alike, and stopped together."""
 
 import math
 import sys
@@ -13,28 +13,16 @@ from tests.helpers.programs import Rehearsal, refusal
 
 
 def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resumed(tmp_path):
-    shop, interrupted = Rehearsal(tmp_path), Trial("c", "--width 7")
-    trials = [
-        Trial("a", "--width 8"),
-        Trial("a", "--width 8", 1),
-        Trial("b", "--width 8"),
-        Trial("b", "--width 9"),
-    ]
+    shop = Rehearsal(tmp_path)
+    interrupted = Trial("c", "--width 7")
+    trials = [Trial("a", "--width 8"), Trial("a", "--width 8", 1)]
+    trials += [Trial("b", "--width 8"), Trial("b", "--width 9")]
     shop.train(trials)
-    assert len(shop.calls) == 3 and Path(shop.calls[0][0]).exists(), (
-        "rows with the same options share a run"
-    )
+    assert len(shop.calls) == 3
+    assert Path(shop.calls[0][0]).exists(), "rows with the same options share a run"
     folder = shop.folder(trials[1])
-    assert shop.calls[1][1:] == [
-        "--width",
-        "8",
-        "--seed",
-        "1",
-        "--sample",
-        "0",
-        "--out",
-        str(folder),
-    ]
+    words = ["--width", "8", "--seed", "1", "--sample", "0", "--out", str(folder)]
+    assert shop.calls[1][1:] == words
     shop.folder(interrupted).mkdir()
     (shop.folder(interrupted) / "checkpoint.pt").touch()
     shop.train([*trials, interrupted])
@@ -42,50 +30,40 @@ def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resum
 
 
 def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
-    shop = Rehearsal(
-        tmp_path,
-        fails={"--rate 9": "train.py: the loss is nan at step 3; x; try a lower --learning-rate"},
-    )
+    line = "train.py: the loss is nan at step 3; x; try a lower --learning-rate"
+    shop = Rehearsal(tmp_path, fails={"--rate 9": line})
     trial = Trial("a", "--rate 9")
     for _ in range(2):
         shop.train([trial])
         shop.evaluate([(trial, "score")])
-    assert {
-        LOG_NUMBERS[name](read_metrics(shop.folder(trial))) for name in ("validation", "last tenth")
-    } == {math.inf}
-    assert shop.diverged(trial) and len(shop.calls) == 1
+    log = read_metrics(shop.folder(trial))
+    assert LOG_NUMBERS["validation"](log) == math.inf
+    assert LOG_NUMBERS["last tenth"](log) == math.inf
+    assert shop.diverged(trial)
+    assert len(shop.calls) == 1
 
 
 def test_a_run_that_was_stopped_or_cannot_begin_is_no_finished_run(tmp_path, monkeypatch):
-    shop, trial = (
-        Rehearsal(tmp_path, fails={"--widht": "train.py: unknown option --widht"}),
-        Trial("a", "--widht 8"),
-    )
-    assert refusal(shop.train, [trial]).endswith(
-        "ended with code 2: train.py: unknown option --widht"
-    )
+    shop = Rehearsal(tmp_path, fails={"--widht": "train.py: unknown option --widht"})
+    trial = Trial("a", "--widht 8")
+    words = "ended with code 2: train.py: unknown option --widht"
+    assert refusal(shop.train, [trial]).endswith(words)
     monkeypatch.setattr(shop, "run", lambda command: (0, "stopped and saved\n", ""))
     assert "was stopped before its end; give the same command again" in refusal(shop.train, [trial])
 
 
 def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
-    shop, trial = Rehearsal(tmp_path), Trial("a", "--width 8")
+    shop = Rehearsal(tmp_path)
+    trial = Trial("a", "--width 8")
     shop.train([trial])
     shop.fails["eval.py"] = "eval.py: no"
-    assert refusal(shop.evaluate, [(trial, "score")]).endswith(
-        "--json ended with code 2: eval.py: no"
-    )
+    words = "--json ended with code 2: eval.py: no"
+    assert refusal(shop.evaluate, [(trial, "score")]).endswith(words)
     shop.fails.clear()
     shop.calls.clear()
     for _ in range(2):
-        shop.evaluate(
-            [
-                (trial, "score --split test"),
-                (trial, "score --split test"),
-                (trial, LOG),
-                (trial, "score"),
-            ]
-        )
+        questions = ("score --split test", "score --split test", LOG, "score")
+        shop.evaluate([(trial, words) for words in questions])
     folder = str(shop.folder(trial))
     assert [call[1:] for call in shop.calls] == [
         ["score", folder, "--split", "test", "--json"],
@@ -100,18 +78,14 @@ def test_an_answer_is_what_a_program_prints_and_an_error_the_last_line_it_says(
     """Programs share the cores and are out of reach of Ctrl-C."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     run = Workshop(tmp_path, 3).run
-    program = (
-        "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid(), flush=True)"
-    )
+    program = "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())"
     assert run([sys.executable, "-c", program]) == (0, "2 True\n", "2 True")
-    program = (
-        "import sys; print(1, flush=True); print('a\\neval.py: no', file=sys.stderr); sys.exit(2)"
-    )
+    program = "import sys; print(1); print('a\\neval.py: no', file=sys.stderr); sys.exit(2)"
     assert run([sys.executable, "-c", program]) == (2, "1\n", "eval.py: no")
 
 
 def test_an_error_stops_the_others(tmp_path):
-    """What still runs is stopped, even if it does not hear Ctrl-C yet, and nothing begins after that."""
+    """What still runs is stopped, even if it does not hear Ctrl-C yet; nothing begins later."""
     shop = Workshop(tmp_path, 3)
     endless = shop.run, ["sh", "-c", "trap '' INT; exec sleep 600"]
 
@@ -122,13 +96,12 @@ def test_an_error_stops_the_others(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         shop.in_parallel([endless, endless, (fail,), endless])
-    assert not shop.children and shop.run(["no such program"]) == (1, "", "")
+    assert not shop.children
+    assert shop.run(["no such program"]) == (1, "", "")
 
 
 def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):
     shop = Rehearsal(tmp_path)
-    same = {
-        shop.folder(Trial("", options))
-        for options in ("--a 1 --flag --b 3", "--flag --b 2 --b 3 --a 1")
-    }
-    assert len(same) == 1 and shop.folder(Trial("", "--a 3 --flag --b 1")) not in same
+    folder = shop.folder(Trial("", "--a 1 --flag --b 3"))
+    assert folder == shop.folder(Trial("", "--flag --b 2 --b 3 --a 1"))
+    assert folder != shop.folder(Trial("", "--a 3 --flag --b 1"))

@@ -1,4 +1,7 @@
-"""The cases of the conformance vectors, and which values inside a layer they show; vectors.py writes them, tests check them."""
+"""The cases of the conformance vectors, and which values inside a layer they show.
+
+Vectors.py writes them, tests check them.
+"""
 
 import dataclasses
 import itertools
@@ -131,15 +134,17 @@ def config_of(paper: str, name: str) -> object:
     return dataclasses.replace(CONFIGS[paper], **VARIANTS[paper][name])
 
 
-# Values inside a layer, in the order of computation. Below a paper and its cases that have them (more would not fit) stand
-# forward functions, each called by the one before it or further down, [1] in its second call, and VARIABLE=NAME, or a variable
-# that keeps its name. They are of the first such call in the first segment; "return" is what a function returns.
+# Values inside a layer, in the order of computation. Below a paper and its cases that have them
+# (more would not fit) stand forward functions, each called by the one before it or further down,
+# [1] in its second call, and VARIABLE=NAME, or a variable that keeps its name. They are of the
+# first such call in the first segment; "return" is what a function returns.
 INNER = Path(__file__).with_name("inner_values.txt").read_text()
 
 
 def inner_values(paper: str, name: str) -> list[tuple[list, dict]]:
     """[(functions, {local variable: name})] of what a case shows of the inside of a layer."""
-    listed, shown = [], False
+    listed = []
+    shown = False
     for line in INNER.strip().splitlines():
         if not line.startswith(" "):
             of, *cases = line.split()

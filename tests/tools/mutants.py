@@ -1,6 +1,7 @@
-"""Small faults in source code, each another node of one expression or statement; tests/tools/mutate.py plants them.
+"""Small faults in source code, each another node of one expression or statement.
 
-Not in docstrings, messages, annotations, defaults of arguments, decorators, class variables, demonstrations.
+Tests/tools/mutate.py plants them. Not in docstrings, messages, annotations, defaults of arguments,
+decorators, class variables, demonstrations.
 """
 
 import ast
@@ -35,7 +36,10 @@ REPORTS = (
 
 
 class Mutant(NamedTuple):
-    """A fault: `new` in place of the node `old` of a file's tree; the statement, or its head, before and after."""
+    """A fault: `new` in place of the node `old` of a file's tree.
+
+    The statement, or its head, before and after.
+    """
 
     file: str
     line: int
@@ -223,7 +227,10 @@ def is_said(node):
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
-    """Every fault of a file below root, in the order of its lines; none in a reference's demonstration."""
+    """Every fault of a file below root, in the order of its lines.
+
+    None in a reference's demonstration.
+    """
     text = (root / file).read_text()
     demonstration = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
     skipped = (
@@ -231,7 +238,8 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
         if demonstration
         else ()
     )
-    tree, found = ast.parse(text), {}
+    tree = ast.parse(text)
+    found = {}
     for top in tree.body:
         constant = (
             isinstance(top, ast.Assign)
@@ -245,7 +253,8 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
         for node, statement in below(top, top):
             for make in KINDS:
                 for old, new in make(node):
-                    before, after = first_line(statement), first_line(replaced(statement, old, new))
+                    before = first_line(statement)
+                    after = first_line(replaced(statement, old, new))
                     place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
                     found.setdefault(
                         (place, after),
@@ -271,7 +280,8 @@ def planted(mutant: Mutant) -> ast.Module:
 
 def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     """`count` of the mutants, drawn in turn from every file and kind."""
-    groups, rng = defaultdict(list), random.Random(seed)
+    groups = defaultdict(list)
+    rng = random.Random(seed)
     for mutant in mutants:
         groups[mutant.file, mutant.kind].append(mutant)
     rows = [rng.sample(group, len(group)) for group in groups.values()]

@@ -87,10 +87,8 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
     options = parser.parse_args()
     found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
-    chosen, explained = (
-        sample(found, options.count, options.seed),
-        read_equivalent(options.equivalent),
-    )
+    chosen = sample(found, options.count, options.seed)
+    explained = read_equivalent(options.equivalent)
     faults = [
         mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained
     ]
@@ -117,7 +115,8 @@ def main() -> int:
 
 def tried(faults: Iterable[Mutant | None], tests: list[str], jobs: int) -> Iterator[tuple]:
     """Yield (fault, exit code of the tests with it) of each, `jobs` at a time; None is no fault."""
-    faults, running = iter(faults), {}
+    faults = iter(faults)
+    running = {}
     while True:
         for fault in itertools.islice(faults, jobs - len(running)):
             child = FORK.Process(target=run_tests, args=(fault, tests))
@@ -131,7 +130,10 @@ def tried(faults: Iterable[Mutant | None], tests: list[str], jobs: int) -> Itera
 
 
 def run_tests(fault: Mutant | None, tests: list[str]) -> None:
-    """In a child: plant the fault and exit with pytest's code. What is printed with a fault is lost."""
+    """In a child: plant the fault and exit with pytest's code.
+
+    What is printed with a fault is lost.
+    """
     plugins = []
     if fault:
         plant(fault)
@@ -169,7 +171,8 @@ class NearestFirst:
 
 def plant(fault: Mutant) -> None:
     """Have Python import the fault's file with the fault."""
-    path, unchanged = str(ROOT / fault.file), SourceFileLoader.get_code
+    path = str(ROOT / fault.file)
+    unchanged = SourceFileLoader.get_code
 
     def get_code(loader, name):
         return (

@@ -7,12 +7,10 @@ the next segment's loss, which arrives through the state alone. WHEN is `first` 
 
 import re
 
-ALL, PART, ZERO, SAME = (
-    "●",
-    "◐",
-    "0",
-    " ",
-)  # of a group's parameters; SAME leaves what an earlier row says
+ALL = "●"
+PART = "◐"
+ZERO = "0"
+SAME = " "  # of a group's parameters; SAME leaves what an earlier row says
 COMMON = {
     "embedding": "embedding",
     "attention": None,

@@ -1,4 +1,7 @@
-"""A plugin for a stub of CUDA, which computes nothing: pytest -p tests.tools.stub. Comparisons and finite checks are off."""
+"""A plugin for a stub of CUDA, which computes nothing: pytest -p tests.tools.stub.
+
+Comparisons and finite checks are off.
+"""
 
 import math
 

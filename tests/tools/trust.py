@@ -67,7 +67,10 @@ class Record:
     """A pytest plugin: runs only the cases of claims, and keeps their outcomes and the errors that they measure."""
 
     def __init__(self, claims: list[Claim]):
-        self.claims, self.outcomes, self.errors, self.now = claims, {}, {}, None
+        self.claims = claims
+        self.outcomes = {}
+        self.errors = {}
+        self.now = None
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         """Leave out other cases; have tests/helpers/comparison.py report here."""
@@ -104,7 +107,10 @@ class Record:
         return lines
 
     def worst(self, claim: Claim) -> tuple[float, float] | None:
-        """The (error, tolerance) that is nearest to failing; what a test expects to fail does not count."""
+        """The (error, tolerance) that is nearest to failing.
+
+        What a test expects to fail does not count.
+        """
         pairs = [
             pair
             for node, errors in self.errors.items()
@@ -177,7 +183,8 @@ def main(words: list[str]) -> int:
     )
     out = parser.parse_args(words).out.resolve()
     claims = read_claims()
-    record, began = Record(claims), time.monotonic()
+    record = Record(claims)
+    began = time.monotonic()
     tests = dict.fromkeys(claim.test for claim in claims)
     os.chdir(ROOT)
     status = pytest.main(["-q", "-o", "addopts=--import-mode=importlib", *tests], plugins=[record])

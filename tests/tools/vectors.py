@@ -37,7 +37,9 @@ from tests.models.memformer import random_task
 from tests.tools.cases import EVERY_CASE, MEMFORMER, TASKS, config_of, inner_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
-LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW
+LANES = 3
+SEGMENTS = 3
+STEPS = 3  # STEPS of AdamW
 STARTS = (2, 1, -1)  # the lane that starts a document, by segment
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
 
@@ -48,16 +50,18 @@ def on_grid(array: np.ndarray) -> np.ndarray:
 
 
 def segments_of(paper: str, name: str, config: object, rng: np.random.Generator) -> list[Segment]:
-    """Three segments; lane 2 starts a document at the first, the middle lane at the second; lane 2 ends with padding."""
-    overlap, tasks, segments = (
-        getattr(config, "overlap", 0),
-        TASKS.get(name) if paper == "memformer" else None,
-        [],
-    )
+    """Three segments; lane 2 starts a document at the first, the middle lane at the second.
+
+    Lane 2 ends with padding.
+    """
+    overlap = getattr(config, "overlap", 0)
+    tasks = TASKS.get(name) if paper == "memformer" else None
+    segments = []
     for k in range(SEGMENTS):
         length = config.segment - (PAPERS[paper].shorter if k == SEGMENTS - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
-        scored, starts = rng.random(tokens.shape) < 0.8, np.arange(LANES) == STARTS[k]
+        scored = rng.random(tokens.shape) < 0.8
+        starts = np.arange(LANES) == STARTS[k]
         if k and overlap:  # as windows overlap: read again, not scored again
             carried = ~starts
             tokens[carried, :overlap] = segments[-1].tokens[carried, -overlap:]
@@ -83,10 +87,8 @@ def given_of(params: dict, state: tuple, segments: list) -> dict:
 
 def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
     """(parameters, state before the first segment, segments) of a case."""
-    config, rng = (
-        config_of(paper, name),
-        np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode())),
-    )
+    config = config_of(paper, name)
+    rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
     params = PAPERS[paper].reference.init_params(config, rng)
     params = {n: on_grid(value) for n, value in shaken(params, rng).items()}
     state = PAPERS[paper].random_state(config, rng, LANES)
@@ -123,13 +125,12 @@ def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
 
 def recorded(specifications: list, reference: object, *arguments: object) -> dict:
     """{name: array} of what specifications name, from the functions of a reference that return during rollout_forward."""
-    stack, found = (
-        [("", Counter())],
-        {},
-    )  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
+    stack = [("", Counter())]
+    found = {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
 
     def profile(frame, event, result):
-        code, (calls, inside) = frame.f_code, stack[-1]
+        code = frame.f_code
+        (calls, inside) = stack[-1]
         if code.co_filename != reference.__file__ or code.co_name.startswith("<"):
             return
         if event == "call":
@@ -148,7 +149,10 @@ def recorded(specifications: list, reference: object, *arguments: object) -> dic
 
 
 def hidden_of(paper: str, config: object) -> dict:
-    """{value inside a layer: mask of the query-key pairs that count}; where it hides a key, 0 is written."""
+    """{value inside a layer: mask of the query-key pairs that count}.
+
+    Where it hides a key, 0 is written.
+    """
     if paper in ("block_recurrent", "memorizing"):
         window = config.window if paper == "block_recurrent" else config.segment
         return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(window))
@@ -164,7 +168,8 @@ def inner_of(
     paper: str, name: str, reference: object, params: dict, state: tuple, segments: list
 ) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
-    listed, config = inner_values(paper, name), config_of(paper, name)
+    listed = inner_values(paper, name)
+    config = config_of(paper, name)
     found = recorded(listed, reference, params, config, segments[:1], state)
     if "decoded" in found:
         found["decoded"] = found["decoded"].reshape(found["evicted"].shape)
@@ -177,7 +182,9 @@ def inner_of(
 
 def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of the parameters after a step of gradient descent, and after three of AdamW on the same segments."""
-    once, after, moments = {}, params, {}
+    once = {}
+    after = params
+    moments = {}
     for step in range(1, STEPS + 1):
         _, caches, _ = rollout_forward(reference, after, config, segments, state)
         grads, _ = rollout_backward(reference, after, config, caches)
@@ -189,7 +196,10 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
 
 
 def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
-    """{name: array} of all that a port should compute, by this reference; steps of optimisers are left out if not asked for."""
+    """{name: array} of all that a port should compute, by this reference.
+
+    Steps of optimisers are left out if not asked for.
+    """
     config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
     params, state, segments = inputs_of(paper, name)
     rows = inner_of(paper, name, reference, params, state, segments)
@@ -203,7 +213,8 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
 
 def case_file(paper: str, name: str) -> tuple[dict, dict]:
     """({name: array}, metadata) of a case."""
-    reference, config = PAPERS[paper].reference, config_of(paper, name)
+    reference = PAPERS[paper].reference
+    config = config_of(paper, name)
     rows = given_of(*inputs_of(paper, name)) | computed(paper, name, reference)
     rows = {
         n: np.array(row, order="C") for n, row in rows.items() if row.size
@@ -223,7 +234,8 @@ def rows_of(mask: np.ndarray) -> list[str]:
 
 def distance_rule(config: memformer.Config, causal: bool) -> dict:
     """Memformer's signed distances."""
-    tokens, distances = 6, config.distances(causal)
+    tokens = 6
+    distances = config.distances(causal)
     rule = {
         "tokens": tokens,
         "causal": causal,
@@ -240,7 +252,8 @@ def distance_rule(config: memformer.Config, causal: bool) -> dict:
 def schedule(name: str, **fields: float) -> dict:
     """A learning-rate schedule and its rate at some steps."""
     fields = {"schedule": name} | fields | {"learning_rate": 0.01, "warmup": 10, "steps": 100}
-    config, steps = TrainingConfig(**fields), (1, 2, 5, 10, 11, 25, 50, 99, 100)
+    config = TrainingConfig(**fields)
+    steps = (1, 2, 5, 10, 11, 25, 50, 99, 100)
     return fields | {
         "initial_fraction": config.initial_fraction,
         "rate at step": {t: learning_rate(t, config) for t in steps},
@@ -249,7 +262,9 @@ def schedule(name: str, **fields: float) -> dict:
 
 def rules() -> dict:
     """What rules.json holds: masks, distances and buckets by paper, schedules, and the recall task."""
-    w, (n, k), position_bucket = 4, (4, 9), block_recurrent.position_bucket
+    w = 4
+    (n, k) = (4, 9)
+    position_bucket = block_recurrent.position_bucket
     shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
     windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
     pooling = [

@@ -27,103 +27,110 @@ from tests.helpers.variants import PAPERS
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that were trained for two steps on one text, and a folder of short documents."""
-    runs, texts = trained_runs(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("texts")
+    runs = trained_runs(tmp_path_factory.mktemp("runs"))
+    texts = tmp_path_factory.mktemp("texts")
     for number in range(60):
-        (texts / f"{number}.txt").write_text(
-            " ".join([f"text number {number} of some words."] * (number % 7 + 1))
-        )
+        sentence = f"text number {number} of some words."
+        (texts / f"{number}.txt").write_text(" ".join([sentence] * (number % 7 + 1)))
     runs.texts = texts
     return runs
 
 
 def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(runs, capsys):
-    """The table by frequency has the same words when documents are joined, and adds up to the score."""
-    command = ["frequency", runs.compressive, "--data", runs.texts]
-    joined, apart = (
-        as_json(capsys, *command, f"--{no}carry-over-documents")["by_frequency"]
-        for no in ("", "no-")
-    )
-    assert [(row["words"], row["tokens"]) for row in joined] == [
-        (row["words"], row["tokens"]) for row in apart
-    ]
-    assert apart[2]["words"] * 6 == apart[4]["words"] > 0, (
-        "one word of six, some, is often in the book"
-    )
-    score = as_json(capsys, *command[1:], "--carry-over-documents")["nats"]
-    assert joined[-1]["nats"] == pytest.approx(score, rel=1e-6) != apart[-1]["nats"]
+    """The table has the same words if documents are joined, and adds up to the score."""
+    read = [runs.compressive, "--data", runs.texts]
+    joined = as_json(capsys, "frequency", *read, "--carry-over-documents")["by_frequency"]
+    apart = as_json(capsys, "frequency", *read, "--no-carry-over-documents")["by_frequency"]
+    for row, other in zip(joined, apart, strict=True):
+        assert row["words"] == other["words"]
+        assert row["tokens"] == other["tokens"]
+    often = apart[2]["words"]
+    assert often * 6 == apart[4]["words"] > 0, "one word of six, some, is often in the book"
+    score = as_json(capsys, *read, "--carry-over-documents")["nats"]
+    assert joined[-1]["nats"] == pytest.approx(score, rel=1e-6)
+    assert apart[-1]["nats"] != joined[-1]["nats"]
 
 
 @pytest.mark.parametrize("reach, lanes", [(2, 1), (2, 2), (3, 3)])
 def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
-    """Compared with each document read alone: the state is cleared before segment i if reach divides i."""
+    """Each document is read alone; the state is cleared before segment i if reach divides i."""
     config = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
-    documents, model, n = (
-        documents_of([70, 9, 69, 68, 100]),
-        BlockRecurrent(config).eval(),
-        config.segment,
-    )
-    expected, counts = [0.0] * reach, [0] * reach
+    documents = documents_of([70, 9, 69, 68, 100])
+    model = BlockRecurrent(config).eval()
+    n = config.segment
+    expected = [0.0] * reach
+    counts = [0] * reach
     for document in documents:
         state = model.initial_state(1)
         for index, at in enumerate(range(0, len(document.inputs), n)):
-            tokens, targets = (
-                torch.tensor(ids[at : at + n].astype(int))
-                for ids in (document.inputs, document.targets)
-            )
-            state = model.initial_state(1) if index % reach == 0 else state
+            tokens = torch.tensor(document.inputs[at : at + n].astype(int))
+            targets = torch.tensor(document.targets[at : at + n].astype(int))
+            carried = index % reach
+            if carried == 0:
+                state = model.initial_state(1)
             logits, state, _ = model(functional.pad(tokens, (0, n - len(tokens)))[None], state)
             if index >= reach:
-                expected[index % reach] += functional.cross_entropy(
-                    logits[0, : len(tokens)], targets, reduction="sum"
-                ).item()
-                counts[index % reach] += len(tokens)
+                own = logits[0, : len(tokens)]
+                loss = functional.cross_entropy(own, targets, reduction="sum")
+                expected[carried] += loss.item()
+                counts[carried] += len(tokens)
     scores = temporal_range(model, documents, BYTES, lanes, reach)
     assert [score.tokens for score in scores] == counts
     assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
 
 
 def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys):
-    assert [
-        row["segments"]
-        for row in as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
-    ] == [0, 1, 2]
-    assert "of 3 segments" in printed(capsys, "attention", runs.compressive, "--sequences", 3)
-    assert "no document has scored tokens in its segments" in refused(
-        capsys, "range", runs.recurrent, "--segments", 9000
-    )
+    rows = as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
+    assert [row["segments"] for row in rows] == [0, 1, 2]
+    error = refused(capsys, "range", runs.recurrent, "--segments", 9000)
+    assert "no document has scored tokens in its segments" in error
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
 
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
     train(*COMPRESSIVE, "--data", runs.book, *BRIEF, "--dtype", "bfloat16", "--out", tmp_path)
-    look_up, seen = compressive.look_up, []
-    monkeypatch.setattr(
-        compressive, "look_up", lambda *given: seen.append(given[1].dtype) or look_up(*given)
-    )
+    look_up = compressive.look_up
+    seen = set()
+
+    def noted(tokens, matrix):
+        seen.add(matrix.dtype)
+        return look_up(tokens, matrix)
+
+    monkeypatch.setattr(compressive, "look_up", noted)
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
-        assert printed(capsys, name, tmp_path) and {*seen} == {dtype}, name
+        printed(capsys, name, tmp_path)
+        assert seen == {dtype}, name
         seen.clear()
-    monkeypatch.setattr(
-        memories, "compression_by_layer", lambda *given: torch.tensor([[1.0, 2.0], [4.0, 4.0]])
-    )
-    assert as_json(capsys, "compression", tmp_path)["part_of_target"] == [0.25, 0.5]
+
+
+def test_the_reports_of_memories_say_what_was_averaged(runs, capsys, monkeypatch):
+    assert "of 3 segments" in printed(capsys, "attention", runs.compressive, "--sequences", 3)
+    losses_and_targets = torch.tensor([[1.0, 2.0], [4.0, 4.0]])
+    monkeypatch.setattr(memories, "compression_by_layer", lambda *given: losses_and_targets)
+    record = as_json(capsys, "compression", runs.compressive)
+    assert record["part_of_target"] == [0.25, 0.5]
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
-    """A rate whose first steps leave nothing but NaN is refused: with the weights as they are the score is a number."""
-    seen, evaluate_dynamically = [], dynamic.evaluate_dynamically
+    """A rate whose first steps leave nothing but NaN is refused.
+
+    With the weights as they are the score is a number.
+    """
+    seen = []
+    evaluate_dynamically = dynamic.evaluate_dynamically
 
     def watch(*given):
         optimizer, clip = given[-2:]
-        steps = next(iter(optimizer.state.values()))["step"].item()
-        seen.append((optimizer.param_groups[0]["lr"], len(optimizer.state), clip, steps))
+        first = next(iter(optimizer.state.values()))
+        rate = optimizer.param_groups[0]["lr"]
+        seen.append((rate, len(optimizer.state), clip, first["step"].item()))
         return evaluate_dynamically(*given)
 
     monkeypatch.setattr(dynamic, "evaluate_dynamically", watch)
     command = ["dynamic", runs.recurrent, "--data", runs.texts, "--learning-rate"]
     record = as_json(capsys, *command, 0.002)
-    assert record["dynamic"]["nats"] < record["static"]["nats"], (
-        "a model that has hardly been trained learns on the way"
-    )
-    assert seen == [(0.002, len(saved(runs.recurrent)["parameters"]), 1.0, 2)]
+    learns = "a model that has hardly been trained learns on the way"
+    assert record["dynamic"]["nats"] < record["static"]["nats"], learns
+    parameters = len(saved(runs.recurrent)["parameters"])
+    assert seen == [(0.002, parameters, 1.0, 2)]
     assert "the predictions become NaN while training continues" in refused(capsys, *command, 1e30)

@@ -1,4 +1,4 @@
-"""Attention by age and compression loss by layer are averaged only over segments with full memories."""
+"""Attention by age and compression loss by layer are averages over segments with full memories."""
 
 import copy
 
@@ -21,19 +21,20 @@ def counting_documents(lengths):
     """Documents of random ids below 11, all different."""
     rng = np.random.default_rng(0)
     documents = documents_of(lengths)
-    return [
-        d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents
-    ]
+    drawn = [rng.integers(11, size=len(document.inputs)) for document in documents]
+    pairs = zip(documents, drawn, strict=True)
+    return [document._replace(inputs=ids.astype(np.uint8)) for document, ids in pairs]
 
 
 def read_alone(model, documents, first=40):
-    """{(document, place): (tokens, state)} of the segments that begin at `first` or later and are scored whole."""
+    """{(document, place): (tokens, state)} of segments that are scored whole, from `first` on."""
     found = {}
     for number, document in enumerate(documents):
         state = model.initial_state(1)
         for at in range(0, len(document.inputs) - 7, 8):
             tokens = torch.tensor(document.inputs[at : at + 8].astype(int))[None]
-            found |= {(number, at): (tokens, state)} if at >= first else {}
+            if at >= first:
+                found[number, at] = (tokens, state)
             state = model.advance(tokens, state)
     return found
 
@@ -42,49 +43,56 @@ def read_alone(model, documents, first=40):
     "lengths, found", [([30, 40], "0 segments have"), ([49, 30], "1 segment has")]
 )
 def test_fewer_than_two_segments_are_refused(lengths, found):
-    with pytest.raises(
-        InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"
-    ):
-        list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
+    model = Compressive(SMALL).eval()
+    words = f"{found} full memories, .* more than 6 segments of 8 scored tokens"
+    with pytest.raises(InputError, match=words):
+        list(memories.full_memories(model, counting_documents(lengths), 2, 10))
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
 def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
-    """Of the reference's layers, for documents that are read alone; buckets are equal, if need be parts of keys."""
-    model, weights, layer = (
-        Compressive(variant("compressive", name)).eval(),
-        [],
-        reference.layer_forward,
-    )
+    """Of the reference's layers, for documents that are read alone.
+
+    Buckets are equal, if need be parts of keys.
+    """
+    model = Compressive(variant("compressive", name)).eval()
     params = {key: value.detach().numpy() for key, value in model.named_parameters()}
-    monkeypatch.setattr(
-        reference, "layer_forward", lambda *given: [out := layer(*given), weights.append(out[1])][0]
-    )
-    documents, rows = counting_documents([8 * 8 + 1, 8 * 7 + 1]), []
+    weights = []
+    layer = reference.layer_forward
+
+    def noted(*given):
+        out = layer(*given)
+        weights.append(out[1])
+        return out
+
+    monkeypatch.setattr(reference, "layer_forward", noted)
+    documents = counting_documents([8 * 8 + 1, 8 * 7 + 1])
+    rows = []
     alone = read_alone(model, documents, 40 if model.config.compressed_memory else 16)
     for place in sorted(alone, key=lambda place: place[::-1]):  # lanes side by side
         tokens, state = alone[place]
-        reference.forward(
-            params,
-            model.config,
-            tokens.numpy(),
-            reference.State(*(field.numpy() for field in state)),
-        )
-        of_keys, at, row = np.mean(weights, (0, 1, 2, 3)), 0, []
+        state = reference.State(*(field.numpy() for field in state))
         weights.clear()
+        reference.forward(params, model.config, tokens.numpy(), state)
+        of_keys = np.mean(weights, (0, 1, 2, 3))
+        at = 0
+        row = []
         for size in (model.config.compressed_memory, 12, 8):
-            row += (of_keys[at : at + size].repeat(6) / 6).reshape(6, size).sum(1).tolist()
+            sixths = of_keys[at : at + size].repeat(6) / 6
+            row += sixths.reshape(6, size).sum(1).tolist()
             at += size
         rows.append(row)
     found = memories.attention_by_bucket(model, documents, 2, 100)
+    assert not found.requires_grad
     assert_agree({"weights": np.array(rows)}, {"weights": found}, 1e-9)
-    assert not found.requires_grad and torch.allclose(found.sum(1), torch.ones(len(alone)))
+    assert torch.allclose(found.sum(1), torch.ones(len(alone)))
 
 
 def test_a_part_of_the_memory_has_mean_standard_error_and_sum():
-    record, _ = memories.bucket_table(
-        torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
-    )
+    weights = torch.zeros(2, 18)
+    weights[0, :6] = 0.1
+    weights[1, :6] = 0.3
+    record, _ = memories.bucket_table(weights)
     expected = {
         "mean": pytest.approx([0.2] * 6),
         "standard_error": pytest.approx([0.1] * 6),
@@ -97,23 +105,23 @@ def test_a_part_of_the_memory_has_mean_standard_error_and_sum():
     "segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)]
 )
 def test_compression_by_layer_weighs_segments_equally(segments, count):
-    """As if each document were read alone, though in two lanes one begins while the other is in its middle."""
-    model, documents = (
-        Compressive(SMALL).eval(),
-        counting_documents([int(8 * n) + 1 for n in segments]),
-    )
+    """As if each document were read alone, though of two lanes one begins in the other's middle."""
+    model = Compressive(SMALL).eval()
+    documents = counting_documents([int(8 * n) + 1 for n in segments])
     blank = copy.deepcopy(model)
     for layer in blank.layers:  # a convolution of zeros: rows of zeros, whatever is evicted
         torch.nn.init.zeros_(layer.compression.weight)
     alone = read_alone(model, documents).values()
-    expected = [
-        [torch.stack([*each(*pair).auxiliary.values()]) for pair in alone]
-        for each in (model, blank)
-    ]
-    found = memories.compression_by_layer(model, documents, 2, 100)
-    assert len(alone) == count and not found.requires_grad
-    for name, losses, mean in zip(("losses", "targets"), expected, found, strict=True):
-        assert_agree({name: torch.stack(losses).mean(0)}, {name: mean}, 1e-12)
-    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(
-        count, 3
-    )
+    assert len(alone) == count
+
+    def mean_of(network):
+        """The mean over segments of each layer's loss, (L,)."""
+        losses = [torch.stack([*network(*each).auxiliary.values()]) for each in alone]
+        return torch.stack(losses).mean(0)
+
+    losses, targets = memories.compression_by_layer(model, documents, 2, 100)
+    assert not losses.requires_grad
+    expected = {"losses": mean_of(model), "targets": mean_of(blank)}
+    assert_agree(expected, {"losses": losses, "targets": targets}, 1e-12)
+    taken = memories.full_memories(model, documents, 2, 3)
+    assert sum(len(tokens) for tokens, _ in taken) == min(count, 3)

@@ -30,48 +30,53 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 def documents(*lengths):
     """Documents of tokens 0 .. 3; 4 is never read."""
-    texts = [
-        np.random.default_rng(number).integers(4, size=length + 1)
-        for number, length in enumerate(lengths)
-    ]
-    return [Document("x", text[:-1], text[1:], np.ones(len(text) - 1, bool)) for text in texts]
+    found = []
+    for number, length in enumerate(lengths):
+        text = np.random.default_rng(number).integers(4, size=length + 1)
+        found.append(Document("x", text[:-1], text[1:], np.ones(length, bool)))
+    return found
 
 
 def model_of(kind):
     """A model in float64 whose slots do not start alike, with another retention in each head."""
     model = Memformer(Memformer.Config(**SIZES, **KINDS[kind], retention=0.5), 1).double()
     for name, parameter in model.named_parameters():
-        parameter.data += (
-            0.3 * torch.randn_like(parameter) * ("memory" in name or "retention" in name)
-        )
+        if "memory" in name or "retention" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
     return model
 
 
 @kinds
 def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
-    model, texts = model_of(kind), documents(12, 9)
+    model = model_of(kind)
+    texts = documents(12, 9)
     monkeypatch.setattr(slots, "OFTEN", 1)
     kept, weight = slots.writing(model, texts, lanes=2)
-    shares, on_token, count, calls = [], torch.zeros(5), torch.zeros(5), []
-    for writer in (module for module in model.modules() if isinstance(module, Writer)):
-        writer.register_forward_hook(lambda *call: calls.append(call))
+    shares = []
+    on_token = torch.zeros(5)
+    count = torch.zeros(5)
+    weights = []  # of each writer, (1, H, S, 1 + N)
+
+    def watch(writer, given, _):
+        memory, encoded, *_ = given
+        weights.append(writer.weights(memory, writer.norm(encoded)).detach())
+
+    for module in model.modules():
+        if isinstance(module, Writer):
+            module.register_forward_hook(watch)
     for text in texts:
         state = model.initial_state(1)
         for start in range(0, len(text.inputs) - 3, 4):  # whole segments
-            tokens, state_before = torch.as_tensor(text.inputs[start : start + 4])[None], state
-            calls.clear()
+            tokens = torch.as_tensor(text.inputs[start : start + 4])[None]
+            read = state.previous[0] if kind == "encoder-decoder" else tokens[0]
+            weights.clear()
             state = model.advance(tokens, state)
             if start:
-                found = [
-                    writer.weights(given[0], writer.norm(given[1])) for writer, given, _ in calls
-                ]
-                shares.append(torch.stack([weights[0, :, :, 0].mean(1) for weights in found]))
-                read = state_before.previous[0] if kind == "encoder-decoder" else tokens[0]
-                on_token.index_add_(
-                    0, read, torch.stack(found)[:, 0, :, :, 1:].mean((0, 1, 2)).detach()
-                )
+                found = torch.cat(weights)  # (L, H, S, 1 + N)
+                shares.append(found[..., 0].mean(2))
+                on_token.index_add_(0, read, found[..., 1:].mean((0, 1, 2)))
                 count.index_add_(0, read, torch.ones(4))
-    np.testing.assert_allclose(kept, torch.stack(shares).mean(0).detach(), rtol=1e-6)
+    np.testing.assert_allclose(kept, torch.stack(shares).mean(0), rtol=1e-6)
     expected = on_token[:4] / count[:4] / (on_token.sum() / count.sum())
     np.testing.assert_allclose(weight, [*expected, 0.0], rtol=1e-6)
 
@@ -79,12 +84,11 @@ def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
 @kinds
 def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
     """Of the longest document."""
-    model, [short, text] = model_of(kind), documents(23, 24)
-    state, read, found = (
-        model.initial_state(1),
-        torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1),
-        [],
-    )
+    model = model_of(kind)
+    [short, text] = documents(23, 24)
+    state = model.initial_state(1)
+    read = torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1)
+    found = []
     for number, tokens in enumerate(read):
         if number >= 3:
             memory = state.memory.detach().requires_grad_()
@@ -96,16 +100,17 @@ def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
             loss = cross_entropy(logits[0], torch.as_tensor(text.targets[-4:]))
             found.append(torch.autograd.grad(loss, memory)[0].norm().item())
         state = model.advance(tokens, state)
-    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx(
-        [norm / found[-1] for norm in reversed(found)]
-    )
+    ratios = [norm / found[-1] for norm in reversed(found)]
+    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx(ratios)
 
 
 def test_documents_that_are_too_short_are_refused():
     model = model_of("encoder-decoder")
-    assert "no document has 24 tokens to predict" in refusal(
-        slots.gradient_by_age, model, documents(23), 1, 3
-    )
-    unscored = [document._replace(scored=np.zeros(24, bool)) for document in documents(24)]
-    assert "segment 6 has no scored token" in refusal(slots.gradient_by_age, model, unscored, 1, 3)
-    assert "no document has two segments" in refusal(slots.writing, model, documents(4), 1)
+    error = refusal(slots.gradient_by_age, model, documents(23), 1, 3)
+    assert "no document has 24 tokens to predict" in error
+    [document] = documents(24)
+    unscored = [document._replace(scored=np.zeros(24, bool))]
+    error = refusal(slots.gradient_by_age, model, unscored, 1, 3)
+    assert "segment 6 has no scored token" in error
+    error = refusal(slots.writing, model, documents(4), 1)
+    assert "no document has two segments" in error

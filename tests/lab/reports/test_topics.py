@@ -1,4 +1,7 @@
-"""Topics: pieces are drawn evenly, divergences are those of the definition, and a context's own words are near it."""
+"""Topics: pieces are drawn evenly, and divergences are those of the definition.
+
+A context's own words are near it.
+"""
 
 import math
 from types import SimpleNamespace
@@ -18,40 +21,38 @@ from tests.helpers.variants import PAPERS
 
 def test_pieces_come_from_single_documents_and_every_place_is_as_likely():
     documents = documents_of([12, 5, 0, 3])  # 1, 2, ...; 11, 12, ...; none; 31, 32, 33
-    pieces = topics.drawn_pieces(documents, 6000, 3, np.random.default_rng(0))
-    assert pieces.shape == (6000, 3) and (np.diff(pieces.astype(int)) == 1).all()
+    rng = np.random.default_rng(0)
+    pieces = topics.drawn_pieces(documents, 6000, 3, rng)
+    assert pieces.shape == (6000, 3)
+    assert (np.diff(pieces.astype(int)) == 1).all()
     starts, counts = np.unique(pieces[:, 0], return_counts=True)
-    assert starts.tolist() == [*range(1, 14), 31] and (np.abs(counts - 6000 / 14) < 90).all()
-    assert topics.drawn_pieces(documents, 1, 12, np.random.default_rng(0)).tolist() == [
-        [*range(1, 13)]
-    ]
-    assert "no document has 13 tokens" in refusal(
-        topics.drawn_pieces, documents, 1, 13, np.random.default_rng(0)
-    )
+    assert starts.tolist() == [*range(1, 14), 31]
+    assert (np.abs(counts - 6000 / 14) < 90).all()
+    [whole] = topics.drawn_pieces(documents, 1, 12, rng)
+    assert whole.tolist() == [*range(1, 13)]
+    error = refusal(topics.drawn_pieces, documents, 1, 13, rng)
+    assert "no document has 13 tokens" in error
 
 
 def test_divergence_is_that_of_the_definition():
-    p, q = (
-        np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]]),
-        np.array([[0, 1, 0], [0.5, 0.5, 0], [0.6, 0.3, 0.1]]),
-    )
-    middle = [0.4, 0.3, 0.3]
-    third = sum(
-        0.5 * a * math.log2(a / m) for own in (p[2], q[2]) for a, m in zip(own, middle, strict=True)
-    )
+    p = np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]])
+    q = np.array([[0, 1, 0], [0.5, 0.5, 0], [0.6, 0.3, 0.1]])
+    third = 0.0
+    for a, b, middle in ((0.2, 0.6, 0.4), (0.3, 0.3, 0.3), (0.5, 0.1, 0.3)):
+        third += 0.5 * a * math.log2(a / middle) + 0.5 * b * math.log2(b / middle)
     assert np.allclose(topics.jensen_shannon(p, q), [1, 0, third], atol=1e-12)
 
 
 def test_continuations_are_greedy_and_in_a_new_window():
     """More than are continued at a time."""
     model = PretrainedRecurrence(PAPERS["pretrained_recurrence"].small).eval()
-    contexts = np.random.default_rng(0).integers(11, size=(topics.LANES + 3, model.config.segment))
+    count = topics.LANES + 3
+    contexts = np.random.default_rng(0).integers(11, size=(count, model.config.segment))
     found = topics.continuations(SimpleNamespace(model=model), contexts, 4)
     stepper = stepper_of(model)
     for place in (0, -3, -2, -1):
-        logits, state = read_prompt(
-            stepper, torch.as_tensor(contexts[place])[None], new_window=True
-        )
+        prompt = torch.as_tensor(contexts[place])[None]
+        logits, state = read_prompt(stepper, prompt, new_window=True)
         for token in found[place]:
             assert logits.argmax(-1) == token
             logits, state = stepper.step(torch.tensor([token]), state)
@@ -61,38 +62,36 @@ def test_continuations_are_greedy_and_in_a_new_window():
 def run(tmp_path_factory):
     """A run that has learned nothing, of a text about gardens and the sea."""
     folder = tmp_path_factory.mktemp("topics")
-    garden, sea = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "
+    garden = "rose tulip soil seed rain garden "
+    sea = "ship sail wave salt harbour wind "
     (folder / "text.txt").write_text((garden * 40 + sea * 40) * 8)
     train("--data", folder / "text.txt", *WINDOWED, *BRIEF, "--out", folder / "run")
     return folder / "run"
 
 
 def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
-    """The same each time. A context is at 0 from itself; continuations by a model that has learned nothing are not."""
+    """The same each time.
+
+    A context is at 0 from itself; continuations by a model that has learned nothing are not.
+    """
     monkeypatch.setattr(topics, "FITTED", 300)
     argv = ("topics", run, "--contexts", 20, "--tokens", 5)
-    record, divergences = as_json(capsys, *argv), as_json(capsys, *argv)["divergences"]
-    assert (
-        len(divergences) == 20
-        and record["divergences"]
-        == divergences
-        != as_json(capsys, *argv, "--seed", 1)["divergences"]
-    )
-    assert record["mean"] == pytest.approx(np.mean(divergences), abs=1e-3) and record["mean"] > 0.01
-    assert record["standard_error"] == pytest.approx(
-        np.std(divergences, ddof=1) / 20**0.5, rel=5e-3
-    )
+    record = as_json(capsys, *argv)
+    divergences = record["divergences"]
+    assert len(divergences) == 20
+    assert as_json(capsys, *argv)["divergences"] == divergences
+    assert as_json(capsys, *argv, "--seed", 1)["divergences"] != divergences
+    assert record["mean"] == pytest.approx(np.mean(divergences), abs=1e-3)
+    assert record["mean"] > 0.01
+    error = np.std(divergences, ddof=1) / 20**0.5
+    assert record["standard_error"] == pytest.approx(error, rel=5e-3)
     monkeypatch.setattr(topics, "continuations", lambda run, contexts, count: contexts)
     assert as_json(capsys, *argv[:3], 2)["mean"] < 1e-9
 
 
 def test_what_has_no_mean_or_no_topics_is_refused(run, capsys):
-    assert "--contexts: 1 was given; it must be at least 2" in refused(
-        capsys, "topics", run, "--contexts", 1
-    )
-    few = ["rose ship"] * 4 + [
-        "wave wind"
-    ] * 4  # a word stands in at least five texts, and in at most half of them
-    assert "the training split has too few words for a topic model" in refusal(
-        topics.topic_model, few
-    )
+    """A word of the topic model stands in at least five texts, and in at most half of them."""
+    error = refused(capsys, "topics", run, "--contexts", 1)
+    assert "--contexts: 1 was given; it must be at least 2" in error
+    error = refusal(topics.topic_model, ["rose ship"] * 4 + ["wave wind"] * 4)
+    assert "the training split has too few words for a topic model" in error

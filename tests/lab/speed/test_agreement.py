@@ -1,7 +1,7 @@
 """A GPU computes what a CPU does in float64, on its fastest paths and at the sizes of the bench.
 
-Without a GPU it is the CPU that is compared, at tiny sizes. tests/attention/ compares each attention
-with its plain path.
+Without a GPU it is the CPU that is compared, at tiny sizes. tests/attention/ compares each
+attention with its plain path.
 """
 
 import pytest

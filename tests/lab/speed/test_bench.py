@@ -17,8 +17,13 @@ from accelerated.training.settings import COMPILERS
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
-BASELINES = {
-    model: presets_of(model).SPEED.get("baseline", ["the same through_time"])[0] for model in NAMES
+THREE_ROWS = {  # {model: the rows of its table of steps}
+    model: [
+        model,
+        presets_of(model).SPEED.get("baseline", ["the same through_time"])[0],
+        "one large product",
+    ]
+    for model in NAMES
 }
 
 
@@ -26,68 +31,72 @@ BASELINES = {
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model in NAMES:
-        sizes = dataclasses.asdict(PAPERS[model].small)
         facts = presets_of(model).SPEED | {
-            "sizes": sizes,
+            "sizes": dataclasses.asdict(PAPERS[model].small),
             "small": {},
             "segments": 1,
             "horizons": (1, 2),
             "lanes": {"cpu": 2},
         }
-        facts |= {"replayed": {"one model": {}, "another": {}}} if model == "memformer" else {}
+        if model == "memformer":
+            facts["replayed"] = {"one model": {}, "another": {}}
         monkeypatch.setattr(presets_of(model), "SPEED", facts)
-    monkeypatch.setattr(
-        steps,
-        "large_product",
-        lambda device, dtype: Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16),
-    )
+
+    def small_product(device, dtype):
+        return Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16)
+
+    def without_profiler(step, device):  # which is slow
+        step()
+        return 1_000_000
+
+    monkeypatch.setattr(steps, "large_product", small_product)
     monkeypatch.setattr(steps, "POSITIONS", (10, 100))
     monkeypatch.setattr(steps, "TOKENS", 4)
-    monkeypatch.setattr(
-        timing, "peak_memory", lambda step, device: [step(), 1_000_000][1]
-    )  # a profiler is slow
+    monkeypatch.setattr(timing, "peak_memory", without_profiler)
 
 
 def tables(capsys, *argv):
     """[(head of the first column, the rows of cells)] of all tables that a command prints."""
     bench.main([*argv, "--device", "cpu"])
     blocks = re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)
-    split = [[line.strip("| ").split(" | ") for line in block.splitlines()] for block in blocks]
-    return [(head[0], rows) for head, _, *rows in split]
+    found = []
+    for block in blocks:
+        head, _, *rows = [line.strip("| ").split(" | ") for line in block.splitlines()]
+        found.append((head[0], rows))
+    return found
 
 
-STEPS = {
-    f"steps --model {model}": [("a step of", [model, BASELINES[model], "one large product"])]
-    for model in NAMES
-}
-PRINTED = STEPS | {  # {command: (head of the first column, names of the rows) of each table}
-    "horizons --model memformer compressive": [(f"horizon {n}", [*BACKPROP]) for n in (1, 2)]
-    * 3,  # Memformer has two models
-    "generation --model pretrained_recurrence": [
-        ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
-    ],
-}
+# {command: (head of the first column, names of the rows) of each table}
+PRINTED = {f"steps --model {model}": [("a step of", rows)] for model, rows in THREE_ROWS.items()}
+TWO_HORIZONS = [("horizon 1", [*BACKPROP]), ("horizon 2", [*BACKPROP])]
+PRINTED["horizons --model memformer compressive"] = TWO_HORIZONS * 3  # Memformer has two models
+GENERATION = ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
+PRINTED["generation --model pretrained_recurrence"] = [GENERATION]
 
 
 @pytest.mark.parametrize("command", PRINTED)
 def test_a_command_prints_its_tables_for_every_model_that_is_named(command, capsys):
     printed = tables(capsys, *command.split(), "--repeats", "2")
-    assert [
-        (head, [row[0] for row in rows if row[-1] == "2"]) for head, rows in printed
-    ] == PRINTED[command]
+    names = [(head, [row[0] for row in rows]) for head, rows in printed]
+    assert names == PRINTED[command]
+    for _, rows in printed:
+        assert {row[-1] for row in rows} == {"2"}, "turns"
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     """A CUDA graph of a segment cannot be used again before its backward pass."""
-    horizons, rollout = [], steps.rollout
+    horizons = []
+    rollout = steps.rollout
+
+    def noted(model, method, horizon, *others):
+        horizons.append(horizon)
+        return rollout(model, method, horizon, *others)
+
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(
-        steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given)
-    )
+    monkeypatch.setattr(steps, "rollout", noted)
     [(_, rows)] = tables(capsys, "compile", "--model", "compressive", "--repeats", "2")
-    assert [row[0] for row in rows if row[-1] == "2"] == list(COMPILERS) and horizons == [1] * len(
-        rows
-    )
+    assert [row[0] for row in rows if row[-1] == "2"] == list(COMPILERS)
+    assert horizons == [1] * len(rows)
 
 
 def options(**changes):
@@ -95,56 +104,46 @@ def options(**changes):
 
 
 def test_a_variant_that_fails_is_a_row():
-    """While it is made, in its first step or in a later one; the others are timed. After the deadline nothing more is made."""
+    """While it is made, in its first step or in a later one; the others are timed.
+
+    After the deadline nothing more is made.
+    """
 
     def fail():
         raise torch.OutOfMemoryError("CUDA out of memory.\nsecond line")
 
     calls = iter(range(3))  # its first, that of its peak, and a warm-up
-    steps = {"good": lambda: None, "run": fail, "later": lambda: next(calls)}
-    makers = {"made": fail} | {
-        name: lambda step=step: Variant(step, 5e9) for name, step in steps.items()
+    makers = {
+        "made": fail,
+        "good": lambda: Variant(lambda: None, 5e9),
+        "run": lambda: Variant(fail, 5e9),
+        "later": lambda: Variant(lambda: next(calls), 5e9),
     }
     made, good, run, late = measured_rows(makers, options())
-    assert (
-        made[1] == run[1] == "OutOfMemoryError: CUDA out of memory."
-        and late[1] == "StopIteration: "
-    )
-    assert good[2:5] == ("-", "1.0", "-") and good[-1] == 1, "the first has no time to compare with"
-    assert {row[1] for row in measured_rows(makers, options(seconds=-1))} == {"no time was left"}
+    assert made[1] == run[1] == "OutOfMemoryError: CUDA out of memory."
+    assert late[1] == "StopIteration: "
+    assert good[2:5] == ("-", "1.0", "-")
+    assert good[-1] == 1, "the first has no time to compare with"
+    rows = measured_rows(makers, options(seconds=-1))
+    assert {row[1] for row in rows} == {"no time was left"}
 
 
 def test_rows_compare_pair_by_pair(monkeypatch):
-    spent, peaks = {"a": [1.0, 4.0, 9.0], "b": [2.0, 2.0, 3.0]}, iter([2e6, 3e6])
+    spent = {"a": [1.0, 4.0, 9.0], "b": [2.0, 2.0, 3.0]}
+    peaks = iter([2e6, 3e6])
     monkeypatch.setattr(timing, "time_in_turn", lambda *given: spent)
     monkeypatch.setattr(timing, "peak_memory", lambda *given: next(peaks))
-    first, second = measured_rows(
-        {name: lambda: Variant(lambda: None, 6e9) for name in "ab"}, options()
-    )
-    assert first == (
-        "a",
-        "4,000.0 (1,000.0..9,000.0)",
-        "1.000 (1.000..1.000)",
-        "2.0",
-        "1.00",
-        "2",
-        3,
-    )
-    assert second == (
-        "b",
-        "2,000.0 (2,000.0..3,000.0)",
-        "2.000 (0.500..3.000)",
-        "3.0",
-        "1.50",
-        "3",
-        3,
-    )
+    makers = dict.fromkeys("ab", lambda: Variant(lambda: None, 6e9))
+    first, second = measured_rows(makers, options())
+    times = ("4,000.0 (1,000.0..9,000.0)", "1.000 (1.000..1.000)")
+    assert first == ("a", *times, "2.0", "1.00", "2", 3)
+    times = ("2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)")
+    assert second == ("b", *times, "3.0", "1.50", "3", 3)
 
 
 def test_the_time_budget_ends_the_repeats(monkeypatch):
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     calls = dict.fromkeys("ab", lambda: next(clock))  # a call takes as long as a look at the clock
-    assert [timing.time_in_turn(calls, 9, CPU, most)["b"] for most in (-1, 120, float("inf"))] == [
-        [20] * n for n in (1, 2, 9)
-    ]
+    for most, repeats in ((-1, 1), (120, 2), (float("inf"), 9)):
+        assert timing.time_in_turn(calls, 9, CPU, most)["b"] == [20] * repeats

@@ -1,4 +1,7 @@
-"""A table: what it measures, how its rows are tuned and trained, how its orderings are judged; a page is that of its record."""
+"""A table: what it measures, how its rows are tuned and trained, how its orderings are judged.
+
+A page is that of its record.
+"""
 
 import json
 import math
@@ -21,7 +24,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
 def row_settings(table, row):
-    """The Settings of a row as it is trained, of a row that begins from another run without its weights."""
+    """The Settings of a row as it is trained; if it begins from a run, without its weights."""
     options = join(table.options, row.options)
     if table.first:
         options = join(table.first, options.replace("--init FIRST", ""))
@@ -31,20 +34,21 @@ def row_settings(table, row):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
-    """The methods of the recall family, which are trained in different ways, learn the same task."""
-    tokens, tasks = {}, set()
+    """The methods of the recall family, trained in different ways, learn the same task."""
+    adds_iterations = name.endswith("-claim") or name == "memformer-3b"  # of short segments
+    tokens = {}
+    tasks = set()
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
         training = settings.training
-        summed = (
-            name.endswith("-claim") or name == "memformer-3b"
-        )  # iterations of short segments that are an update
-        added = training.update_every if summed else 1
-        tokens[label] = added * training.batch * training.horizon * settings.model_config.segment
+        segments = training.batch * training.horizon
+        if adds_iterations:
+            segments *= training.update_every
+        tokens[label] = segments * settings.model_config.segment
         tasks.add(settings.recall)
-    assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), (
-        tokens
-    )
+    assert len(tasks) == 1
+    if not name.startswith("recall-"):
+        assert len(set(tokens.values())) == 1, tokens
 
 
 ATTENTION = {
@@ -55,116 +59,133 @@ POSITIONS = {
     "memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}],
     "memory_cleared": [],
 }
+DYNAMIC = {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}
 LOSSES = [
-    {"step": n, "loss": 1, "bits_per_byte": bits} for n, bits in enumerate((9.0, 9.0, 3.0, 2.0), 1)
+    {"step": 1, "loss": 1, "bits_per_byte": 9.0},
+    {"step": 2, "loss": 1, "bits_per_byte": 9.0},
+    {"step": 3, "loss": 1, "bits_per_byte": 3.0},
+    {"step": 4, "loss": 1, "bits_per_byte": 2.0},
+    {"step": 4, "final": True, "bits_per_byte": 0.0},
 ]
-LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
+ANSWERS = [  # (table, title of a measure, what is answered, the number in it)
+    ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
+    ("compressive-6", "dynamic", DYNAMIC, 2.0),
+    ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
+    ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
+    ("compressive-3", "training, bits per byte", LOSSES, 2.5),
+    ("compressive-4", "nats per sample", {"bits_per_token": 2.0}, 2 * math.log(2)),
+]
 
 
-@pytest.mark.parametrize(
-    "table, title, answer, expected",
-    [
-        ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
-        (
-            "compressive-6",
-            "dynamic",
-            {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}},
-            2.0,
-        ),
-        ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
-        ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
-        ("compressive-3", "training, bits per byte", LOSSES, 2.5),
-        ("compressive-4", "nats per sample", {"bits_per_token": 2.0}, 2 * math.log(2)),
-    ],
-)
+@pytest.mark.parametrize("table, title, answer, expected", ANSWERS)
 def test_a_measure_is_what_its_title_says(table, title, answer, expected):
     measure = next(m for m in TABLES[table].measures if m.title == title)
     assert measure.pick(answer) == expected
 
 
 def test_figure_3a_is_measured_on_the_validations_of_a_log():
-    bits = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
-    records = [
-        {"step": 25, "loss": 1.0},
-        *({"step": n, "validation_bits_per_byte": b} for n, b in bits.items()),
-    ]
+    validations = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
+    records = [{"step": 25, "loss": 1.0}]
+    for step, bits in validations.items():
+        records.append({"step": step, "validation_bits_per_byte": bits})
     records.append({"step": 100, "validation_bits_per_byte": 4.25, "final": True})
-    best, last_above_best, rough, *points = (
-        m.pick(records) for m in TABLES["memformer-3a"].measures[:7]
-    )
-    assert (best, last_above_best, points) == (2.0, 2.5, [3.0, 2.0, 2.5, 4.5])
+    measures = TABLES["memformer-3a"].measures[:7]
+    best, last_above_best, rough, *points = (each.pick(records) for each in measures)
+    assert best == 2.0
+    assert last_above_best == 2.5
+    assert points == [3.0, 2.0, 2.5, 4.5]
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
     assert Measure("", LOG, "last tenth").pick(LOSSES) == 2.0
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
-    """The clock says 2 s for a step. The second row reads four times as many tokens; half of the third's are not new."""
+    """The clock says 2 s for a step.
+
+    The second row reads four times as many tokens; half of the third's are not new.
+    """
 
     def clock(calls, repeats, device):
         assert len(calls) == 3, "the same settings once"
         return {row: [2.0] * repeats for row in calls}
 
     monkeypatch.setattr(module, "time_in_turn", clock)
-    options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8 --batch"
-    overlapping = "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch"
-    rows = [f"{options} 5", f"{options} 10 --horizon 2", f"{overlapping} 5", f"{options} 5"]
-    made, rollout = [], module.rollout
-    monkeypatch.setattr(
-        module, "rollout", lambda *given: made.append((given[2], given[3].batch)) or rollout(*given)
-    )
+    made = []
+    rollout = module.rollout
+
+    def noted(model, method, horizon, options):
+        made.append((horizon, options.batch))
+        return rollout(model, method, horizon, options)
+
+    monkeypatch.setattr(module, "rollout", noted)
+    sizes = "--width 8 --heads 2 --feed-forward 8 --segment 8"
+    rows = f"{sizes} --model compressive --head-width 4 --layers 1"
+    windows = f"{sizes} --model pretrained_recurrence --overlap 4 --horizon 1"
+    rows = [
+        f"{rows} --batch 5",
+        f"{rows} --batch 10 --horizon 2",
+        f"{windows} --batch 5",
+        f"{rows} --batch 5",
+    ]
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
     assert made == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
     assert [of_row[0] for of_row in seconds] == [50.0, 12.5, 100.0, 50.0]
 
 
 def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_all_seeds(tmp_path):
-    """From a first run that is trained before them. The rehearsal's training losses are the negative of its validations."""
+    """From a first run that is trained before them.
+
+    The rehearsal's training losses are the negative of its validations.
+    """
     shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 3": 0.25})
-    grid, rows = ["--rate 1", "--rate 2", "--rate 3"], TWO.rows | {"c": Row("--x 3")}
+    grid = ["--rate 1", "--rate 2", "--rate 3"]
     table = TWO._replace(
-        options="--init FIRST --width 8", first="--width 8 --long", rows=rows, grid=grid
+        options="--init FIRST --width 8",
+        first="--width 8 --long",
+        rows=TWO.rows | {"c": Row("--x 3")},
+        grid=grid,
     )
     tuning, trials = train_rows(table, shop)
     first = shop.folder(Trial("", "--width 8 --long"))
-    assert first.exists() and "--init" not in shop.calls[0]
+    assert first.exists()
+    assert "--init" not in shop.calls[0]
     losses = {"a": [1.0, 0.5, 1.0], "b": [1.0, 1.0, 0.25], "c": [1.0] * 3}
     assert tuning == {name: dict(zip(grid, own, strict=True)) for name, own in losses.items()}
-    assert (
-        all("--seed 0" in " ".join(call) for call in shop.calls[:10])
-        and len(shop.calls) == 1 + 9 + 3 * 2
-    )
-    for name, own in {
-        "a": "--x 1 --rate 2",
-        "b": "--x 2 --rate 3",
-        "c": "--x 3 --rate 1",
-    }.items():  # of a tie the earlier one
-        assert trials[name] == [
-            Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)
-        ]
+    assert all("--seed 0" in " ".join(call) for call in shop.calls[:10])
+    assert len(shop.calls) == 1 + 9 + 3 * 2
+    chosen = {"a": "--x 1 --rate 2", "b": "--x 2 --rate 3", "c": "--x 3 --rate 1"}  # c has a tie
+    for name, own in chosen.items():
+        options = f"--init {first} --width 8 {own}"
+        assert trials[name] == [Trial(name, options, seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
-    trials = train_rows(table._replace(headline=["b"]), shop)[1]
+
+    _, trials = train_rows(table._replace(headline=["b"]), shop)
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
     tuning, _ = train_rows(table._replace(tuned_by=["last tenth", "the end of training"]), shop)
     assert tuning["b"]["--rate 3"] == -0.25, "a table's own score chooses"
 
 
 def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch, capsys):
-    """Two rows with one choice each, one seed, trained and evaluated by the real scripts, in this process."""
+    """Two rows with one choice each, one seed, trained and evaluated by the real scripts.
+
+    They run in this process.
+    """
+    scripts = {"train.py": train, "eval.py": evaluate}
 
     def run(shop, command):
-        {"train.py": train, "eval.py": evaluate}[Path(command[1]).name](*command[2:])
+        _, script, *words = command
+        scripts[Path(script).name](*words)
         return 0, capsys.readouterr().out, ""
 
+    def one_by_one(shop, calls):
+        for function, *given in calls:
+            function(*given)
+
     monkeypatch.setattr(Workshop, "run", run)
-    monkeypatch.setattr(
-        Workshop,
-        "in_parallel",
-        lambda shop, calls: [function(*given) for function, *given in calls],
-    )
+    monkeypatch.setattr(Workshop, "in_parallel", one_by_one)
     monkeypatch.setattr(module, "SEEDS", (0,))
-    small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
+    small = "--width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
     table = TWO._replace(
-        options=f"{small} --batch 2 --steps 2 --warmup 1",
+        options=f"--data {text} {small} --batch 2 --steps 2 --warmup 1",
         rows={
             "a": Row("--window 8 --segment 8", asked="--clear-memory"),
             "b": Row("--window 8 --segment 8"),
@@ -181,34 +202,41 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
     record = json.loads((tmp_path / "a-table.json").read_text())
     a, b = record["rows"]
     assert len([*(tmp_path / "runs").iterdir()]) == 1, "rows with the same options share a run"
-    assert a["measured"]["end"] == b["measured"]["end"] and a["parameters"] == b["parameters"] > 0
-    assert len(a["step_seconds"]) == 15 and record["jobs"] == 3
+    assert a["measured"]["end"] == b["measured"]["end"]
+    assert a["parameters"] == b["parameters"] > 0
+    assert len(a["step_seconds"]) == 15
+    assert record["jobs"] == 3
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
-    assert (tmp_path / "a-table.md").read_text() == page(table, record) and (
-        tmp_path / "a-table.svg"
-    ).exists()
+    assert (tmp_path / "a-table.md").read_text() == page(table, record)
+    assert (tmp_path / "a-table.svg").exists()
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
     assert verdict([0.029, 0.031, 0.030]) == "holds", "0.030 ± 0.0025"
-    assert verdict([0.01, 0.02, 0.06]) == "cannot be told", (
-        "all agree, as they do by luck one time in four: 0.030 ± 0.066"
-    )
+    by_luck = "all agree, as they do by luck one time in four: 0.030 ± 0.066"
+    assert verdict([0.01, 0.02, 0.06]) == "cannot be told", by_luck
     assert verdict([0.5]) == "cannot be told"
     assert verdict([math.inf] * 3) == "holds", "the worse one always diverged"
     assert verdict([-math.inf] * 3) == "does not hold"
     assert verdict([math.inf, 0.1, 0.1]) == "cannot be told"
-    halves = [mean_and_interval([float(n), *[0.0] * (n - 1)])[1] for n in (2, 3, 4, 5)]
-    assert halves == pytest.approx([12.706, 4.303, 3.182, 2.776]), (
-        "Student's t, as the standard error is 1"
-    )
+
+
+@pytest.mark.parametrize("seeds, student", [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776)])
+def test_the_interval_is_students_t_times_the_standard_error(seeds, student):
+    with_error_1 = [float(seeds)] + [0.0] * (seeds - 1)
+    _, half = mean_and_interval(with_error_1)
+    assert half == pytest.approx(student)
 
 
 def test_differences_are_worse_minus_better_seed_by_seed():
-    """Of the seeds that both rows have, if one has more; a side is of the first measure, or of the first row."""
+    """Of the seeds that both rows have, if one has more.
+
+    A side is of the first measure, or of the first row.
+    """
     record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 2.0])
-    for row, other in zip(record["rows"], ([9.0, 8.0, 7.0], [10.0, 9.0, 9.0]), strict=True):
-        row["measured"]["other"] = other
+    a, b = record["rows"]
+    a["measured"]["other"] = [9.0, 8.0, 7.0]
+    b["measured"]["other"] = [10.0, 9.0, 9.0]
     assert differences(record, "a < b") == [0.5, -math.inf, -1.0]
     assert differences(record, "b < a @ other") == [7.5, 5.75, 5.0]
     assert differences(record, "b - a @ other < other") == [8.0, 7.0, 5.0]
@@ -218,79 +246,98 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 def test_a_page_says_what_diverged_and_what_a_training_takes():
     """What the published pages show, which are compared with their records, is not said again."""
     record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75])
-    for row, passes in zip(record["rows"], ("2", "3"), strict=True):
-        row["options"] += f" --epochs {passes}"
+    a, b = record["rows"]
+    a["options"] += " --epochs 2"
+    b["options"] += " --epochs 3"
     text = page(TWO, record)
-    assert "| a | 1 of 4 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
+    assert "| a | 1 of 4 diverged | 1.5 |" in text
+    assert "| a < b | -inf | cannot be told |" in text
     assert "| 500 | 4.00 (3.00..5.00) | 6.00 |" in text, "of half as many tokens again"
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
-    assert "b is not clearly better than a, so no share" in page(
-        TWO._replace(gap=["a", "b"]), record
-    )
+    text = page(TWO._replace(gap=["a", "b"]), record)
+    assert "b is not clearly better than a, so no share" in text
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name, tmp_path):
     """Its picture can be drawn."""
-    record, table = json.loads((RESULTS / f"{name}.json").read_text()), TABLES[name]
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    table = TABLES[name]
     text = (RESULTS / f"{name}.md").read_text()
-    assert text == page(table, record) and (f"({name}.svg)" in text) == bool(table.picture)
+    assert text == page(table, record)
+    assert (f"({name}.svg)" in text) == bool(table.picture)
     if table.picture:
         draw(table, record, tmp_path / "drawn.svg")
-    assert (record["options"], record["first"], record["grid"]) == (
-        table.options,
-        table.first,
-        table.grid,
-    )
+
+    assert record["options"] == table.options
+    assert record["first"] == table.first
+    assert record["grid"] == table.grid
     assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
-    assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
-        (label, row.options, row.paper) for label, row in table.rows.items()
-    ]
-    for m in table.measures:
-        assert m.report == LOG or (
-            "--split test" in m.report and ("--clear-memory" in m.report) == (m.title == "cleared")
-        )
-    for row in record["rows"]:
-        assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(
-            row["tuning"].values()
-        )
-        seeds = 5 if row["name"] in table.headline else 3
-        measured = {title: len(values) for title, values in row["measured"].items()}
-        assert [*measured.items()] == [(m.title, seeds) for m in table.measures]
+    for own, (label, row) in zip(record["rows"], table.rows.items(), strict=True):
+        assert (own["name"], own["options"].strip()) == (label, row.options)
+        assert own["paper"] == row.paper
+        assert own["tuning"].keys() == set(table.grid)
+        assert own["tuning"][own["choice"]] == min(own["tuning"].values())
+        seeds = 5 if label in table.headline else 3
+        assert [*own["measured"]] == [each.title for each in table.measures]
+        assert {len(values) for values in own["measured"].values()} == {seeds}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_a_table_asks_of_eval_py_is_about_the_test_split(name):
+    """Only the measure `cleared` is with a cleared memory."""
+    for measure in TABLES[name].measures:
+        if measure.report != LOG:
+            assert "--split test" in measure.report
+            assert ("--clear-memory" in measure.report) == (measure.title == "cleared")
 
 
 def table_below(page, heading):
     """[head, *rows] of the first table below a heading; the rows are in the order of the record."""
-    lines = re.search(r"(?:^\|.*\n)+", page.read_text().partition(heading)[2], re.M)[0].splitlines()
-    return [re.split(r" *\| *", line)[1:-1] for line in (lines[0], *lines[2:])]
+    _, _, text = page.read_text().partition(heading)
+    head, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
+    return [re.split(r" *\| *", line)[1:-1] for line in (head, *rows)]
+
+
+def rows_of(name):
+    """The rows of a record."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
 
 
 def accuracies(name):
     """{method: {cell: the mean share of right answers}} of a record of the recall family."""
     right = {}
-    for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+    for row in rows_of(name):
         method, _, asked = row["name"].partition(": ")
         right.setdefault(method, {})[asked] = mean_of(row["measured"]["right"])
     return right
 
 
-def test_what_choosing_and_recall_say_is_what_was_measured():
-    page, measured = RESULTS.parent / "choosing.md", accuracies("recall-distance")
-    _, *rows = table_below(page, "## Better predictions of long text\n")
-    for (_, *cells), row in zip(
-        rows, json.loads((RESULTS / "methods.json").read_text())["rows"], strict=True
-    ):
+CHOOSING = RESULTS.parent / "choosing.md"
+
+
+def test_bits_and_speeds_of_choosing_are_those_that_were_measured():
+    _, *rows = table_below(CHOOSING, "## Better predictions of long text\n")
+    for (_, *cells), row in zip(rows, rows_of("methods"), strict=True):
         bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
-        assert cells == [*bits, f"{1000 / np.median(row['step_seconds']):,.0f}"], row["name"]
+        speed = f"{1000 / np.median(row['step_seconds']):,.0f}"
+        assert cells == [*bits, speed], row["name"]
+
+
+def test_facts_of_choosing_are_those_that_were_measured():
+    measured = accuracies("recall-distance")
     assert measured.pop("recurrent GPT-2") == measured["GPT-2"], "they share a row"
-    (_, *distances), *rows = table_below(page, "## Facts from far back\n")
+    (_, *distances), *rows = table_below(CHOOSING, "## Facts from far back\n")
     for (_, *cells), (method, own) in zip(rows, measured.items(), strict=True):
         for distance, cell in zip(distances, cells, strict=True):
             right = 100 * own[f"distance {distance}"]
             assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
+
+
+def test_changes_of_recall_are_those_that_were_measured():
     right = accuracies("recall-rewriting")
-    for methods, percent in table_below(RESULTS / "recall.md", "**[Change]")[1:]:
-        assert {
-            f"{100 * right.pop(method)['rewriting']:.1f}" for method in methods.split(", ")
-        } == {percent}, methods
+    _, *rows = table_below(RESULTS / "recall.md", "**[Change]")
+    for methods, percent in rows:
+        for method in methods.split(", "):
+            assert f"{100 * right.pop(method)['rewriting']:.1f}" == percent, method
     assert not right, "a method is not on the page"
