@@ -248,9 +248,8 @@ def page(record: dict) -> str:
     chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
     parts = ["![the mean square of what compression is to reconstruct, by updates](ablations.svg)"]
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
-        parts.append(f"## {name.capitalize().replace('-', ' ')}")
-        parts.append(wrapped(f"{ABLATIONS[name].words}."))
-        parts.append(result(record, name))
+        title = f"## {name.capitalize().replace('-', ' ')}"
+        parts += [title, wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
     return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, *parts)
 
 

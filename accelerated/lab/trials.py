@@ -79,7 +79,10 @@ class Workshop:
         self.in_parallel([(self.train_one, trial) for trial in missing])
 
     def train_one(self, trial: Trial) -> str:
-        """Train or resume one trial; returns a line about it. A run that diverged counts as finished."""
+        """Train or resume one trial; returns a line about it.
+
+        A run that diverged counts as finished.
+        """
         folder = self.folder(trial)
         began = time.monotonic()
         words = [*trial.words, "--out", str(folder)]
@@ -107,7 +110,7 @@ class Workshop:
         return "diverged" in read_metrics(self.folder(trial))[-1]
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
-        """Have eval.py answer the questions (trial, words of eval.py) that it has not answered before."""
+        """Have eval.py answer the questions (trial, words) that it has not answered before."""
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
@@ -128,7 +131,7 @@ class Workshop:
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
 
     def answer_file(self, trial: Trial, words: str) -> Path:
-        """Where the answer of eval.py is kept: in the run's folder, so that it is deleted with it."""
+        """Where the answer of eval.py is kept: in the run's folder, to be deleted with it."""
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> Any:
@@ -156,7 +159,7 @@ class Workshop:
         return child.returncode, output, said.splitlines()[-1]
 
     def in_parallel(self, calls: list[tuple]) -> None:
-        """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
+        """Make the calls (function, *arguments), `jobs` at a time; say the line that each returns.
 
         The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is
         resumed next time. Results and errors of the other calls are then ignored.
@@ -174,7 +177,10 @@ class Workshop:
 
 
 def settled(options: str) -> dict[str, list[str]]:
-    """{name: values} of options; of several with the same name the last one counts, as for train.py."""
+    """{name: values} of options.
+
+    Of several with the same name the last one counts, as for train.py.
+    """
     values_of = {}
     name = ""
     for word in shlex.split(options):
@@ -230,7 +236,7 @@ def roughness(records: list[dict]) -> float:
 
 
 def training_loss(records: list[dict], since: float) -> float:
-    """The mean training loss of the updates after the part `since` of them, infinite if it diverged."""
+    """The mean training loss after the part `since` of the updates, infinite if it diverged."""
     if "diverged" in records[-1]:
         return math.inf
     losses = {record["step"]: record["bits_per_byte"] for record in records if "loss" in record}

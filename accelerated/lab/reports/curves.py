@@ -59,7 +59,7 @@ def line_of(row: dict) -> str:
     """The line of a row_of."""
     cells = [f"{row['step']:10,d}", f"{row['bits_per_byte']:12.4f}"]
     if row["best_step"] is None:
-        cells += [f"{'-':>12}", f"{'-':>12}", f"{'-':>10}"]
+        cells.append(f"{'-':>12}{'-':>12}{'-':>10}")
     else:
         cells.append(f"{row['validation_bits_per_byte']:12.4f}")
         cells.append(f"{row['best_validation_bits_per_byte']:12.4f}")
@@ -77,18 +77,13 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
     return {"runs": rows}, ["losses in bits per byte", head, *map(line_of, rows)]
 
 
-def points(losses: dict[int, float]) -> tuple[list, list]:
-    """The steps and the losses, to be drawn."""
-    return list(losses.keys()), list(losses.values())
-
-
 def draw_several(curves: list[Curves], path: str) -> None:
     """Draw the curves of runs, one colour each: a line for training, dots for validation."""
     figure, [axes] = new_figure()
     for number, (run, training, validation) in enumerate(curves):
         colour = f"C{number}"
-        axes.plot(*points(training), color=colour, label=run, linewidth=0.8)
-        axes.plot(*points(validation), "o:", color=colour, markersize=4)
+        axes.plot(list(training), list(training.values()), color=colour, label=run)
+        axes.plot(list(validation), list(validation.values()), "o:", color=colour)
     axes.set(xlabel="step", ylabel="loss (bits per byte)")
     axes.set_title("Training (lines) and validation (dots)", fontsize=10)
     axes.legend(frameon=False)

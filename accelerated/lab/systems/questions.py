@@ -26,6 +26,7 @@ from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.program.errors import run_program
+from reference.roberta import Config
 
 NAME = "pretrained_recurrence-3"
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
@@ -62,7 +63,8 @@ def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
     their outputs are as large. Positions begin as sinusoids, which so short a pretraining would not
     find.
     """
-    model = Roberta(Roberta.Config(vocabulary=vocabulary, recurrent=recurrent, **SIZES), seed)
+    config = Config(vocabulary=vocabulary, recurrent=recurrent, **SIZES)
+    model = Roberta(config, seed)
     half = SIZES["width"] // 2
     angles = torch.arange(SIZES["segment"])[:, None] * 10_000 ** (-torch.arange(half) / half)
     matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]

@@ -89,8 +89,6 @@ class Roberta(nn.Module):
     `config` is the reference's; the initial weights are those that the reference draws from `seed`.
     """
 
-    Config = Config
-
     def __init__(self, config: Config, seed: int = 0):
         super().__init__()
         self.config = config

@@ -15,6 +15,7 @@ from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab.systems import questions, reader, two_hops
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import Question, f1, normalised
+from reference.roberta import Config
 
 MERGED = [b"th", b"the", b" the", b" ca", b" caf", "é".encode()]
 TOKENS = [*(bytes([byte]) for byte in range(256)), *MERGED]
@@ -28,7 +29,7 @@ SIZES = {
     "module_width": 16,
     "dropout": 0.0,
 }
-CONFIG = Roberta.Config(vocabulary=4 + len(TOKENS), **SIZES)
+CONFIG = Config(vocabulary=4 + len(TOKENS), **SIZES)
 TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 LINES = [f"Line number {number} says little." for number in range(9)]
 

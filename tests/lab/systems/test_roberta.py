@@ -181,7 +181,7 @@ def test_a_first_window_is_that_of_transformers_roberta(recurrent):
     """With recurrence too, because nothing is inserted."""
     theirs = their_model()
     sizes = (40, 12, 3, 3, 20, 16)
-    config = Roberta.Config(*sizes, recurrent=recurrent, module_width=5, dropout=0.0)
+    config = ref.Config(*sizes, recurrent=recurrent, module_width=5, dropout=0.0)
     model = Roberta(config).eval()
     model.load_state_dict(model.state_dict() | our_weights(theirs.state_dict()))
 
