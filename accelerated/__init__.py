@@ -28,7 +28,8 @@ class Loaded(NamedTuple):
 def load(path: str | Path, checkpoint: str = "last", device: str | torch.device = "cpu") -> Loaded:
     """Open a run of train.py, a folder of eval.py export, or a published GPT-2.
 
-    checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or damaged.
+    checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
+    damaged.
     """
     from accelerated.training.checkpoint import load_weights, open_model
     from accelerated.training.settings import settings_from
@@ -49,11 +50,12 @@ def generate(
     seed: int = 0,
     stream: bool = False,
 ) -> str | Iterator[str]:
-    """Return the text that continues a prompt of any length; with `stream` an iterator of its pieces.
+    """The text that continues a prompt of any length; with `stream` an iterator of its pieces.
 
     It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability;
     temperature 0 takes the most probable one each time. Raises InputError if temperature is below
-    0, if top_p is not above 0 and at most 1, if the prompt has no token, or if the model predicts NaN.
+    0, if top_p is not above 0 and at most 1, if the prompt has no token, or if the model predicts
+    NaN.
     """
     import torch
 

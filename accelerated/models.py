@@ -1,6 +1,6 @@
-"""The models by the names that --model takes. A name stands for files, which are loaded when they are asked for.
+"""The models by the names that --model takes; their files are loaded when they are asked for.
 
-reference/NAME.py, accelerated/NAME.py and accelerated/presets/NAME.py make a model; nothing lists it.
+A model is reference/NAME.py, accelerated/NAME.py and accelerated/presets/NAME.py. Nothing lists it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class ModelConfig(Protocol):
 
 
 def find_names() -> tuple[str, ...]:
-    """The names of all models, in order; raises InputError if a file of presets has no model beside it."""
-    names = sorted(file.stem for file in (HERE / "presets").glob("*.py") if file.stem != "__init__")
-    for name in names:
-        for file in (HERE / f"{name}.py", HERE.parent / "reference" / f"{name}.py"):
-            if not file.exists():
-                missing = file.relative_to(HERE.parent).as_posix()
-                parts = (
-                    f"reference/{name}.py, accelerated/{name}.py and accelerated/presets/{name}.py"
-                )
-                raise InputError(f"{missing} is missing; a model is {parts}")
+    """The names of all models, in order; raises InputError if one of a model's files is missing."""
+    names = []
+    for presets in sorted((HERE / "presets").glob("*.py")):
+        name = presets.stem
+        if name == "__init__":
+            continue
+        for folder in ("reference", "accelerated"):
+            if not (HERE.parent / folder / f"{name}.py").exists():
+                beside = f"accelerated/presets/{name}.py has no {folder}/{name}.py beside it"
+                raise InputError(f"{beside}; a model has a file in all three folders")
+        names.append(name)
     return tuple(names)
 
 
@@ -52,11 +53,11 @@ NAMES = find_names()
 
 
 def presets_of(name: str) -> ModuleType:
-    """accelerated/presets/NAME.py: what others must know of a model, its Config and PRESETS among it. It imports no torch."""
+    """What others must know of a model: its Config and PRESETS among it. It imports no torch."""
     return importlib.import_module(f"accelerated.presets.{name}")
 
 
 def model_class(name: str) -> type[Model]:
-    """The torch.nn.Module of a model, named as its file: Compressive of accelerated/compressive.py."""
+    """The class of a model, named as its file: Compressive of accelerated/compressive.py."""
     class_name = name.title().replace("_", "")
     return getattr(importlib.import_module(f"accelerated.{name}"), class_name)

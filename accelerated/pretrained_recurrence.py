@@ -106,7 +106,7 @@ class Layer(Recomputable):
 
 
 class Recurrence(Declared):
-    """What is added to GPT-2: a window is pooled, and a small network makes the inserted vectors."""
+    """What is added to GPT-2: windows are pooled, a small network makes the inserted vectors."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -211,7 +211,7 @@ class PretrainedRecurrence(Model):
         return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after a window of tokens (B, N), without logits; raises ValueError as read does."""
+        """The state after a window of tokens (B, N), without logits."""
         self.check(tokens, state)
         if self.module is None:
             return state

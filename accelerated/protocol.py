@@ -1,10 +1,12 @@
-"""The interface of every model: (tokens, state) -> (logits, next state). Models, replay, training and evaluation use this file.
+"""The interface of every model: (tokens, state) -> (logits, next state).
 
-A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). `Model` says what every model has.
+A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). `Model` says what
+every model has.
 
-A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. Gates,
-losses, recurrent states and memory slots have float32 at least: a segment changes a state only a little, and bfloat16 would
-round the change away. LayerNorm brings them back to the parameters' type.
+A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows
+of memory have it. Gates, losses, recurrent states and memory slots have float32 at least: a segment
+changes a state only a little, and bfloat16 would round the change away. LayerNorm brings them back
+to the parameters' type.
 
 tokens (B, N) are the token ids of one segment in B lanes.
 """
@@ -32,7 +34,10 @@ OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in 
 
 
 class Reading(NamedTuple):
-    """What a model's `read` returns for one segment. A loss takes it: (B, N, V) logits may be too large to hold at once."""
+    """What a model's `read` returns for one segment.
+
+    A loss takes it: (B, N, V) logits may be too large to hold at once.
+    """
 
     hidden: Tensor  # (B, N, D), ready for the output matrix
     state: State  # the next one
@@ -48,9 +53,10 @@ class Output(NamedTuple):
 
 
 class Recomputable(Declared):
-    """A layer of a model. If it is `recomputed`, it keeps only its inputs, and the backward pass computes it again.
+    """A layer of a model. If it is `recomputed`, its backward pass computes it again.
 
-    If it `drops`, the random state is kept too, so that the same entries are dropped again. Reading a GPU's takes time.
+    It then keeps only its inputs. If it `drops`, the random state is kept too, so that the same
+    entries are dropped again; reading a GPU's takes time.
     """
 
     recomputed = False
@@ -65,7 +71,7 @@ class Recomputable(Declared):
 
 
 class Model(Declared, ABC):
-    """A long-memory Transformer. What is abstract here each model has; the rest is the same in all, or in most.
+    """A long-memory Transformer: each has what is abstract here; the rest is the same in most.
 
     Its methods raise ValueError for a state of another model or of another number of lanes.
     """
@@ -76,7 +82,7 @@ class Model(Declared, ABC):
 
     @abstractmethod
     def __init__(self, config: ModelConfig, seed: int = 0):
-        """A model of these sizes; its initial weights are those that the reference draws from `seed`."""
+        """A model of these sizes, with the weights that its reference draws from `seed`."""
         super().__init__()
         self.config = config
 
@@ -95,13 +101,16 @@ class Model(Declared, ABC):
 
     @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The State at a document's start; its learned part gets gradients. Raises ValueError if batch is below 1."""
+        """The State at a document's start; its learned part gets gradients.
+
+        Raises ValueError if batch is below 1.
+        """
 
     @abstractmethod
     def read(self, tokens: Tensor, state: State, *task: Task) -> Reading:
-        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
+        """Read a segment of tokens (B, N); `hidden` (B, N, D) predicts the next tokens.
 
-        Only Memformer takes a Task. Raises ValueError if it is not a segment's number of tokens.
+        Only a model that takes tasks is given a Task. Raises ValueError if N is no segment's.
         """
 
     @abstractmethod
@@ -110,12 +119,13 @@ class Model(Declared, ABC):
 
     @abstractmethod
     def output_matrix(self) -> OutputMatrix:
-        """(V, D): logits are the product of hidden rows and its transpose. Or else an AdaptiveSoftmax."""
+        """(V, D): logits are hidden rows times its transpose. Or else an AdaptiveSoftmax."""
 
     def forward(self, tokens: Tensor, state: State, *task: Task) -> Output:
         """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next tokens.
 
-        Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
+        Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked
+        whether they are too large.
         """
         check_tokens(tokens, 2)
         if tokens.device.type == "cpu":
@@ -124,7 +134,10 @@ class Model(Declared, ABC):
         return Output(logits_of(self, hidden), state, auxiliary)
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only auxiliary losses train; their gradients are clipped separately. Most models have none."""
+        """The parameters that only auxiliary losses train; their gradients are clipped separately.
+
+        Most models have none.
+        """
         return []
 
     def check_state(self, state: State, lanes: int) -> None:
@@ -133,10 +146,9 @@ class Model(Declared, ABC):
         Reads only types and shapes: it makes no tensor and waits for no device.
         """
         if type(state) is not self.state_type:
-            expected = kind_of(self.state_type)
-            raise ValueError(
-                f"the state is a {kind_of(type(state))}, this model takes a {expected}"
-            )
+            given = kind_of(type(state))
+            own = kind_of(self.state_type)
+            raise ValueError(f"the state is a {given}, this model takes a {own}")
         for name, expected in self.state_shapes(lanes).items():
             given = tuple(getattr(state, name).shape)
             if given[1:] != expected[1:]:
@@ -159,19 +171,22 @@ def logits_of(model: Model, hidden: Tensor) -> Tensor:
 
 
 def logits_by(hidden: Tensor, matrix: OutputMatrix) -> Tensor:
-    """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
+    """The logits (..., V) of hidden rows (..., D); of an AdaptiveSoftmax the log-probabilities."""
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.log_probabilities(hidden)
     return functional.linear(hidden, matrix)
 
 
 def overlap_of(config: ModelConfig) -> int:
-    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
+    """Tokens that a segment shares with the previous one; only GPT-2's windows overlap."""
     return getattr(config, "overlap", 0)
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
-    """Load params, from a reference's init_params, into module; raises RuntimeError unless the names are the same."""
+    """Load params, from a reference's init_params, into module.
+
+    Raises RuntimeError unless the names are the same.
+    """
     module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 
 
@@ -193,9 +208,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the model's parameters and buffers are copies in dtype, so that it computes in dtype.
 
-    Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the beginning: a parameter that
-    is changed inside keeps its old copy. Update parameters and clear gradients outside. The copies keep their memory, because
-    CUDA graphs read fixed addresses.
+    Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
+    beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
+    gradients outside. The copies keep their memory, because CUDA graphs read fixed addresses.
     """
     changed = tensors_of_other_types(model, dtype)
     originals = [original for _, _, original in changed]
@@ -211,7 +226,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[dict, str, Tensor]]:
-    """(The dict that holds it, its name in it, it) of each floating parameter and buffer that has another type."""
+    """(The dict that holds it, its name, itself) of each floating tensor of another type."""
     found = []
     for module in model.modules():
         for holder in (module._parameters, module._buffers):
@@ -224,7 +239,7 @@ def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[d
 
 
 def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tensor]) -> list[Tensor]:
-    """Tensors in dtype with the originals' shapes, always the same ones unless the model has been moved."""
+    """Tensors in dtype with the originals' shapes, the same each time unless the model moved."""
     kept = model.__dict__.setdefault("memory_of_copies", {})
     devices = [original.device for original in originals]
     if dtype not in kept or [copy.device for copy in kept[dtype]] != devices:
@@ -312,8 +327,9 @@ def keep_lanes(state: State, rows: Tensor | list[int] | slice) -> State:
 def put_lanes(state: State, rows: slice, part: State) -> State:
     """The state with the lanes at `rows` replaced by those of `part`.
 
-    It is changed in place, unless `part` has all lanes: there may be no room for a second long memory. So its fields must share
-    no memory with each other or with parameters. An initial state's may; `repeat_lane` makes one whose fields do not.
+    It is changed in place, unless `part` has all lanes: there may be no room for a second long
+    memory. So its fields must share no memory with each other or with parameters. An initial
+    state's may; `repeat_lane` makes one whose fields do not.
     """
     if len(part[0]) == len(state[0]):
         return part
@@ -332,10 +348,11 @@ def repeat_lane(state: State, lanes: int) -> State:
 
 
 def replace_lanes(starts: Tensor, initial: State, state: State) -> State:
-    """Return the initial state in lanes with starts (B,) true, and the carried state in the other lanes.
+    """The initial state in lanes with starts (B,) true, and the carried one in the other lanes.
 
-    In lanes that start, gradients go to the learned initial state and not to the carried one. It never asks whether any lane
-    starts: on a GPU the answer would wait for all work before it. A Segment knows (`any_starts`).
+    In lanes that start, gradients go to the learned initial state and not to the carried one. It
+    never asks whether any lane starts: on a GPU the answer would wait for all work before it. A
+    Segment knows (`any_starts`).
     """
     fields = []
     for new, old in zip(initial, state, strict=True):

@@ -264,7 +264,7 @@ def detached(losses: Losses) -> Losses:
 
 
 def summed_losses(parts: list[Losses], weight: float) -> Losses:
-    """The auxiliary losses of a rollout, weighted, from those of each segment; in few operations."""
+    """The weighted auxiliary losses of a rollout from those of each segment, in few operations."""
     names = list(parts[0])
     if not names:
         return {}
@@ -311,7 +311,7 @@ def chunk_rows(matrix: OutputMatrix) -> int:
 def logits_in_chunks(
     hidden: Tensor, matrix: OutputMatrix, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (logits (n, V) in float32 or better, targets (n,)) of hidden (R, D), CHUNK at a time."""
+    """Yield (logits (n, V) in float32 or better, targets (n,)) of hidden (R, D), in chunks."""
     rows = chunk_rows(matrix)
     for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
         yield at_least_float32(logits_by(part, matrix)), aims

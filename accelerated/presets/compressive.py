@@ -5,73 +5,83 @@ from reference.compressive import Config
 
 EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them after training
 
-# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
-# Appendix E: "trained without state resetting", so memory is carried over documents
+# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from
+# iteration 60,000 on updates every 4. Appendix E: "trained without state resetting", so memory is
+# carried over documents
 COMPRESSIVE_TRAINING = {
-    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam",
-    "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
-    "carry_over_documents": True,
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300,
+    "optimizer": "adam", "weight_decay": 0.0, "clip": 0.1, "update_every": 4,
+    "update_every_from": 60_000, "carry_over_documents": True,
 }  # fmt: skip
 WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
-    "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
+    "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
+    "memory": 512, "compressed_memory": 512,
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
 
-CHECKS = (  # (condition, message): options that do not work together, as those of training/options.py
+# (condition, message): options that do not work together, as those of training/options.py
+CHECKS = (
     (
         lambda given: given.model_config.compression_loss == "bptt" and given.training.horizon == 1,
-        "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
-        "give --horizon 2 or more",
+        "--compression-loss bptt trains the compression by the losses of later segments, "
+        "and --horizon 1 has none; give --horizon 2 or more",
     ),
 )
 
 PRESETS = {
     "tiny": {
-        "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+        "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64,
+        "compression_rate": 4,
         "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160,
     },
     "small": {
-        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
-        "compressed_memory": 512, "compression_rate": 4,
+        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,
+        "segment": 512, "memory": 512, "compressed_memory": 512, "compression_rate": 4,
         "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
     },
-    # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
-    "enwik8": COMPRESSIVE_TRAINING | ON_A_GPU | {
-        "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
-        "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
-        "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8", "accumulate": 2,  # 45 GB
+    # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The
+    # paper gives no batch
+    "enwik8": COMPRESSIVE_TRAINING | ON_A_GPU | {  # 45 GB
+        "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072,
+        "segment": 768, "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
+        "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8", "accumulate": 2,
     },
-    # Section 5.3 and appendix B. It names no cutoffs: these, and the factor of 4, are Baevski and Auli's
-    "wikitext-103": WORDS | {
-        "vocabulary": 267_735, "train_bpe": 0, "train_words": 267_735, "cutoffs": (20_000, 60_000), "div_value": 4,
-        "layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103", "accumulate": 4,  # 51 GB
+    # Section 5.3 and appendix B. It names no cutoffs: these, and the factor of 4, are Baevski and
+    # Auli's
+    "wikitext-103": WORDS | {  # 51 GB
+        "vocabulary": 267_735, "cutoffs": (20_000, 60_000), "div_value": 4, "layers": 18,
+        "compression_rate": 4,
+        "train_bpe": 0, "train_words": 267_735, "batch": 128, "data": "wikitext-103",
+        "accumulate": 4,
     },
     # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
-    "pg19": WORDS | {
-        "layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19",
-        "accumulate": 16, "checkpoint_layers": True,  # 60 GB, of which the memories of 512 lanes take 39
+    "pg19": WORDS | {  # 60 GB, of which the memories of 512 lanes take 39
+        "layers": 36, "compression_rate": 2,
+        "batch": 512, "data": "pg19", "accumulate": 16, "checkpoint_layers": True,
     },
-    # Section 5.6: give it --data and --tokenizer; the paper gives no width, and about 40M parameters. The rate is that of the others
-    "speech": COMPRESSIVE_TRAINING | ON_A_GPU | {
-        "width": 352, "layers": 20, "heads": 11, "head_width": 32, "feed_forward": 1408, "segment": 768, "memory": 768,
-        "compressed_memory": 768, "compression_rate": 4, "carry_over_documents": False,
-        "warmup": 4000, "steps": 400_000, "batch": 32,  # 40 GB
+    # Section 5.6: give it --data and --tokenizer; the paper gives no width, and about 40M
+    # parameters. The rate is that of the others
+    "speech": COMPRESSIVE_TRAINING | ON_A_GPU | {  # 40 GB
+        "width": 352, "layers": 20, "heads": 11, "head_width": 32, "feed_forward": 1408,
+        "segment": 768, "memory": 768, "compressed_memory": 768, "compression_rate": 4,
+        "carry_over_documents": False, "warmup": 4000, "steps": 400_000, "batch": 32,
     },
     "recall": {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
-        "compressed_memory": 64, "compression_rate": 4,
-        "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
-        "recall_distance": 192, "recall_questions": 16,
+        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16,
+        "memory": 16, "compressed_memory": 64, "compression_rate": 4,
+        "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "recall_distance": 192,
+        "recall_questions": 16,
     },
     "recall-16": {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
-        "compressed_memory": 80, "compression_rate": 4,
-        "steps": 6000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
-        "data": "recall", "recall_distance": 256, "recall_questions": 16,
+        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16,
+        "memory": 16, "compressed_memory": 80, "compression_rate": 4,
+        "steps": 6000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "data": "recall",
+        "recall_distance": 256, "recall_questions": 16,
     },
 }  # fmt: skip
 
-# For each NAME there is NAME-xl, the Transformer-XL with as many memory rows; on enwik8 the paper gives it more
+# For each NAME there is NAME-xl, the Transformer-XL with as many memory rows; on enwik8 the paper
+# gives it more
 PRESETS |= {
     f"{name}-xl": preset
     | {"memory": preset["memory"] + preset["compressed_memory"], "compressed_memory": 0}

@@ -6,26 +6,33 @@ from reference.memorizing import Config
 
 EVALUATION_SIZES = ("memory",)  # eval.py can change them after training
 
-# The same, section 4.6 and Table 1: "all hyperparameters were all set identically to the XL:512 baseline", and a memory of 32k.
-# The Memorizing Transformer's own paper has 32 keys a query and the lookup in layer 9 of 12
-MEMORIZING = {name: value for name, value in BLOCK_RECURRENT.items() if name not in ("window", "recurrent_layers", "states")} | {
-    "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32, "batch": 256, "accumulate": 8,  # 60 GB
+# The same, section 4.6 and Table 1: "all hyperparameters were all set identically to the XL:512
+# baseline", and a memory of 32k. The Memorizing Transformer's own paper has 32 keys a query and the
+# lookup in layer 9 of 12
+LEFT_OUT = ("window", "recurrent_layers", "states")
+SHARED = {name: value for name, value in BLOCK_RECURRENT.items() if name not in LEFT_OUT}
+MEMORIZING = SHARED | {  # 60 GB
+    "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32,
+    "batch": 256, "accumulate": 8,
 }  # fmt: skip
 
 PRESETS = {
     "tiny": {
-        "width": 128, "layers": 3, "segment": 64, "memory_layer": 2, "memory": 1024, "retrieved": 16, "dropout": 0.0,
+        "width": 128, "layers": 3, "segment": 64, "memory_layer": 2, "memory": 1024,
+        "retrieved": 16, "dropout": 0.0,
         "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_segments": 160,
     },
     "small": {
-        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 256, "memory_layer": 6,
-        "memory": 8192, "retrieved": 32, "steps": 20_000, "batch": 32, "learning_rate": 6e-4, "warmup": 1000,
+        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,
+        "segment": 256, "memory_layer": 6, "memory": 8192, "retrieved": 32,
+        "steps": 20_000, "batch": 32, "learning_rate": 6e-4, "warmup": 1000,
     },
     "paper": MEMORIZING | {"data": "pg19"},
 } | {
     name: {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64, "memory_layer": 2, "memory": 512,
-        "retrieved": 8, "dropout": 0.0, "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
+        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
+        "memory_layer": 2, "memory": 512, "retrieved": 8, "dropout": 0.0,
+        "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
     } | task
     for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
 }  # fmt: skip

@@ -1,13 +1,14 @@
-"""What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
+"""What others must know of GPT-2 with recurrence without loading it: its presets."""
 
 from accelerated.presets import COMPARED, MEASURED, TESTED
 from reference.pretrained_recurrence import Config
 
 EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
 
-# Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
-# 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
-# clipping (not mentioned) and dropout (GPT-2's 0.1). Sizes are GPT-2's published ones
+# Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient
+# through z, insertion at layer 2, Adam with 100 steps of warm-up, then constant. Ours: learning
+# rate and batch (not given), steps (the paper: 2 epochs), clipping (not mentioned) and dropout
+# (GPT-2's 0.1). Sizes are GPT-2's published ones
 GPT2_SIZES = {
     "gpt2": (12, 768),
     "gpt2-medium": (24, 1024),
@@ -15,9 +16,10 @@ GPT2_SIZES = {
     "gpt2-xl": (48, 1600),
 }  # layers, width
 GPT2 = {
-    "max_positions": 1024, "segment": 300, "dropout": 0.1, "tokenizer": "gpt2",
-    "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
-    "learning_rate": 5e-5, "optimizer": "adam", "weight_decay": 0.0,
+    "max_positions": 1024, "segment": 300, "dropout": 0.1,
+    "tokenizer": "gpt2", "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay",
+    "schedule": "constant", "warmup": 100, "learning_rate": 5e-5, "optimizer": "adam",
+    "weight_decay": 0.0,
 }  # fmt: skip
 SMALL_GPT2 = {
     "width": 128,
@@ -29,33 +31,41 @@ SMALL_GPT2 = {
 }
 
 RECALL = {
-    "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,
+    "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16,
+    "module_width": 64,
     "steps": 1500, "batch": 32, "learning_rate": 2e-3, "warmup": 50,
 }  # fmt: skip
 
 PRESETS = {
     "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},
-    # The paper's method on a small scale: train a plain GPT-2, then add recurrence and fine-tune with --init
+    # The paper's method on a small scale: train a plain GPT-2, then add recurrence and fine-tune
+    # with --init
     "pretrain": SMALL_GPT2 | {"vectors": 0, "steps": 1200, "batch": 64, "learning_rate": 2e-3},
     "fine-tune": SMALL_GPT2 | {"steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3},
     "small": {
-        "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024,
-        "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
+        "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256,
+        "max_positions": 1024,
+        "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay",
+        "learning_rate": 6e-4, "warmup": 1000,
     },
     # Questions come in the window of the pairs and in the next four
-    "recall": RECALL | {"horizon": 5, "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16},
-    # First of two stages: four facts, asked for in their own window and in the next. Then --init asks for them in later ones
+    "recall": RECALL | {
+        "horizon": 5, "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
+    },
+    # First of two stages: four facts, asked for in their own window and in the next. Then --init
+    # asks for them in later ones
     "recall-4": RECALL | {
-        "data": "recall", "heads": 8, "steps": 700, "horizon": 2,
-        "recall_pairs": 4, "recall_distance": 0, "recall_questions": 12, "recall_spacing": 2,
+        "heads": 8, "data": "recall", "steps": 700, "horizon": 2, "recall_pairs": 4,
+        "recall_distance": 0, "recall_questions": 12, "recall_spacing": 2,
     },
 } | {  # the published sizes; their heads are 64 wide
     name: GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
     for name, (layers, width) in GPT2_SIZES.items()
 }  # fmt: skip
 
-# Section 5: GPT-2 small, given with --init, for 2 epochs. It is validated every 2 million tokens, which 42 steps read; best.pt is
-# what early stopping would choose. Of PG-19 it reads the first 1250 books. As gpt2, 5 GB
+# Section 5: GPT-2 small, given with --init, for 2 epochs. It is validated every 2 million tokens,
+# which 42 steps read; best.pt is what early stopping would choose. Of PG-19 it reads the first 1250
+# books. As gpt2, 5 GB
 FINE_TUNING = PRESETS["gpt2"] | {"epochs": 2.0, "validate_every": 42}
 PRESETS |= {
     "wikitext-103": FINE_TUNING | {"data": "wikitext-103-raw"},
