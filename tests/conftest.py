@@ -47,7 +47,9 @@ torch.set_num_threads(
 
 
 def examples(count: int) -> settings:
-    """The settings of a property that needs another number than USUAL; `thorough` gives it as many as any other."""
+    """The settings of a property that needs another number than USUAL; `thorough` gives it as many
+    as any other.
+    """
     chosen = settings.default.max_examples
     return settings(max_examples=count if chosen == USUAL else chosen)
 

@@ -22,7 +22,10 @@ def drawn(**shapes):
 
 
 def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
-    """size: of the queries and of the offset. The first block's keys are zeros, as a document's are."""
+    """size: of the queries and of the offset.
+
+    The first block's keys are zeros, as a document's are.
+    """
     rows = (batch, heads, (blocks + 1) * window, width)
     inputs = drawn(
         query=(batch, heads, blocks * window, width),
@@ -42,7 +45,9 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
 
 
 def relative_inputs(batch, heads, length, before, width, rows=None, size=1.0):
-    """rows: of the distance keys, at most as many as there are keys; size: of the queries and the biases."""
+    """rows: of the distance keys, at most as many as there are keys; size: of the queries and the
+    biases.
+    """
     keys, biases = (
         (batch, heads, before + length, width),
         dict.fromkeys(("content_bias", "distance_bias"), (heads, width)),
@@ -137,7 +142,9 @@ def test_tiled_relative_attention_equals_plain(
     parts=st.integers(2, 4),
 )
 def test_fast_head_projection_equals_plain(batch, length, heads, width, parts):
-    """In every type, against the plain path in float64; of unit length are all parts except the last."""
+    """In every type, against the plain path in float64; of unit length are all parts except the
+    last.
+    """
     inputs = drawn(x=(batch, length, 7), weight=(parts * heads * width, 7))
     for dtype in (torch.float64, torch.float32):
         rounded = in_type(inputs, dtype)
@@ -171,7 +178,9 @@ IN_BFLOAT16 = {  # {case: (plain, fast, inputs, what else both are given)}
 
 @pytest.mark.parametrize("case", IN_BFLOAT16)
 def test_fast_paths_in_bfloat16(case, monkeypatch):
-    """Against the plain path in float64; every result is in bfloat16, except usage, which is a mean over many queries."""
+    """Against the plain path in float64; every result is in bfloat16, except usage, which is a mean
+    over many queries.
+    """
     plain, fast, inputs, rest = IN_BFLOAT16[case]
     inputs = in_type(inputs, torch.bfloat16)
     expected = gradients(plain, in_type(inputs, torch.float64), *rest)
@@ -188,7 +197,9 @@ def test_fast_paths_in_bfloat16(case, monkeypatch):
 
 
 def test_sums_over_tiles_are_in_float32(monkeypatch):
-    """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 400 and of 600 tiles adds to it."""
+    """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 400 and of
+    600 tiles adds to it.
+    """
     monkeypatch.setattr(on_a_cpu, "TILE", 1)
     relative = in_type(relative_inputs(1, 2, 400, 3, 8), torch.bfloat16)
     relative["query"].zero_()

@@ -39,7 +39,10 @@ def found_by_sorting(query, keys, values, scale, retrieved):
 )
 @pytest.mark.parametrize("path", [retrieval_attention, retrieval_attention_plain])
 def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, seed):
-    """By definition, with the reference's gradients. The memory needs no order and gets no gradient; some rows are empty."""
+    """By definition, with the reference's gradients.
+
+    The memory needs no order and gets no gradient; some rows are empty.
+    """
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
     retrieved = max(1, round(share * m))
     query, keys, values = (rng.standard_normal((batch, heads, rows, e)) for rows in (n, m, m))

@@ -1,4 +1,6 @@
-"""Attention by SDPA, a GPU's path, equals the plain path on a CPU: by operation, in whole models, with dropout; what it saves."""
+"""Attention by SDPA, a GPU's path, equals the plain path on a CPU: by operation, in whole models,
+with dropout; what it saves.
+"""
 
 import sys
 
@@ -24,7 +26,9 @@ THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attenti
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Let a CPU take a GPU's paths; returns a list that grows by the arguments of every call of SDPA."""
+    """Let a CPU take a GPU's paths; returns a list that grows by the arguments of every call of
+    SDPA.
+    """
     calls = []
     for name, module in list(sys.modules.items()):
         if name.startswith("accelerated."):
@@ -40,7 +44,9 @@ def as_on_a_gpu(monkeypatch):
 
 @over(THROUGH_SDPA)
 def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
-    """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
+    """Logits, states, losses and gradients over segments, with a document start in the second; then
+    five steps.
+    """
     config, rng, params, state, _, _ = both_sides(paper, name)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
     assert as_on_a_gpu or (paper, name) == ("memformer", "decoder-only"), (
@@ -88,7 +94,9 @@ def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
 )  # meta stands for a GPU; off_cpu: calls of SDPA expected
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_the_path_is_that_of_the_device(device, off_cpu, rate, monkeypatch):
-    """Off the CPU each attention is one call of SDPA, unless it measures or has one key; on one only content_attention may be."""
+    """Off the CPU each attention is one call of SDPA, unless it measures or has one key; on one
+    only content_attention may be.
+    """
     rates = []  # of dropout, one for each call of SDPA, whose fifth argument it is
     monkeypatch.setattr(
         functional,

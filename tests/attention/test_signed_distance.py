@@ -1,4 +1,6 @@
-"""Self-attention by signed distances: both kinds of positions equal the reference and the paper's equations."""
+"""Self-attention by signed distances: both kinds of positions equal the reference and the paper's
+equations.
+"""
 
 import math
 
@@ -27,7 +29,9 @@ from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax
     seed=st.integers(0, 2**31),
 )
 def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, padded, size, seed):
-    """One query and head at a time, R looked up by the clipped distance of each pair; by both sides."""
+    """One query and head at a time, R looked up by the clipped distance of each pair; by both
+    sides.
+    """
     rng = np.random.default_rng(seed)
     distances = np.arange(0 if causal else -reach, reach + 1)
     query, table = (
@@ -74,7 +78,9 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     seed=st.integers(0, 2**31),
 )
 def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
-    """The terms (a) to (d) of each pair, one query and head at a time, equal the reference and the accelerated path."""
+    """The terms (a) to (d) of each pair, one query and head at a time, equal the reference and the
+    accelerated path.
+    """
     rng, width = np.random.default_rng(seed), 8
     query, (u, v) = size * rng.standard_normal((2, 2, n, 3)), size * rng.standard_normal((2, 2, 3))
     (key, value), weight = (

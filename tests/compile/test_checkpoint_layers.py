@@ -1,4 +1,6 @@
-"""--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass, with the same gradients."""
+"""--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass,
+with the same gradients.
+"""
 
 import dataclasses
 
@@ -37,7 +39,10 @@ def recomputed(model):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
 @over(CASES)
 def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
-    """By each method; the global generator then stands where it stood. In bfloat16 a layer has the same copies of parameters."""
+    """By each method; the global generator then stands where it stood.
+
+    In bfloat16 a layer has the same copies of parameters.
+    """
     model, *given = setting(paper, name)
     expected = {
         method: (back_propagated(method, model, *given, dtype), torch.get_rng_state())
@@ -52,7 +57,10 @@ def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
 
 
 def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
-    """As --compile has it, without its code generator. Of one layer: each takes seconds to compile."""
+    """As --compile has it, without its code generator.
+
+    Of one layer: each takes seconds to compile.
+    """
     model, *given = setting("memformer", "decoder-only", decoder_layers=1)
     expected = back_propagated("through_time", model, *given)
     trained = recomputed(model)

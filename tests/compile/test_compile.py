@@ -1,4 +1,6 @@
-"""--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes what it computed before."""
+"""--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes
+what it computed before.
+"""
 
 import itertools
 import shutil
@@ -28,7 +30,9 @@ TYPED = [*((*each, torch.float64) for each in CASES), (*CASES[1], torch.bfloat16
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A list that grows by one for each graph that is compiled; without torch's code generator, which takes minutes."""
+    """A list that grows by one for each graph that is compiled; without torch's code generator,
+    which takes minutes.
+    """
     found, compile_whole = [], torch.compile
 
     def without_generating(function, fullgraph, dynamic, mode):
@@ -46,7 +50,8 @@ def graphs(monkeypatch):
 
 
 def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
-    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between.
+    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in
+    between.
 
     A document starts in the first rollout, and in both lanes of the last.
     """
@@ -74,7 +79,9 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     "case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]
 )
 def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs):
-    """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay needs one for all states."""
+    """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay
+    needs one for all states.
+    """
     counts = []
     actual = trained(*case, method, "inductor", lambda: counts.append(len(graphs)), dtype)
     assert counts[0] >= 1 and counts[1] <= 3 and counts[1:] == counts[1:2] * 3
@@ -83,7 +90,10 @@ def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs
 
 
 def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
-    """Its next replay writes over both. In float32 a parameter's .grad would otherwise be the graph's result itself."""
+    """Its next replay writes over both.
+
+    In float32 a parameter's .grad would otherwise be the graph's result itself.
+    """
     result, modes, found = torch.full((5, 3), 2.0), [], []
 
     class Graph(torch.autograd.Function):
@@ -124,7 +134,9 @@ def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
-    """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's own generator is faster."""
+    """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's
+    own generator is faster.
+    """
     names = []
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: names.append(function.__name__) or function
@@ -136,7 +148,10 @@ def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(metho
 
 
 def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
-    """On a GPU in name only. On a CPU compiled bfloat16 crashed; what else is refused is in paths/training."""
+    """On a GPU in name only.
+
+    On a CPU compiled bfloat16 crashed; what else is refused is in paths/training.
+    """
     monkeypatch.setattr(process, "choose_device", torch.device)
 
     def check(options):
@@ -154,7 +169,9 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
     "paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")]
 )
 def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
-    """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which are read only then."""
+    """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which
+    are read only then.
+    """
     model, segments, state = setting(paper, name)
     leaves, arriving = [], []
     leaf_of, backward = replay.require_gradient, torch.autograd.backward
@@ -260,7 +277,10 @@ def some_segments(count):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
 def test_both_compiled_passes_drop_out_what_uncompiled_ones_do():
-    """By torch's code generator. Otherwise memory replay would not recompute the states that it stored."""
+    """By torch's code generator.
+
+    Otherwise memory replay would not recompute the states that it stored.
+    """
     torch._dynamo.reset()
     model, segments = Dropping().train(), some_segments(3)
     expected = back_propagated("memory_replay", model, segments, model.initial_state(2))

@@ -1,4 +1,6 @@
-"""A training step asks its device for no number: on a GPU the answer would wait for all work before it."""
+"""A training step asks its device for no number: on a GPU the answer would wait for all work before
+it.
+"""
 
 import itertools
 
@@ -63,7 +65,10 @@ def test_questions_are_refused():
 @over(CASES)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_step_asks_nothing(paper, name, device, monkeypatch):
-    """Forward and backward by each method, and clipping; a lane ends in padding. A meta tensor has no numbers to be asked for."""
+    """Forward and backward by each method, and clipping; a lane ends in padding.
+
+    A meta tensor has no numbers to be asked for.
+    """
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     model, segments, state = setting(paper, name)
     for segment in segments:
@@ -106,7 +111,10 @@ def test_a_token_asks_nothing(paper, name):
 
 
 def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypatch):
-    """Two updates of two gathered iterations, in groups of lanes. Averaging and clipping: test_a_step_asks_nothing."""
+    """Two updates of two gathered iterations, in groups of lanes.
+
+    Averaging and clipping: test_a_step_asks_nothing.
+    """
     compute = training_script.forward_and_backward
 
     def watched(*given):

@@ -1,4 +1,5 @@
-"""What a GPU takes in training and in reports, run on the CPU: the branches that any GPU takes work, and make no float64.
+"""What a GPU takes in training and in reports, run on the CPU: the branches that any GPU takes
+work, and make no float64.
 
 Exempt are the host's parts: a model's constants, which are made before it is moved, and NumPy.
 """
@@ -122,7 +123,9 @@ def without_doubles(function, name, calls):
 def test_training_and_reports_make_no_doubles(
     text, tmp_path, monkeypatch, model, on_a_gpus_branches
 ):
-    """Of what train.py does after the run has been built, all; then all of eval.py's reports that this model has."""
+    """Of what train.py does after the run has been built, all; then all of eval.py's reports that
+    this model has.
+    """
     text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
     calls, function_at = [], evaluation_script.function_at
     for name in ("train", "report", "sample"):
@@ -179,7 +182,9 @@ def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
 @over(EVERY_VARIANT)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
-    """Logits, states, losses and gradients, and a Stepper's; bfloat16 is compared with float32 on the CPU."""
+    """Logits, states, losses and gradients, and a Stepper's; bfloat16 is compared with float32 on
+    the CPU.
+    """
     torch.set_default_dtype(torch.float32)
     config, rows = dataclasses.replace(variant(paper, name), dropout=0.0), {}
     tokens = torch.tensor(

@@ -1,4 +1,6 @@
-"""On a stub of CUDA, which computes nothing (docs/contributing.md): the kernels of steps, and graphs."""
+"""On a stub of CUDA, which computes nothing (docs/contributing.md): the kernels of steps, and
+graphs.
+"""
 
 import numpy as np
 import pytest

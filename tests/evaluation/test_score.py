@@ -1,4 +1,6 @@
-"""Scores and the losses of single tokens do not depend on lanes and order, and equal documents read one by one."""
+"""Scores and the losses of single tokens do not depend on lanes and order, and equal documents read
+one by one.
+"""
 
 import dataclasses
 import math
@@ -34,7 +36,9 @@ def model_of(config):
 
 @torch.no_grad()
 def one_by_one(model, document, clear=False):
-    """(-log p of each target, NaN if it is not scored; how many were the most probable), segment by segment in one lane."""
+    """(-log p of each target, NaN if it is not scored; how many were the most probable), segment by
+    segment in one lane.
+    """
     config, state, size = model.config, model.initial_state(1), len(document.inputs)
     nats, right = np.full(size, math.nan), 0
     for window in cut(size + 1, config.segment, getattr(config, "overlap", 0)):
@@ -66,7 +70,9 @@ def one_by_one(model, document, clear=False):
 def test_scores_equal_documents_read_one_by_one(
     corpus, recurrent, window, vectors, lanes, clear, data
 ):
-    """Of blocks, and of windows of any size and overlap with and without a vector: each token's loss, and all sums."""
+    """Of blocks, and of windows of any size and overlap with and without a vector: each token's
+    loss, and all sums.
+    """
     overlap, (documents, tokenizer) = data.draw(st.integers(0, window - 1)), corpus
     config = (
         BLOCKS
@@ -88,7 +94,9 @@ def test_scores_equal_documents_read_one_by_one(
 
 
 def test_lanes_without_text_are_not_computed(monkeypatch):
-    """Three documents in eight lanes: a batch has three rows, and one when only the longest document is left."""
+    """Three documents in eight lanes: a batch has three rows, and one when only the longest
+    document is left.
+    """
     model, rows = model_of(dataclasses.replace(WINDOWED, overlap=0)), []
     read = model.read
     monkeypatch.setattr(
@@ -152,7 +160,9 @@ def joined_by_hand(documents):
     ],
 )
 def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(paper, name, clear):
-    """In one lane, and in three lanes that each start at a third of the text; every token is scored once."""
+    """In one lane, and in three lanes that each start at a third of the text; every token is scored
+    once.
+    """
     model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256)).eval()
     documents = documents_of([30, 1, 9, 0, 2, 41])
     text = joined_by_hand(documents)
@@ -178,7 +188,9 @@ def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(pape
 
 
 def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
-    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
+    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has
+    its own count.
+    """
     monkeypatch.setattr(
         score, "OFFICIAL_WORDS", {name: {"test": 9} for name in score.OFFICIAL_WORDS}
     )

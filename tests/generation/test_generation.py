@@ -1,4 +1,6 @@
-"""Continuing a text equals reading it, sampling draws from the right tokens, and text is written at once."""
+"""Continuing a text equals reading it, sampling draws from the right tokens, and text is written at
+once.
+"""
 
 import contextlib
 import dataclasses
@@ -50,7 +52,9 @@ def logits_after(model, text):
 
 @over(ONE_OF_EACH)
 def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
-    """Prompts of any length, whose last two windows both have an effect; then each time the most probable token of the text."""
+    """Prompts of any length, whose last two windows both have an effect; then each time the most
+    probable token of the text.
+    """
     model = random_model(paper, name)
     stepper = stepper_of(model)
     n, rng = model.config.segment, np.random.default_rng(0)
@@ -130,7 +134,9 @@ def tensors_in(*fields):
 
 
 class FakeGraph:
-    """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded function read, and writes where it wrote."""
+    """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded function read, and
+    writes where it wrote.
+    """
 
     def __init__(self, function, monkeypatch):
         self.function, self.calls = function, []
@@ -153,7 +159,9 @@ class FakeGraph:
 @over([*ONE_OF_EACH, ("memformer", "decoder-only-xl"), ("compressive", "transformer-xl")])
 @torch.no_grad()
 def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
-    """From a stream in the middle of a segment, then from other documents' states; nothing that was given is overwritten."""
+    """From a stream in the middle of a segment, then from other documents' states; nothing that was
+    given is overwritten.
+    """
     config, rng = variant(paper, name), np.random.default_rng(3)
     plain, captured = (stepper_of(random_model(paper, name)) for _ in range(2))
     graph = FakeGraph(captured.logits_after, monkeypatch)
@@ -242,7 +250,9 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
 
 
 def test_text_in_and_out(capsys):
-    """Bytes that are no whole character are shown as one \ufffd, at the end too, whether text is streamed or shown at once."""
+    """Bytes that are no whole character are shown as one \ufffd, at the end too, whether text is
+    streamed or shown at once.
+    """
     shown = {
         b"\xc3\xa9": "é",
         b"h\xc3": "h\ufffd",

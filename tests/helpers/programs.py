@@ -1,4 +1,6 @@
-"""train.py and eval.py as a user calls them, here or in a process to be killed; a file server; a workshop without training."""
+"""train.py and eval.py as a user calls them, here or in a process to be killed; a file server; a
+workshop without training.
+"""
 
 import atexit
 import base64
@@ -198,7 +200,9 @@ def run_script(argv, output, errors, environment, hang):
 
 
 def hang_in(owner, name, call, marker):
-    """Make a call of the function owner.name, counted from 1, write the file marker and never return."""
+    """Make a call of the function owner.name, counted from 1, write the file marker and never
+    return.
+    """
     owner = pkgutil.resolve_name(owner)
     calls, function = [], getattr(owner, name)
 
@@ -213,7 +217,9 @@ def hang_in(owner, name, call, marker):
 
 
 def start(argv, errors, output=None, hang=None, processes=1):
-    """Begin train.py in that many processes that train together; stderr and, unless output is given, stdout go to `errors`."""
+    """Begin train.py in that many processes that train together; stderr and, unless output is
+    given, stdout go to `errors`.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
@@ -251,7 +257,9 @@ def killed(started):
 
 
 def hanging(argv, folder, owner, name, call=1):
-    """Begin train.py and return its processes as soon as it hangs in that call of owner.name; see hang_in."""
+    """Begin train.py and return its processes as soon as it hangs in that call of owner.name; see
+    hang_in.
+    """
     marker = folder / f"in-{name}"
     started = start(argv, folder / "errors", hang=(owner, name, call, marker))
     wait_for(marker, started, folder / "errors")
@@ -275,7 +283,9 @@ def measurements(run):
 
 
 def differences(first, second, besides=()):
-    """What two runs differ in: fields of the last checkpoint and of the best one, kept checkpoints, measurements."""
+    """What two runs differ in: fields of the last checkpoint and of the best one, kept checkpoints,
+    measurements.
+    """
     found = [path for path in ("best.pt",) if (first / path).exists() != (second / path).exists()]
     pairs = [(saved(first), saved(second))]
     if (first / "best.pt").exists() and not found:
@@ -369,7 +379,9 @@ def serving(files):
 
 
 class Rehearsal(Workshop):
-    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the options: bits}."""
+    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the
+    options: bits}.
+    """
 
     def __init__(self, runs, jobs=1, loss=(), fails=()):
         super().__init__(runs, jobs, say=lambda line: self.said.append(line))

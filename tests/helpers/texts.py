@@ -1,4 +1,6 @@
-"""Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in memory, a few BPE merges."""
+"""Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in
+memory, a few BPE merges.
+"""
 
 import base64
 import io

@@ -1,4 +1,6 @@
-"""The book: all functions and formulas are on its pages, in a real browser too, and the numbers shown are a real run's."""
+"""The book: all functions and formulas are on its pages, in a real browser too, and the numbers
+shown are a real run's.
+"""
 
 import base64
 import json

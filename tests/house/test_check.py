@@ -1,4 +1,6 @@
-"""The porters' tools: `python -m reference.<paper> --check`, `python -m reference.check`, and what the vectors notice."""
+"""The porters' tools: `python -m reference.<paper> --check`, `python -m reference.check`, and what
+the vectors notice.
+"""
 
 import json
 import shutil
@@ -109,7 +111,9 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
 
 @pytest.fixture
 def checked(tmp_path, capsys):
-    """A function: (exit code, what is printed) for a port that wrote a case's rows after change(rows)."""
+    """A function: (exit code, what is printed) for a port that wrote a case's rows after
+    change(rows).
+    """
 
     def run(case, change):
         path = FOLDER / f"{case}.safetensors"
@@ -267,9 +271,11 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
 
 
 def read_wrong():
-    """(rule, paper, case, first, old, new) of each block of wrong_conventions.txt, whose lines after the head begin with - or +.
+    """(rule, paper, case, first, old, new) of each block of wrong_conventions.txt, whose lines
+    after the head begin with - or +.
 
-    A port that breaks the rule is wrong in that case of docs/vectors, and `first` is the tensor that the checker has to name.
+    A port that breaks the rule is wrong in that case of docs/vectors, and `first` is the tensor
+    that the checker has to name.
     """
     for block in (
         (ROOT / "tests" / "tools" / "wrong_conventions.txt").read_text().strip().split("\n\n")

@@ -1,4 +1,6 @@
-"""README and docs: their code runs, formulas parse, what they name exists, and links lead somewhere."""
+"""README and docs: their code runs, formulas parse, what they name exists, and links lead
+somewhere.
+"""
 
 import contextlib
 import functools
@@ -31,10 +33,14 @@ CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`(.+?)`\$", re.M | re.S)
 # What GitHub, KaTeX and latex2mathml all typeset
 COMMANDS = """
-    frac sqrt sum prod int mathrm mathbf mathcal operatorname text hat bar tilde dot top left right begin end quad qquad
-    odot cdot times partial nabla exp log ln max min sin cos tanh lfloor rfloor lceil rceil lvert rvert lVert rVert mid
-    le ge lt gt ne leq geq neq approx equiv sim propto in notin subset to mapsto infty pm ldots cdots vdots ddots circ ast
-    alpha beta gamma delta epsilon varepsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta Sigma ell ll gg
+    frac sqrt sum prod int mathrm mathbf mathcal operatorname text hat bar tilde dot top left right
+    begin end quad qquad
+    odot cdot times partial nabla exp log ln max min sin cos tanh lfloor rfloor lceil rceil lvert
+    rvert lVert rVert mid
+    le ge lt gt ne leq geq neq approx equiv sim propto in notin subset to mapsto infty pm ldots
+    cdots vdots ddots circ ast
+    alpha beta gamma delta epsilon varepsilon eta theta lambda mu nu pi rho sigma tau phi psi omega
+    Delta Sigma ell ll gg
     underbrace overbrace Rightarrow Leftrightarrow rightarrow leftarrow oplus star
 """
 EXTRAS = re.findall(
@@ -56,7 +62,9 @@ def inline_code(page):
 
 
 def train_what_is_opened(page, folder):
-    """Train the runs that a page opens from Python: by the command that it has for them, or else a small one."""
+    """Train the runs that a page opens from Python: by the command that it has for them, or else a
+    small one.
+    """
     (folder / "book.txt").write_text("a page that was scraped and written again. " * 400)
     for run in set(re.findall(r'accelerated.load\("(\w\S*?)"', page.read_text())):
         of_page = (shlex.split(line)[2:] for line in commands(page) if f"--out {run}" in line)
@@ -103,7 +111,9 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
 
 @pages
 def test_code_that_is_named_exists(page):
-    """`file.py::name`, `path/file.py`, and in a chapter, its results and its answers, functions of the reference."""
+    """`file.py::name`, `path/file.py`, and in a chapter, its results and its answers, functions of
+    the reference.
+    """
     text = page.read_text()
     named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
     if page.stem in NAMES:
@@ -307,7 +317,9 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
 
 @pages
 def test_formulas_are_typeset(page):
-    """Each one parses, has only commands that every typesetter knows, and stands in no other block of code."""
+    """Each one parses, has only commands that every typesetter knows, and stands in no other block
+    of code.
+    """
     convert = pytest.importorskip(
         "latex2mathml.converter", reason="formulas need the extra docs: latex2mathml"
     ).convert

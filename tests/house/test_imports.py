@@ -67,7 +67,9 @@ def room_of(module):
 
 
 def project_imports(module):
-    """[(module, name)] of what a module imports of the project; of a whole module (module, None), however it is written."""
+    """[(module, name)] of what a module imports of the project; of a whole module (module, None),
+    however it is written.
+    """
     found = []
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):

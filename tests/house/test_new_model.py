@@ -1,4 +1,6 @@
-"""Adding a model means its own files and one word: a copy of one gets another name, and the scripts and tools take it."""
+"""Adding a model means its own files and one word: a copy of one gets another name, and the scripts
+and tools take it.
+"""
 
 import shutil
 import subprocess

@@ -30,7 +30,9 @@ FIRST = 250  # lines, in which the whole idea stands
 
 
 def test_imports_are_numpy_and_the_standard_library():
-    """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that paper's file."""
+    """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that
+    paper's file.
+    """
     nodes = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
     imported = {
         (name, part.name)

@@ -1,4 +1,6 @@
-"""GPT-2's weights give the logits of the package transformers, its folder the tokens; any other file is refused in one line."""
+"""GPT-2's weights give the logits of the package transformers, its folder the tokens; any other
+file is refused in one line.
+"""
 
 import json
 import re
@@ -37,7 +39,9 @@ CONFIG = Config(
 
 
 def gpt2_tensors():
-    """Random weights under GPT-2's names and shapes, (in, out); that these are GPT-2's, those of transformers show."""
+    """Random weights under GPT-2's names and shapes, (in, out); that these are GPT-2's, those of
+    transformers show.
+    """
     rng = np.random.default_rng(0)
     return {
         name: torch.tensor(0.2 * rng.standard_normal(s), dtype=torch.float32)
@@ -69,7 +73,9 @@ def model_of(path, config=CONFIG):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A GPT2LMHeadModel with random weights, the folder that its own save_pretrained wrote, with a tokenizer, and tokens."""
+    """A GPT2LMHeadModel with random weights, the folder that its own save_pretrained wrote, with a
+    tokenizer, and tokens.
+    """
     transformers = pytest.importorskip(
         "transformers", reason="the comparison needs the package transformers: .[all]"
     )
@@ -93,7 +99,9 @@ def published(tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers(published):
-    """In float32, with random weights saved by that package; the NumPy reference gives the same logits too."""
+    """In float32, with random weights saved by that package; the NumPy reference gives the same
+    logits too.
+    """
     model, folder, tokens = published
     ours = model_of(folder)
     with torch.no_grad():
@@ -125,7 +133,9 @@ def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published):
 
 
 def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, monkeypatch):
-    """With the recurrence module the first window still equals GPT-2; both losses are said before training, in --dtype."""
+    """With the recurrence module the first window still equals GPT-2; both losses are said before
+    training, in --dtype.
+    """
     model, folder, tokens = published
     (book := tmp_path / "book.txt").write_text(TEXT)
     sizes = [
@@ -189,7 +199,10 @@ def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, mo
 
 
 def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys, monkeypatch):
-    """With its own tokenizer, whose ids are those of GPT2TokenizerFast. It has no text but what --data names."""
+    """With its own tokenizer, whose ids are those of GPT2TokenizerFast.
+
+    It has no text but what --data names.
+    """
     import transformers
 
     _, folder, _ = published
@@ -217,7 +230,9 @@ def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys, monkeypatch)
 
 
 def test_the_forms_that_are_published(file):
-    """With masks of attention, with a copy of the embedding as its head, and in half precision, at once."""
+    """With masks of attention, with a copy of the embedding as its head, and in half precision, at
+    once.
+    """
     expected, tensors = model_of(file).state_dict(), gpt2_tensors()
     tensors |= {
         f"h.{i}.attn.{name}": torch.ones(1, 1, 24, 24)

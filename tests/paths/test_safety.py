@@ -1,4 +1,6 @@
-"""A night's work is safe: nothing damaged is used, one process writes a run, results are kept, data may move."""
+"""A night's work is safe: nothing damaged is used, one process writes a run, results are kept, data
+may move.
+"""
 
 import json
 import os
@@ -50,7 +52,10 @@ def trained(text, tmp_path):
 
 
 def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path):
-    """To resume, to begin from and to evaluate. Flipped bits of each file, the tokens' cache too: the tests of their modules."""
+    """To resume, to begin from and to evaluate.
+
+    Flipped bits of each file, the tokens' cache too: the tests of their modules.
+    """
     ranks, run, single = (
         tmp_path / "ranks",
         tmp_path / "run",
@@ -128,7 +133,9 @@ def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
 
 
 def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path, monkeypatch):
-    """From the same places in every run, and logged with the memory cleared too; recall's documents are read whole."""
+    """From the same places in every run, and logged with the memory cleared too; recall's documents
+    are read whole.
+    """
     found, spread = [], opening.spread
     monkeypatch.setattr(
         opening, "spread", lambda *given: found.append((given[0], spread(*given))) or found[-1][1]
@@ -197,7 +204,8 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 
 
 # A checkpoint that lies
-LIES = {  # {field: functions from the saved value to one of the right type that does not fit the run}
+# {field: functions from the saved value to one of the right type that does not fit the run}
+LIES = {
     "random": [lambda bits: torch.zeros(8, dtype=torch.uint8)],
     "state": [
         lambda fields: (*fields[:-1], fields[-1][1:]),

@@ -22,7 +22,9 @@ from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
     ]
 )
 def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
-    """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only what is its own."""
+    """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only
+    what is its own.
+    """
     config, rng, _, _, model, _ = both_sides(paper, name)
     rows = [
         (tokens, targets, scored & False) for tokens, targets, scored in random_rows(config, rng)
@@ -39,7 +41,9 @@ def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, 
 
 @over(ONE_OF_EACH)
 def test_a_restart_of_all_lanes_forgets_even_what_is_not_a_number(paper, name):
-    """A carried state of NaN and infinities, as a broken step would leave it: neither value nor gradient of it is left."""
+    """A carried state of NaN and infinities, as a broken step would leave it: neither value nor
+    gradient of it is left.
+    """
     config, rng, _, _, model, _ = both_sides(paper, name)
     [segment] = torch_segments(paper, random_rows(config, rng, count=1), starting(0, count=1))
     fresh = model.initial_state(2)
@@ -56,7 +60,10 @@ def test_a_restart_of_all_lanes_forgets_even_what_is_not_a_number(paper, name):
 @pytest.mark.parametrize("scored", [True, False], ids=["scored", "read by advance"])
 @over(ONE_OF_EACH)
 def test_a_long_document_takes_no_more_memory_than_one_of_a_fifth(paper, name, scored):
-    """Neither states nor graphs are kept. (Its tokens stay on the disk: paths/data/test_corpus.py.)"""
+    """Neither states nor graphs are kept.
+
+    (Its tokens stay on the disk: paths/data/test_corpus.py.)
+    """
     model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256))
 
     def peak(size):

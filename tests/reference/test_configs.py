@@ -20,7 +20,9 @@ GPT2 = {
     "max_positions": 300,
     "module_width": 200,
 }
-STARTS = {  # {paper: (changes, {matrix: fan in}, {other parameter: deviation})}; a matrix: 1 / sqrt(fan in), cut
+# {paper: (changes, {matrix: fan in}, {other parameter: deviation})}; a matrix: 1 / sqrt(fan in),
+# cut
+STARTS = {
     "block_recurrent": (
         WIDE | GATES,
         {
@@ -91,7 +93,10 @@ ZEROS = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$|memory_gate|l
 
 @pytest.mark.parametrize("case", STARTS)
 def test_starting_values(case):
-    """Within three standard errors of the deviation; cut at 2 / 0.88 of it. Norms begin at one, biases and the like at zero."""
+    """Within three standard errors of the deviation; cut at 2 / 0.88 of it.
+
+    Norms begin at one, biases and the like at zero.
+    """
     changes, matrices, deviations = STARTS[case]
     paper = case.split()[0]
     config = dataclasses.replace(PAPERS[paper].small, **changes)

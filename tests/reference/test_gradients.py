@@ -27,7 +27,8 @@ WITH_DROPOUT = ONE_OF_EACH + pairs(
 
 @over(EVERY_VARIANT)
 def test_model_gradient(paper, name):
-    """Three segments with a document start in the second, all tasks, all losses: every parameter and the first state.
+    """Three segments with a document start in the second, all tasks, all losses: every parameter
+    and the first state.
 
     What a paper stops is held at its value while the objective is differentiated.
     """
@@ -83,7 +84,9 @@ def test_model_gradient_with_dropout(paper, name):
 
 
 def test_a_wrong_gradient_leads_to_the_function_that_knows_most_of_its_name():
-    """`scale` is in the results of many functions, `norm.scale` of few; then to the function inside that made it."""
+    """`scale` is in the results of many functions, `norm.scale` of few; then to the function inside
+    that made it.
+    """
     inside = gradients.Call("norm_backward", 3, {"scale"}, [])
     calls = [
         gradients.Call("other_backward", 1, {"scale"}, []),

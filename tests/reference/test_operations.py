@@ -1,4 +1,5 @@
-"""Operations that several references share, against finite differences in every entry: each once, because sources are equal.
+"""Operations that several references share, against finite differences in every entry: each once,
+because sources are equal.
 
 What else a paper has of its own is differentiated in whole models, in all variants (test_gradients.py).
 """
@@ -77,7 +78,10 @@ USAGE = np.random.default_rng(2).random((2, 6))
 
 
 def compression(name):
-    """The operation of a compression. In a model what is evicted is data, so that its gradient shows here alone."""
+    """The operation of a compression.
+
+    In a model what is evicted is data, so that its gradient shows here alone.
+    """
     forward = lambda evicted, **p: compressive.COMPRESSIONS[name][0](p, CONFIG, evicted, USAGE)  # noqa: E731
     p = compressive.init_compression(
         dataclasses.replace(CONFIG, compression=name), np.random.default_rng(1)
@@ -96,7 +100,9 @@ def test_operation_gradient(name):
 
 
 def test_functions_of_one_name_are_the_same_in_every_reference():
-    """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
+    """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may
+    differ.
+    """
     own = {
         "forward",
         "backward",

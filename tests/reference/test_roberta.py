@@ -1,4 +1,6 @@
-"""RoBERTa with recurrence in NumPy: gradients by finite differences, and what passes from window to window."""
+"""RoBERTa with recurrence in NumPy: gradients by finite differences, and what passes from window to
+window.
+"""
 
 import dataclasses
 
@@ -22,7 +24,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_gradients_of_answering_and_of_the_pretraining(change):
-    """Along random directions, with dropout; a bias of keys gets exactly none, because softmax cancels it."""
+    """Along random directions, with dropout; a bias of keys gets exactly none, because softmax
+    cancels it.
+    """
     config, rng = dataclasses.replace(ROBERTA, dropout=0.3, **change), np.random.default_rng(3)
     params, (windows, answer) = roberta_params(config, rng), roberta_example(config, rng)
     targets, scored = (
@@ -71,7 +75,9 @@ def outputs_of(params, config, windows):
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_window_knows_of_earlier_ones_through_the_vector_alone(recurrent):
-    """A lane's first window changes its second one's outputs if the model is recurrent, and no other lane's at all."""
+    """A lane's first window changes its second one's outputs if the model is recurrent, and no
+    other lane's at all.
+    """
     config, rng = dataclasses.replace(ROBERTA, recurrent=recurrent), np.random.default_rng(5)
     params, (windows, _) = roberta_params(config, rng), roberta_example(config, rng)
     tokens, readable, text = windows[0]

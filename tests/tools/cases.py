@@ -121,7 +121,8 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     },
 }
 EVERY_CASE = [(paper, name) for paper, variants in VARIANTS.items() for name in variants]
-TASKS = {  # {Memformer's case: the tasks of every lane in the second and third segment}; of others, none
+# {Memformer's case: the tasks of every lane in the second and third segment}; of others, none
+TASKS = {
     "infilling": ((1, 1, 1), (1, 1, 1)),
     "recall": ((2, 2, 2), (2, 2, 2)),
     "all-tasks": ((0, 1, 2), (1, 2, 0)),

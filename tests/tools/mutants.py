@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAIRS = """Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn,
-    max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
+    max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh,
+    mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
 OTHER = {
     "FloorDiv": "Mult",
@@ -204,7 +205,9 @@ def called(node):
 
 
 def below(node, statement):
-    """(node, the statement that it is in) of a node and what is below it, without what is only said or declared."""
+    """(node, the statement that it is in) of a node and what is below it, without what is only said
+    or declared.
+    """
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,10 +1,13 @@
-"""python -m tests.tools.mutate: plants small faults in the maths, one at a time, and lists those that no test notices.
+"""python -m tests.tools.mutate: plants small faults in the maths, one at a time, and lists those
+that no test notices.
 
 A fault (mutants.py) is compiled in place of its file, in a child process that is forked before the project is imported. The
-child runs the tests until one fails, first those with the file's name in theirs. mutmut, cosmic-ray and poodle know no dropped
+child runs the tests until one fails, first those with the file's name in theirs. mutmut, cosmic-ray
+and poodle know no dropped
 terms, swapped arguments or lost detach, and the last two import torch for each fault.
 
-Faults that change nothing stand in equivalent_mutants.txt: a file, the statement before and after, the reason. They are not
+Faults that change nothing stand in equivalent_mutants.txt: a file, the statement before and after,
+the reason. They are not
 planted. Survivors make the exit code 1. It needs Linux.
 """
 

@@ -1,8 +1,10 @@
-"""Which loss trains what, as the papers have it: the table that test_reach.py measures and that trust.py puts into docs/trust.md.
+"""Which loss trains what, as the papers have it: the table that test_reach.py measures and that
+trust.py puts into docs/trust.md.
 
 A loss is read in one pass over a segment; the subject "LOSS WHEN VARIANT" names it. LOSS is `own` (the segment's own tokens),
 `infilling` or `recall` (Memformer's other tasks), `compression` (the compression's own loss), or one of these after `next-`:
-the next segment's loss, which arrives through the state alone. WHEN is `first` or `later`: the segment's place in its document.
+the next segment's loss, which arrives through the state alone. WHEN is `first` or `later`: the
+segment's place in its document.
 """
 
 import re
@@ -18,7 +20,9 @@ COMMON = {
     "norms": "norm",
     "MLP": "mlp_(?!norm)",
 }
-GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the last that is found in it, or else in None's
+# {paper: {group of parameters: pattern of their names}}; a name is in the last that is found in it,
+# or else in None's
+GROUPS = {
     "compressive": COMMON
     | {
         "embedding": r"embedding|tails\.|clusters",
@@ -56,7 +60,9 @@ GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is 
 COLUMNS = {
     paper: tuple(groups) for paper, groups in GROUPS.items()
 }  # in the order of a row's cells
-ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
+# {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of
+# earlier ones
+ROWS = {
     "compressive": [
         ("the segment's own tokens", "^own", "●●●●●000"),
         ("the compression's loss", "^compression", "00000000"),

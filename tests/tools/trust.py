@@ -1,12 +1,16 @@
-"""Measures docs/trust.md anew: of every claim that this code makes executable, how far the error is from its tolerance.
+"""Measures docs/trust.md anew: of every claim that this code makes executable, how far the error is
+from its tolerance.
 
     python -m tests.tools.trust --out docs/trust.md
 
 The claims stand in claims.txt, below their chapter and its letter, two lines each: the claim and its place (in the paper, as the
-chapter cites it; of our own design, a heading of design.md), then the test below tests/, -k WORD for those of its cases that are
+chapter cites it; of our own design, a heading of design.md), then the test below tests/, -k WORD
+for those of its cases that are
 called so, and = HOW if comparison.py does not decide: exact (equal to the bit, or exactly zero), yes or no (something changes, or
-is counted), or a tolerance of the test itself. The named tests run, and the errors that comparison.py measures are gathered. A
-claim whose test does not exist, is skipped, fails or compares nothing is an error, and nothing is written. What the page says
+is counted), or a tolerance of the test itself. The named tests run, and the errors that
+comparison.py measures are gathered. A
+claim whose test does not exist, is skipped, fails or compares nothing is an error, and nothing is
+written. What the page says
 between its tables stays.
 """
 
@@ -64,7 +68,9 @@ def read_claims(text: str = CLAIMS.read_text()) -> list[Claim]:
 
 
 class Record:
-    """A pytest plugin: runs only the cases of claims, and keeps their outcomes and the errors that they measure."""
+    """A pytest plugin: runs only the cases of claims, and keeps their outcomes and the errors that
+    they measure.
+    """
 
     def __init__(self, claims: list[Claim]):
         self.claims = claims

@@ -1,7 +1,10 @@
-"""python -m tests.tools.vectors: writes docs/vectors from the references, for those who port a method (docs/porting.md).
+"""python -m tests.tools.vectors: writes docs/vectors from the references, for those who port a
+method (docs/porting.md).
 
-A case is one config, its parameters, a rollout of three segments and all that a port should compute from them. Its numbers are
-drawn from its name. rules.json holds what needs no arithmetic: masks, distances, buckets, windows, schedules, a task's documents.
+A case is one config, its parameters, a rollout of three segments and all that a port should compute
+from them. Its numbers are
+drawn from its name. rules.json holds what needs no arithmetic: masks, distances, buckets, windows,
+schedules, a task's documents.
 """
 
 import dataclasses
@@ -96,7 +99,9 @@ def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
 
 
 def part_of(values: dict, path: str) -> object:
-    """What a path names: "projected.query" is values["projected"]["query"], "return.0" the first of a tuple; None if missing."""
+    """What a path names: "projected.query" is values["projected"]["query"], "return.0" the first of
+    a tuple; None if missing.
+    """
     value = values
     for part in path.split("."):
         value = (
@@ -124,7 +129,9 @@ def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
 
 
 def recorded(specifications: list, reference: object, *arguments: object) -> dict:
-    """{name: array} of what specifications name, from the functions of a reference that return during rollout_forward."""
+    """{name: array} of what specifications name, from the functions of a reference that return
+    during rollout_forward.
+    """
     stack = [("", Counter())]
     found = {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
 
@@ -167,7 +174,9 @@ def hidden_of(paper: str, config: object) -> dict:
 def inner_of(
     paper: str, name: str, reference: object, params: dict, state: tuple, segments: list
 ) -> dict:
-    """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
+    """{name: array} of values inside a layer while the first segment is read, in the order of
+    computation.
+    """
     listed = inner_values(paper, name)
     config = config_of(paper, name)
     found = recorded(listed, reference, params, config, segments[:1], state)
@@ -181,7 +190,9 @@ def inner_of(
 
 
 def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
-    """{name: array} of the parameters after a step of gradient descent, and after three of AdamW on the same segments."""
+    """{name: array} of the parameters after a step of gradient descent, and after three of AdamW on
+    the same segments.
+    """
     once = {}
     after = params
     moments = {}

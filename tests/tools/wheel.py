@@ -1,4 +1,6 @@
-"""The command for wheels that pyproject.toml names: it refuses, because train.py, eval.py and docs would be missing."""
+"""The command for wheels that pyproject.toml names: it refuses, because train.py, eval.py and docs
+would be missing.
+"""
 
 from setuptools.command.bdist_wheel import bdist_wheel
 

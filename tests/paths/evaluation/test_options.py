@@ -1,4 +1,6 @@
-"""The command lines of eval.py and train.py are answered at once: without torch and other packages that are slow to import."""
+"""The command lines of eval.py and train.py are answered at once: without torch and other packages
+that are slow to import.
+"""
 
 import subprocess
 import sys

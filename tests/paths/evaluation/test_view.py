@@ -1,4 +1,6 @@
-"""`eval.py view`: losses are those of scoring, shares of attention those of the reference, and the page works in a browser."""
+"""`eval.py view`: losses are those of scoring, shares of attention those of the reference, and the
+page works in a browser.
+"""
 
 import argparse
 import dataclasses
@@ -29,7 +31,8 @@ from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, var
 
 ROOT = Path(__file__).parents[3]
 CARRYING = [pair for pair in EVERY_VARIANT if pair[1] not in ("plain", "nothing-remembered")]
-ALIKE = "pooling|dilat|rate|none$|auto_enc|attention_recon|max|key|linear|norm|^advance"  # they change no attention
+# they change no attention
+ALIKE = "pooling|dilat|rate|none$|auto_enc|attention_recon|max|key|linear|norm|^advance"
 SHARING = [
     pair
     for pair in CARRYING
@@ -200,7 +203,10 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(
 
 
 def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
-    """In the first segment nothing is inserted; later windows look at the inserted vector. An unknown model has no shares."""
+    """In the first segment nothing is inserted; later windows look at the inserted vector.
+
+    An unknown model has no shares.
+    """
     run = run_of("pretrained_recurrence", "overlapping", [document_from(f"<{TEXT}", BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
     first, *later = ([row[0] for row in segment["shares"]] for segment in data["segments"])
@@ -236,7 +242,9 @@ def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
 
 
 def test_joined_documents_add_up_to_the_split(tmp_path):
-    """With the memory carried over documents, the part that the only lane reads is the page's document."""
+    """With the memory carried over documents, the part that the only lane reads is the page's
+    document.
+    """
     documents = [
         document_from(text, BYTES) for text in (TEXT[:30], "abbey", TEXT[7:30], "x", TEXT[40:])
     ]
@@ -383,7 +391,9 @@ addEventListener("hashchange", () => {
 
 @pytest.mark.skipif(BROWSER is None, reason="looking at the page needs a Chromium on the path")
 def test_the_page_works_in_a_browser(tmp_path):
-    """Its text is shown as text; pointing says the numbers of a token; keys, slider and address do what they say."""
+    """Its text is shown as text; pointing says the numbers of a token; keys, slider and address do
+    what they say.
+    """
     path, document = (
         tmp_path / "page.html",
         Document("some", IDS[:-1], IDS[1:], np.arange(len(IDS) - 1) % 31 < 30),
