@@ -244,8 +244,12 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
 
 
 def test_gradients_are_checked_with_numpy_alone():
-    others = "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'tqdm', 'tiktoken', 'filelock'))"
-    program = f"{others}; from reference.gradients import main; sys.exit(main('pretrained_recurrence', ['--check']))"
+    others = ("torch", "safetensors", "tqdm", "tiktoken", "filelock")
+    program = (
+        f"import sys; sys.modules |= dict.fromkeys({others}); "
+        "from reference.gradients import main; "
+        "sys.exit(main('pretrained_recurrence', ['--check']))"
+    )
     assert (
         subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode
         == 0

@@ -162,7 +162,7 @@ def test_links_lead_somewhere(page):
 
 
 def commands(page):
-    """Command lines of a page, from its bash blocks and from code in its text that begins like one."""
+    """Command lines of a page: its bash blocks, and code in its text that begins like one."""
     blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
     lines = [line for code in blocks for line in code.replace("\\\n", " ").splitlines()]
     lines += [

@@ -24,7 +24,8 @@ TREES = {
     for module, path in FILES.items()
     if not module.startswith("reference")
 }
-ROOMS = {  # what each room may import besides itself; the models, protocol and replay are "accelerated"
+# What each room may import besides itself; the models, protocol and replay are "accelerated"
+ROOMS = {
     "reference": set(),
     "program": set(),
     "accelerated": {"presets", "attention", "data", "reference"},
@@ -123,5 +124,8 @@ def test_presets_and_command_lines_load_no_torch():
         f"accelerated.{name}"
         for name in (*(f"presets.{n}" for n in NAMES), "training.options", "evaluation.options")
     ]
-    code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; sys.exit('torch' in sys.modules)"
+    code = (
+        f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

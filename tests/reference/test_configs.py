@@ -88,7 +88,8 @@ STARTS = {
         | {"layers.1.output": 0.02 / math.sqrt(8), "layers.2.mlp_output": 0.02 / math.sqrt(8)},
     ),
 }
-ZEROS = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$|memory_gate|layer_scores|fixed_key|retention"
+ZERO_BIASES = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$"
+ZEROS = ZERO_BIASES + "|memory_gate|layer_scores|fixed_key|retention"
 
 
 @pytest.mark.parametrize("case", STARTS)

@@ -1,7 +1,8 @@
 """Operations that several references share, against finite differences in every entry: each once,
 because sources are equal.
 
-What else a paper has of its own is differentiated in whole models, in all variants (test_gradients.py).
+What else a paper has of its own is differentiated in whole models, in all variants
+(test_gradients.py).
 """
 
 import ast

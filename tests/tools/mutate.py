@@ -1,14 +1,13 @@
 """python -m tests.tools.mutate: plants small faults in the maths, one at a time, and lists those
 that no test notices.
 
-A fault (mutants.py) is compiled in place of its file, in a child process that is forked before the project is imported. The
-child runs the tests until one fails, first those with the file's name in theirs. mutmut, cosmic-ray
-and poodle know no dropped
-terms, swapped arguments or lost detach, and the last two import torch for each fault.
+A fault (mutants.py) is compiled in place of its file, in a child process that is forked before the
+project is imported. The child runs the tests until one fails, first those with the file's name in
+theirs. mutmut, cosmic-ray and poodle know no dropped terms, swapped arguments or lost detach, and
+the last two import torch for each fault.
 
 Faults that change nothing stand in equivalent_mutants.txt: a file, the statement before and after,
-the reason. They are not
-planted. Survivors make the exit code 1. It needs Linux.
+the reason. They are not planted. Survivors make the exit code 1. It needs Linux.
 """
 
 import argparse
@@ -96,7 +95,8 @@ def main() -> int:
         mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained
     ]
     print(
-        f"{len(faults)} of {len(found)} faults, and {len(chosen) - len(faults)} that change nothing",
+        f"{len(faults)} of {len(found)} faults, "
+        f"and {len(chosen) - len(faults)} that change nothing",
         flush=True,
     )
     if any(code for _, code in tried([None], options.tests, 1)):
@@ -104,10 +104,9 @@ def main() -> int:
         return 2
     survivors = []
     for mutant, code in tried(faults, options.tests, options.jobs):
-        print(
-            f"{'caught' if code else 'survived':<9} {mutant.file}:{mutant.line} {mutant.kind}: {mutant.after}",
-            flush=True,
-        )
+        verdict = "caught" if code else "survived"
+        place = f"{mutant.file}:{mutant.line}"
+        print(f"{verdict:<9} {place} {mutant.kind}: {mutant.after}", flush=True)
         survivors += [] if code else [mutant]
     print(
         *(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors),

@@ -1,10 +1,10 @@
 """Which loss trains what, as the papers have it: the table that test_reach.py measures and that
 trust.py puts into docs/trust.md.
 
-A loss is read in one pass over a segment; the subject "LOSS WHEN VARIANT" names it. LOSS is `own` (the segment's own tokens),
-`infilling` or `recall` (Memformer's other tasks), `compression` (the compression's own loss), or one of these after `next-`:
-the next segment's loss, which arrives through the state alone. WHEN is `first` or `later`: the
-segment's place in its document.
+A loss is read in one pass over a segment; the subject "LOSS WHEN VARIANT" names it. LOSS is `own`
+(the segment's own tokens), `infilling` or `recall` (Memformer's other tasks), `compression` (the
+compression's own loss), or one of these after `next-`: the next segment's loss, which arrives
+through the state alone. WHEN is `first` or `later`: the segment's place in its document.
 """
 
 import re

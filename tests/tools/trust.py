@@ -3,15 +3,13 @@ from its tolerance.
 
     python -m tests.tools.trust --out docs/trust.md
 
-The claims stand in claims.txt, below their chapter and its letter, two lines each: the claim and its place (in the paper, as the
-chapter cites it; of our own design, a heading of design.md), then the test below tests/, -k WORD
-for those of its cases that are
-called so, and = HOW if comparison.py does not decide: exact (equal to the bit, or exactly zero), yes or no (something changes, or
-is counted), or a tolerance of the test itself. The named tests run, and the errors that
-comparison.py measures are gathered. A
-claim whose test does not exist, is skipped, fails or compares nothing is an error, and nothing is
-written. What the page says
-between its tables stays.
+The claims stand in claims.txt, below their chapter and its letter, two lines each: the claim and
+its place (in the paper, as the chapter cites it; of our own design, a heading of design.md), then
+the test below tests/, -k WORD for those of its cases that are called so, and = HOW if comparison.py
+does not decide: exact (equal to the bit, or exactly zero), yes or no (something changes, or is
+counted), or a tolerance of the test itself. The named tests run, and the errors that comparison.py
+measures are gathered. A claim whose test does not exist, is skipped, fails or compares nothing is
+an error, and nothing is written. What the page says between its tables stays.
 """
 
 import argparse
@@ -174,8 +172,9 @@ def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float
     page = re.sub(r"^\| \| claim .*?(?=\n\n##)", lambda _: next(tables), page, flags=re.M | re.S)
     losses = map(reach_table, ROWS)
     page = re.sub(r"^\| loss .*?(?=\n\n|\n\Z)", lambda _: next(losses), page, flags=re.M | re.S)
-    run = f"On {date.today()}, with torch {torch.__version__} on {os.cpu_count()} shared cores, it ran "
-    run += f"{len(record.outcomes):,} cases of the {len(claims)} claims' tests in {seconds / 60:.1f}\nminutes."
+    machine = f"with torch {torch.__version__} on {os.cpu_count()} shared cores"
+    cases = f"{len(record.outcomes):,} cases of the {len(claims)} claims' tests"
+    run = f"On {date.today()}, {machine}, it ran {cases} in {seconds / 60:.1f}\nminutes."
     return re.sub(r"^On .*?\nminutes\.", run, page, count=1, flags=re.M | re.S)
 
 

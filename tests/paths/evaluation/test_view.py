@@ -362,12 +362,22 @@ FLAGS = [
 ]
 # Does what a reader does, and writes down what then stands on the page
 SCRIPT = r"""
-const seen = {}, all = selector => [...document.querySelectorAll(selector)], one = selector => document.querySelector(selector);
-const tokens = () => all("#text [data-token]"), texts = () => tokens().map(token => token.textContent);
+const seen = {};
+const all = selector => [...document.querySelectorAll(selector)];
+const one = selector => document.querySelector(selector);
+const tokens = () => all("#text [data-token]");
+const texts = () => tokens().map(token => token.textContent);
 const place = () => all("#text h2").map(heading => parseInt(heading.innerText.split(" ")[1]));
-const rows = table => [...table.rows].filter(row => row.cells.length == 2).map(row => [...row.cells].map(cell => cell.innerText));
-const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
-const change = (selector, value, name) => { one(selector).value = value; one(selector).dispatchEvent(new Event(name)); };
+const cells = row => [...row.cells].map(cell => cell.innerText);
+const rows = table => [...table.rows].filter(row => row.cells.length == 2).map(cells);
+const key = (target, name) => {
+  const options = { key: name, bubbles: true, cancelable: true };
+  target.dispatchEvent(new KeyboardEvent("keydown", options));
+};
+const change = (selector, value, name) => {
+  one(selector).value = value;
+  one(selector).dispatchEvent(new Event(name));
+};
 seen.texts = texts();
 key(document.body, "ArrowRight");
 seen.texts.push(...texts());
@@ -384,7 +394,8 @@ seen.hacked = [typeof hacked, all("#b").length, document.scripts.length];
 location.hash = "#segment=3&at-a-time=2&token=4&of=4";
 addEventListener("hashchange", () => {
   seen.recalled = [place(), one(".chosen").dataset.token];
-  document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
+  const shown = { id: "seen", textContent: JSON.stringify(seen) };
+  document.body.append(Object.assign(document.createElement("pre"), shown));
 });
 """
 
