@@ -1,4 +1,4 @@
-"""Settings of all tests: the same examples each time, float64 by default, one thread, no network."""
+"""Settings of all tests: same examples each time, float64 by default, one thread, no network."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The Memorizing Transformer's lookup on both sides: its definition, equal gradients, and by dtype."""
+"""The Memorizing Transformer's lookup on both sides: definition, gradients, by dtype."""
 
 import numpy as np
 import pytest

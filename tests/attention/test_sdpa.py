@@ -69,7 +69,7 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
 
 @pytest.mark.parametrize("offset", [False, True])
 def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
-    """Off the CPU: flash, memory-efficient or math, never cuDNN's, whatever the caller has allowed."""
+    """Off a CPU: flash, memory-efficient or math, never cuDNN's, whatever is allowed."""
     flags, backends = [], torch.backends.cuda
 
     def attend(*arguments, **options):

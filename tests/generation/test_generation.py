@@ -40,7 +40,7 @@ def random_model(paper, name, **changes):
 
 @torch.no_grad()
 def logits_after(model, text):
-    """The logits after a text (B, n), by whole windows from its beginning; the last one is padded."""
+    """The logits after a text (B, n), by whole windows, the last one padded."""
     config, state = model.config, model.initial_state(len(text))
     for window in cut(text.shape[1] + 1, config.segment, overlap_of(config)):
         tokens = torch.nn.functional.pad(

@@ -183,7 +183,7 @@ SERVER.set_forkserver_preload(
 
 
 def run_script(argv, output, errors, environment, hang):
-    """In a child: be train.py with these arguments, files for stdout and stderr, and environment."""
+    """In a child: be train.py with these arguments, environment, stdout and stderr."""
     for path, number in ((output, 1), (errors, 2)):
         with open(path, "ab") as file:
             os.dup2(file.fileno(), number)

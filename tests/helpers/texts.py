@@ -94,7 +94,7 @@ either = st.sampled_from([BYTES, MERGED])
 
 @st.composite
 def documents_and_tokenizer(draw, least=0):
-    """Documents with some tokens scored; if least is given, one has at least that many to predict."""
+    """Documents with some tokens scored; one has at least `least` to predict."""
     tokenizer, masks = draw(either), st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
     documents = [
         document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))

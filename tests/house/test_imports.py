@@ -1,4 +1,4 @@
-"""The house: imports run one way, rooms and functions stay small, every file says what it is for."""
+"""The house: imports run one way, rooms and functions stay small, files say what they are for."""
 
 import ast
 import subprocess

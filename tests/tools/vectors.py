@@ -272,7 +272,7 @@ def schedule(name: str, **fields: float) -> dict:
 
 
 def rules() -> dict:
-    """What rules.json holds: masks, distances and buckets by paper, schedules, and the recall task."""
+    """What rules.json holds: masks, distances and buckets by paper, schedules, recall."""
     w = 4
     (n, k) = (4, 9)
     position_bucket = block_recurrent.position_bucket

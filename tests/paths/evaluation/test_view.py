@@ -48,7 +48,7 @@ TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 
 
 def parts_of(paper, c):
-    """({part: its keys}, in the order of the keys of a softmax; in how many layers there is one)."""
+    """({part: its keys}, in the order of a softmax; in how many layers there is one)."""
     if paper == "compressive":
         return {
             "compressed memory": c.compressed_memory,
