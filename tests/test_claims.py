@@ -1,4 +1,4 @@
-"""Claims of the papers that no other test makes executable; tests/tools/trust.py lists all claims with their tests."""
+"""Claims of the papers that no other test makes executable; tests/tools/trust.py lists all."""
 
 import dataclasses
 
@@ -13,64 +13,67 @@ from tests.helpers.variants import PAPERS, variant
 
 
 def test_states_that_start_alike_stay_alike_without_ids():
-    """Block-Recurrent 3.3: the IDs let each state ask something else; without them S states are one."""
+    """Block-Recurrent 3.3: the IDs let each state ask something else; without, S states are one."""
     own = PAPERS["block_recurrent"]
-    config, rng = own.small, np.random.default_rng(2)
-    params, tokens = own.random_params(config, rng), rng.integers(config.vocabulary, size=(1, 24))
-    start, ids = "layers.1.state.initial", "layers.1.state.ids"
+    config = own.small
+    rng = np.random.default_rng(2)
+    params = own.random_params(config, rng)
+    tokens = rng.integers(config.vocabulary, size=(1, 24))
+    start = "layers.1.state.initial"
     params[start] = np.tile(params[start][:1], (config.states, 1))
-    for given, alike in ((params | {ids: np.zeros_like(params[ids])}, True), (params, False)):
-        state = own.reference.forward(
-            given, config, tokens, own.reference.initial_state(given, config, 1)
-        )[1]
+    ids = "layers.1.state.ids"
+    without = params | {ids: np.zeros_like(params[ids])}
+    for given, alike in ((without, True), (params, False)):
+        state = own.reference.initial_state(given, config, 1)
+        _, after, _ = own.reference.forward(given, config, tokens, state)
         model = own.model_with(given, config)
-        after = model(torch.tensor(tokens), model.initial_state(1)).state
-        for states in (state.states[0, 0], after.states[0, 0].detach().numpy()):
-            assert (np.abs(states - states[:1]).max() < 1e-12) == alike
+        torch_after = model(torch.tensor(tokens), model.initial_state(1)).state
+        for states in (after.states[0, 0], torch_after.states[0, 0].detach().numpy()):
+            apart = np.abs(states - states[:1]).max()
+            assert (apart < 1e-12) == alike, f"{'without' if alike else 'with'} IDs: {apart} apart"
 
 
 @pytest.mark.parametrize("name,linear", [("fixed-skip", True), ("slide", True), ("xl", False)])
 def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
-    """Block-Recurrent 3.1: blocks 2 to 4 take equal FLOPs. The counterexample, xl, is one window that grows with the segment."""
-    own, flops = PAPERS["block_recurrent"], []
+    """Block-Recurrent 3.1: blocks 2 to 4 take equal FLOPs.
+
+    The counterexample, xl, is one window that grows with the segment.
+    """
+    flops = {}
     for blocks in (1, 2, 4):
-        config = dataclasses.replace(
-            variant("block_recurrent", name), segment=4 * blocks, window=4 if linear else 4 * blocks
-        )
-        model, counter = own.model(config).eval(), FlopCounterMode(display=False)
+        tokens = 4 * blocks
+        sizes = {"segment": tokens, "window": 4 if linear else tokens}
+        config = dataclasses.replace(variant("block_recurrent", name), **sizes)
+        model = PAPERS["block_recurrent"].model(config).eval()
+        counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
-            model(torch.zeros(1, 4 * blocks, dtype=torch.long), model.initial_state(1))
-        flops.append(counter.get_total_flops())
-    second_block, third_and_fourth = flops[1] - flops[0], flops[2] - flops[1]
-    alike = (
-        third_and_fourth == 2 * second_block and flops[0] < 1.1 * second_block
-    )  # the first also makes the position biases
-    assert alike == linear and third_and_fourth >= 2 * second_block
+            model(torch.zeros(1, tokens, dtype=torch.long), model.initial_state(1))
+        flops[blocks] = counter.get_total_flops()
+    second = flops[2] - flops[1]
+    third_and_fourth = flops[4] - flops[2]
+    assert third_and_fourth >= 2 * second
+    # The first block also makes the position biases
+    alike = third_and_fourth == 2 * second and flops[1] < 1.1 * second
+    assert alike == linear, f"blocks cost {flops}"
 
 
-LATER = [  # (paper, changes, in how many of 12 segments, its own is one, the first segment's last token changes a logit)
-    (
-        "block_recurrent",
-        {"layers": 2, "recurrent_layers": (), "segment": 4},
-        3,
-    ),  # Slide reaches back W tokens per layer
-    (
-        "block_recurrent",
-        {"layers": 2, "recurrent_layers": (2,), "segment": 4},
-        12,
-    ),  # its states further
+# (paper, changes, in how many of 12 segments the first one's last token changes a logit). Its own
+# segment is one of them
+ONE_LAYER = {"layers": 1, "memory_layer": 1}
+LATER = [
+    # Slide reaches back W tokens per layer, its states further
+    ("block_recurrent", {"layers": 2, "recurrent_layers": (), "segment": 4}, 3),
+    ("block_recurrent", {"layers": 2, "recurrent_layers": (2,), "segment": 4}, 12),
     ("compressive", {"layers": 1, "memory": 8, "compressed_memory": 0}, 2),
-    # Its own, one in memory, three in compressed memory: a segment adds two rows of five, so its row is the 5th, 3rd, 1st, gone
+    # Its own, one in memory, three in compressed memory: a segment adds two rows of five, so its
+    # row is the 5th, 3rd, 1st, gone
     ("compressive", {"layers": 1, "memory": 8}, 5),
     ("memformer", {}, 12),
     ("memformer", {"encoder_layers": 0}, 12),
-    ("memorizing", {"layers": 1, "memory_layer": 1, "memory": 0}, 2),  # by the cache
-    ("memorizing", {"layers": 1, "memory_layer": 1, "memory": 4, "retrieved": 4}, 2),
-    (
-        "memorizing",
-        {"layers": 1, "memory_layer": 1, "memory": 20, "retrieved": 20},
-        6,
-    ),  # by M / N segments of memory
+    # By the cache, and by M / N segments of memory
+    ("memorizing", ONE_LAYER | {"memory": 0}, 2),
+    ("memorizing", ONE_LAYER | {"memory": 4, "retrieved": 4}, 2),
+    ("memorizing", ONE_LAYER | {"memory": 20, "retrieved": 20}, 6),
     ("pretrained_recurrence", {"overlap": 0}, 12),
     ("pretrained_recurrence", {"overlap": 0, "vectors": 0}, 1),
 ]
@@ -79,23 +82,22 @@ LATER = [  # (paper, changes, in how many of 12 segments, its own is one, the fi
 @pytest.mark.parametrize(
     "paper,changes,count", LATER, ids=[f"{paper} {changes}" for paper, changes, _ in LATER]
 )
+@torch.no_grad()
 def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
     """After that, to the bit, it does not."""
-    own, config, runs = PAPERS[paper], dataclasses.replace(PAPERS[paper].small, **changes), []
-    model = own.random_model(config)
+    model = PAPERS[paper].random_model(dataclasses.replace(PAPERS[paper].small, **changes))
     segments = torch.randint(11, (12, 1, model.config.segment))
     other = segments.clone()
     other[0, 0, -1] = (other[0, 0, -1] + 1) % 11
-    for document in (segments, other):
-        state, logits = model.initial_state(1), []
-        for tokens in document:
-            output = model(tokens, state)
-            state = output.state
-            logits.append(output.logits)
-        runs.append(logits)
-    assert [not torch.equal(a, b) for a, b in zip(*runs, strict=True)] == [True] * count + [
-        False
-    ] * (12 - count)
+    state = model.initial_state(1)
+    other_state = state
+    counts = []
+    for number in range(12):
+        logits, state, _ = model(segments[number], state)
+        other_logits, other_state, _ = model(other[number], other_state)
+        if not torch.equal(logits, other_logits):
+            counts.append(number)
+    assert counts == list(range(count)), f"it counts in the segments {counts}"
 
 
 @pytest.mark.parametrize(
@@ -103,20 +105,26 @@ def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
     [("pretrained_recurrence", "overlapping", 20), ("memformer", "encoder-decoder", 32)],
 )
 def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
-    """From the last segment's logits into the state after the first; memory replay gives parameters the gradient of full BPTT."""
-    own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(4)
+    """From the last segment's logits into the state after the first.
+
+    Memory replay gives parameters the gradient of full BPTT.
+    """
+    own = PAPERS[paper]
+    config = variant(paper, name)
     if paper == "memformer":
         config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
-    rows = [
-        (read, targets, np.zeros_like(scored))
-        for read, targets, scored in random_rows(config, rng, lanes=1, count=horizon)
-    ]
-    rows[-1][2][:] = True
+    rng = np.random.default_rng(4)
+    rows = random_rows(config, rng, lanes=1, count=horizon)
+    for _, _, scored in rows[:-1]:
+        scored[:] = False
     segments = torch_segments(paper, rows, starting(0, count=horizon, lanes=1))
     model = own.model_with(own.random_params(config, rng), config)
     check_back_propagation(model, segments, model.initial_state(1), "memory_replay")
-    state = first = require_gradient(model.advance(segments[0].tokens, model.initial_state(1)))
+
+    first = require_gradient(model.advance(segments[0].tokens, model.initial_state(1)))
+    state = first
     for segment in segments[1:-1]:
         state = model.advance(segment.tokens, state)
     model(segments[-1].tokens, state).logits.log_softmax(-1)[..., 0].sum().backward()
-    assert first[0].grad.any(), "what carries gradient is the first field"
+    gradient = first[0].grad  # the first field carries it
+    assert gradient is not None and gradient.any(), f"none comes back over {horizon} segments"

@@ -32,7 +32,10 @@ def scaled(params, factor, *parts):
     ]
 )
 def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(paper, name):
-    """Over segments; lane 1 starts anew in the second. Gradients that equal keys make zero are rounding on both sides."""
+    """Over segments; lane 1 starts anew in the second.
+
+    Gradients that equal keys make zero are rounding on both sides.
+    """
     config = variant(paper, name)
     tokens = np.full((2, config.segment), config.vocabulary - 1)
     rows = [(tokens, tokens, np.ones(tokens.shape, bool))] * 3
@@ -43,26 +46,29 @@ def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(pape
 def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name, monkeypatch):
     """Logits of 10,000; then scores of as much: all weight is on one key, in float32 too."""
     config, _, params, *_ = both_sides(paper, name)
-    rows, ref, largest = random_rows(config, np.random.default_rng(0)), PAPERS[paper].reference, []
-    assert (
-        agreed(
-            paper, config, rows, starting(0, 2), scaled(params, 1e5, "embedding"), together=True
-        )["loss"]
-        > 1e4
-    )
+    ref = PAPERS[paper].reference
+    rows = random_rows(config, np.random.default_rng(0))
+    starts = starting(0, 2)
+    larger = scaled(params, 1e5, "embedding")
+    expected = agreed(paper, config, rows, starts, larger, together=True)
+    assert expected["loss"] > 1e4
+
     params = scaled(params, 300.0, "query", "key")
-    params |= {
-        n: value * 1e4 for n, value in params.items() if n.endswith("scale") and "norm" not in n
-    }  # of unit keys
+    for key in params:
+        if key.endswith("scale") and "norm" not in key:  # of unit keys
+            params[key] = params[key] * 1e4
     softmax = ref.softmax_forward
+    largest = []
 
     def noted(scores):
         largest.append(np.abs(scores[np.isfinite(scores)]).max())
         return softmax(scores)
 
     monkeypatch.setattr(ref, "softmax_forward", noted)
-    agreed(paper, config, rows, starting(0, 2), params, together=True)
+    agreed(paper, config, rows, starts, params, together=True)
+    assert max(largest) > 1e4
     model = PAPERS[paper].model_with(params, config).float()
-    segments = torch_segments(paper, rows, starting(0, 2))
+    segments = torch_segments(paper, rows, starts)
     found = back_propagated("through_time", model, segments, model.initial_state(2), torch.float32)
-    assert max(largest) > 1e4 and all(row.isfinite().all() for row in found.values())
+    for key, row in found.items():
+        assert row.isfinite().all(), f"{key} is not finite in float32"

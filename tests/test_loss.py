@@ -1,4 +1,4 @@
-"""The loss and the scores are the same whether logits are made at once or in chunks, and no chunk's logits are kept."""
+"""The loss and the scores are the same if logits are made in chunks, and no chunk's are kept."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -15,11 +15,8 @@ from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, over
 
-CHUNKS = {
-    "a row": 1,
-    "some rows": 50,
-    "all rows but a few": 120,
-}  # logits; a segment of 2 lanes has 132 to 264
+# Logits at a time; a segment of 2 lanes has 132 to 264
+CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}
 
 
 @pytest.fixture(params=[True, False], ids=["host", "device"])
@@ -31,12 +28,13 @@ def on_host(request, monkeypatch):
 
 @over(ONE_OF_EACH)
 def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatch):
-    """With softmax written out on the logits of forward: the sum, and the gradient of every parameter."""
+    """With softmax written out on the logits of forward: the sum, and every gradient."""
     model, [segment, *_], state = setting(paper, name, dropout=0.0)
     logs = model(segment.tokens, state, *replay.task_of(segment)).logits.log_softmax(-1)
-    expected = -(logs.gather(-1, segment.targets[..., None])[..., 0] * segment.scored).sum()
-    (3 * expected).backward()
-    expected = {"nats": expected[None]} | gradients(model)
+    of_targets = logs.gather(-1, segment.targets[..., None])[..., 0]
+    nats = -(of_targets * segment.scored).sum()
+    (3 * nats).backward()
+    expected = {"nats": nats[None]} | gradients(model)
     for chunk, size in CHUNKS.items():
         monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
@@ -50,21 +48,18 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
 def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
     """The loss is float32; gradients keep the types of what they are of."""
     torch.set_default_dtype(torch.float32)
-    start, weight, targets = (
-        torch.randn(4, 50, 32),
-        torch.randn(300, 32) / 6,
-        torch.randint(300, (4, 50)),
-    )
+    start = torch.randn(4, 50, 32)
+    weight = torch.randn(300, 32) / 6
+    targets = torch.randint(300, (4, 50))
     found = []
     for chunk in (10**6, 7 * 300 + 5):
         monkeypatch.setattr(replay, "CHUNK", chunk)
-        hidden, matrix = (
-            start.to(dtype, copy=True).requires_grad_(),
-            weight.to(dtype, copy=True).requires_grad_(),
-        )
+        hidden = start.to(dtype, copy=True).requires_grad_()
+        matrix = weight.to(dtype, copy=True).requires_grad_()
         nats = replay.summed_nats(hidden, matrix, targets)
         (nats / 200).backward()
-        assert nats.dtype == torch.float32 and hidden.grad.dtype == matrix.grad.dtype == dtype
+        assert nats.dtype == torch.float32
+        assert hidden.grad.dtype == matrix.grad.dtype == dtype
         found.append({"nats": nats[None], "hidden": hidden.grad, "matrix": matrix.grad})
     assert_agree(*found, 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
@@ -77,12 +72,11 @@ def saved_bytes(rows, vocabulary):
         held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    hidden, matrix = (
-        torch.randn(1, rows, 8, requires_grad=True),
-        torch.randn(vocabulary, 8, requires_grad=True),
-    )
+    hidden = torch.randn(1, rows, 8, requires_grad=True)
+    matrix = torch.randn(vocabulary, 8, requires_grad=True)
+    targets = torch.zeros(1, rows, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        nats = replay.summed_nats(hidden, matrix, torch.zeros(1, rows, dtype=torch.long))
+        nats = replay.summed_nats(hidden, matrix, targets)
     nats.backward()
     return sum(held.values())
 
@@ -91,9 +85,8 @@ def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
     monkeypatch.setattr(replay, "CHUNK", 5000)
     for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
-        assert saved_bytes(rows, vocabulary) == 8 * 8 * (
-            rows + vocabulary
-        )  # float64 x width 8: of hidden and of matrix
+        of_both = 8 * 8 * (rows + vocabulary)  # float64 x width 8: of hidden and of matrix
+        assert saved_bytes(rows, vocabulary) == of_both
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
@@ -101,29 +94,26 @@ def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     "dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)]
 )
 def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, monkeypatch):
-    """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored. Logits come in chunks.
+    """Each token's loss, and whether it was the most probable; nothing if it is not scored.
 
-    Losses are float64 on the host in any type, because sums over millions of tokens are made of them.
+    Logits come in chunks. Losses are float64 on the host in any type, because sums over millions of
+    tokens are made of them.
     """
     monkeypatch.setattr(replay, "CHUNK", chunk)
-    logits, targets, scored = (
-        torch.randn(2, 90, 3),
-        torch.randint(3, (2, 90)),
-        torch.rand(2, 90) < 0.7,
-    )
+    logits = torch.randn(2, 90, 3)
+    targets = torch.randint(3, (2, 90))
+    scored = torch.rand(2, 90) < 0.7
     logits = torch.stack([logits[0], 1e4 * logits[1]]).to(dtype)  # extreme ones, too
     model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     segment = Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool))
     with mock.patch.object(functional, "cross_entropy", wraps=functional.cross_entropy) as of_chunk:
         found = predictions(model, logits, segment)
-    assert max(len(call.args[0]) for call in of_chunk.call_args_list) == min(180, chunk // 3), (
-        "no more rows than a chunk has"
-    )
-    expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
+    rows = [len(call.args[0]) for call in of_chunk.call_args_list]
+    assert max(rows) == min(180, chunk // 3), "not the rows that a chunk has"
+    logs = logits.double().log_softmax(-1)
+    expected = -logs.gather(-1, targets[..., None])[..., 0] * scored
     assert_agree({"nats": expected}, {"nats": found.nats}, tolerance)
     right = (logits.argmax(-1) == targets) & scored
-    assert (
-        (found.right == right.numpy()).all()
-        and 0 < right.sum() < scored.sum()
-        and found.nats.dtype == np.float64
-    )
+    assert 0 < right.sum() < scored.sum()
+    assert (found.right == right.numpy()).all()
+    assert found.nats.dtype == np.float64

@@ -47,7 +47,7 @@ def newest(rows, parts):
 
 @pytest.mark.parametrize("name", PAPER.variants)
 def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
-    """Decision 5: from a document's start, a segment reads what earlier ones left, then joins it."""
+    """Decision 5: from a document's start, a segment reads what earlier ones left."""
     config = PAPER.variant(name)
     rng = np.random.default_rng(5)
     params = PAPER.random_params(config, rng)

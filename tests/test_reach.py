@@ -11,68 +11,74 @@ from tests.tools.reach import ALL, COLUMNS, PART, ZERO, expected_cells, group_of
 
 TASKS = ("own", "infilling", "recall")
 PAIRS = pairs(  # variants that differ in what trains what
-    block_recurrent="fixed-dual lstm-skip fixed-single-feedback two-recurrent last-recurrent slide xl-recurrent "
-    "one-layer-feedback",
-    compressive="conv-none conv-attention_reconstruction conv-auto_encoding conv-bptt dilated_conv-bptt most_used-bptt "
-    "transformer-xl short-memory short-memory-bptt nothing-remembered adaptive-conv-bptt "
-    "simplified-attention_reconstruction one-layer",
+    block_recurrent="""
+        fixed-dual lstm-skip fixed-single-feedback two-recurrent last-recurrent slide xl-recurrent
+        one-layer-feedback
+    """,
+    compressive="""
+        conv-none conv-attention_reconstruction conv-auto_encoding conv-bptt dilated_conv-bptt
+        most_used-bptt transformer-xl short-memory short-memory-bptt nothing-remembered
+        adaptive-conv-bptt simplified-attention_reconstruction one-layer
+    """,
     memformer="encoder-decoder encoder-decoder-xl decoder-only one-token one-slot",
     memorizing="ten-of-thirteen first-layer last-layer one-layer transformer-xl",
-    pretrained_recurrence="overlapping plain max fixed-key pooled-after-the-norm linear-module one-token one-layer-one-head",
+    pretrained_recurrence="""
+        overlapping plain max fixed-key pooled-after-the-norm linear-module one-token
+        one-layer-one-head
+    """,
 )
 
 
 def reached(grads):
     """The names whose gradient is not exactly zero."""
-    return {
-        name for name, grad in grads.items() if grad is not None and (np.asarray(grad) != 0).any()
-    }
+    arrived = {name: grad for name, grad in grads.items() if grad is not None}
+    return {name for name, grad in arrived.items() if (np.asarray(grad) != 0).any()}
 
 
 def by_the_reference(paper, params, config, tokens, first, state, task):
-    """{loss: parameters that it reaches in the first of two segments}; "" is that segment's loss, "next-" the second one's."""
-    ref, runs = PAPERS[paper].reference, []
+    """{loss: parameters that it reaches in the first of two segments}.
+
+    "" is that segment's loss, "next-" the second one's. `first`: a document starts there.
+    """
+    ref = PAPERS[paper].reference
+    passes = []
     for segment in tokens:
         logits, state, cache = ref.forward(params, config, segment, state, None, *task)
-        _, loss_cache = ref.cross_entropy_forward(
-            logits, np.roll(segment, 1, axis=1), np.ones(segment.shape, bool)
-        )
-        runs.append((cache, ref.cross_entropy_backward(1.0, loss_cache)))
-    (cache, dlogits), (later, later_dlogits) = runs
+        targets = np.roll(segment, 1, axis=1)
+        _, loss_cache = ref.cross_entropy_forward(logits, targets, np.ones(segment.shape, bool))
+        passes.append((cache, ref.cross_entropy_backward(1.0, loss_cache)))
+    (cache, dlogits), (later, later_dlogits) = passes
     _, dnext = ref.backward(params, config, later, later_dlogits)
-    found = {}
-    for loss, arriving in (("", (dlogits,)), ("next-", (np.zeros_like(dlogits), dnext))):
+
+    def of_first_segment(*arriving):
         grads, dstate = ref.backward(params, config, cache, *arriving)
-        begun = (
-            ref.initial_state_backward(config, dstate)
-            if first and "first" in COLUMNS[paper]
-            else {}
-        )
-        found[loss] = reached(grads | begun)
+        if first and "first" in COLUMNS[paper]:  # the initial state is learned
+            grads |= ref.initial_state_backward(config, dstate)
+        return reached(grads)
+
+    found = {
+        "": of_first_segment(dlogits),
+        "next-": of_first_segment(np.zeros_like(dlogits), dnext),
+    }
     if "compression" in COLUMNS[paper]:
         _, auxiliary = ref.auxiliary_forward(params, config, cache)
-        found |= {
-            "compression": reached(ref.auxiliary_backward(config, 1.0, auxiliary)),
-            "next-compression": set(),
-        }
+        found["compression"] = reached(ref.auxiliary_backward(config, 1.0, auxiliary))
+        found["next-compression"] = set()
     return found
 
 
 def by_autograd(paper, model, tokens, state, task):
-    """The same. The second segment begins with leaves, so that its gradient arrives through the returned state alone."""
+    """The same. The second segment begins with leaves: its gradient arrives through the state."""
     output = model(torch.tensor(tokens[0]), state, *task)
     leaves = require_gradient(output.state)
     later = model(torch.tensor(tokens[1]), leaves, *task)
 
     def nats(logits, segment):
-        return (
-            -logits.log_softmax(-1)
-            .gather(-1, torch.tensor(np.roll(segment, 1, axis=1))[..., None])
-            .sum()
-        )
+        targets = torch.tensor(np.roll(segment, 1, axis=1))[..., None]
+        return -logits.log_softmax(-1).gather(-1, targets).sum()
 
     def arriving(objective):
-        """[(a field of the state that the first segment returned, the objective's gradient that arrives at it)]."""
+        """[(a field of the first segment's state, the gradient that the objective sends to it)]."""
         for leaf in leaves:
             leaf.grad = None
         if objective.requires_grad:
@@ -80,13 +86,11 @@ def by_autograd(paper, model, tokens, state, task):
         return [(field, leaf.grad) for field, leaf in zip(output.state, leaves, strict=True)]
 
     def names(pairs):
-        """The parameters that gradients reach which arrive at tensors: [(tensor, gradient or None)]."""
+        """The parameters that are reached from [(tensor, its gradient or None)]."""
         model.zero_grad()
-        pairs = [
-            (tensor, grad) for tensor, grad in pairs if tensor.requires_grad and grad is not None
-        ]
-        if pairs:
-            torch.autograd.backward(*zip(*pairs, strict=True), retain_graph=True)
+        for tensor, grad in pairs:
+            if tensor.requires_grad and grad is not None:
+                tensor.backward(grad, retain_graph=True)
         return reached({name: parameter.grad for name, parameter in model.named_parameters()})
 
     one = torch.ones(())
@@ -105,34 +109,44 @@ def cells(paper, params, names):
     groups = {}
     for name in params:
         groups.setdefault(group_of(paper, name), []).append(name in names)
-    return {
-        group: ALL if all(hits) else PART if any(hits) else ZERO for group, hits in groups.items()
-    }
+    found = dict.fromkeys(groups, PART)
+    for group, hits in groups.items():
+        if all(hits):
+            found[group] = ALL
+        elif not any(hits):
+            found[group] = ZERO
+    return found
 
 
 @over(PAIRS)
 def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
-    """NumPy and PyTorch reach the same parameters, all others get exactly 0; by group as ROWS in tests/tools/reach.py says."""
-    own, (config, rng, params, middle, model, _) = PAPERS[paper], both_sides(paper, name)
+    """NumPy and PyTorch reach the same parameters, all others get exactly 0.
+
+    By group it is as ROWS in tests/tools/reach.py says.
+    """
+    own = PAPERS[paper]
+    config, rng, params, middle, model, _ = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))
     for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
         task = [own.random_task(config, rng, [kind, kind])] if kind else []
-        for when in (
-            "first",
-            "later",
-        ):  # the segment's place in its document: it begins with the initial or a random state
+        torch_task = [own.to_torch(each) for each in task]
+        for when in ("first", "later"):  # the segment's place in its document
             first = when == "first"
             state = own.reference.initial_state(params, config, 2) if first else middle
             expected = by_the_reference(paper, params, config, tokens, first, state, task)
             state = model.initial_state(2) if first else own.to_torch(middle)
-            with sdpa_kernel(
-                SDPBackend.MATH
-            ):  # fused kernels round where the gradient of a lone key's score is exactly zero
-                actual = by_autograd(
-                    paper, model, tokens, state, [own.to_torch(each) for each in task]
-                )
-            assert actual == expected, {loss: actual[loss] ^ expected[loss] for loss in expected}
+            # Fused kernels round where the gradient of a lone key's score is exactly zero
+            with sdpa_kernel(SDPBackend.MATH):
+                actual = by_autograd(paper, model, tokens, state, torch_task)
             for loss, names in actual.items():
                 subject = f"{loss if 'compression' in loss else loss + label} {when} {name}"
-                found, wanted = cells(paper, params, names), expected_cells(paper, subject)
-                assert found == {group: wanted[group] for group in found}, subject
+                alone = names ^ expected[loss]
+                assert not alone, f"{subject}: one side alone reaches {sorted(alone)}"
+                check_cells(subject, cells(paper, params, names), expected_cells(paper, subject))
+
+
+def check_cells(subject, found, expected):
+    for group, cell in found.items():
+        assert cell == expected[group], (
+            f"{subject}: of the group {group} it reaches {cell}, expected {expected[group]}"
+        )

@@ -1,4 +1,4 @@
-"""Full BPTT, gradient checkpointing and memory replay (MRBP) give the same loss, gradients and next state."""
+"""Full BPTT, checkpointing and memory replay give the same loss, gradients and next state."""
 
 import contextlib
 import dataclasses
@@ -62,16 +62,17 @@ def rollout(paper, config, count):
 def test_the_three_methods_agree(
     paper, name, horizon, lanes, scored, begins, dropout, method, seed
 ):
-    """In all lanes, with any share of tokens scored and of documents that begin, with tasks if the model reads them."""
+    """In all lanes, with any share of tokens scored and of documents that begin, and with tasks."""
+    own = PAPERS[paper]
     config, rng, _, _, model, state = both_sides(paper, name, lanes, seed, dropout=dropout)
     segments = []
     for number in range(horizon):
-        length = config.segment - (PAPERS[paper].shorter if number and number == horizon - 1 else 0)
-        tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, max(1, length)))
-        reads = name in PAPERS[paper].tasks and (number + seed) % 2 == 0
-        task = (
-            (PAPERS[paper].random_task(config, rng, rng.integers(3, size=lanes)),) if reads else ()
-        )
+        is_last = number and number == horizon - 1
+        length = max(1, config.segment - own.shorter) if is_last else config.segment
+        tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, length))
+        task = []
+        if name in own.tasks and (number + seed) % 2 == 0:
+            task.append(own.random_task(config, rng, rng.integers(3, size=lanes)))
         segments.append((tokens, targets, rng.random(tokens.shape) < scored, *task))
     starts = [rng.random(lanes) < begins for _ in segments]
     check_back_propagation(model, torch_segments(paper, segments, starts), state, method)
@@ -79,48 +80,48 @@ def test_the_three_methods_agree(
 
 @over([*MORE_KINDS, ("compressive", "conv-auto_encoding")])
 def test_through_time_is_the_references_back_propagation(paper, name):
-    """Without seeds, replay or autograd: loss, auxiliary losses, gradients and next state, with tasks and a document start."""
+    """Which has no seeds, replay or autograd: loss, auxiliary losses, gradients and next state.
+
+    With tasks and a document start.
+    """
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     segments = random_segments(paper, name, rng)
     starts = in_lane_1(segments)
     expected = reference_gradients(paper, params, config, segments, starts, state)
-    assert_agree(
-        expected,
-        back_propagated(
-            "through_time", model, torch_segments(paper, segments, starts), torch_state
-        ),
-        LADDER,
-    )
+    read = torch_segments(paper, segments, starts)
+    assert_agree(expected, back_propagated("through_time", model, read, torch_state), LADDER)
 
 
 # What is kept
 
 
 def test_memory_replay_takes_the_memory_of_one_segment():
-    """From 2 to 6 segments its peak grows by the stored states; that of BPTT by the graphs of 4 segments."""
+    """From 2 to 6 segments its peak grows by stored states; that of BPTT by 4 graphs."""
     *_, model, state = both_sides("memformer", "encoder-decoder", lanes=3)
     segments = rollout("memformer", model.config, 6)
     peaks = {}
     for name, method in replay.BACKPROP.items():
         for horizon in (2, 6):
             method(model, segments[:1], state)  # allocates the gradients
-            peaks[name, horizon] = peak_memory(
-                partial(method, model, segments[:horizon], state), torch.device("cpu")
-            )
+            run = partial(method, model, segments[:horizon], state)
+            peaks[name, horizon] = peak_memory(run, torch.device("cpu"))
     stored = 4 * sum(field.numel() * field.element_size() for field in state)
     generator = torch.get_rng_state().numel()  # bytes, not small at these sizes
     assert peaks["memory_replay", 6] <= 1.01 * peaks["memory_replay", 2] + stored + generator
-    assert (
-        peaks["through_time", 6] > 2.7 * peaks["through_time", 2]
-    )  # 6 / 2 graphs, less what does not depend on them
+    # 6 / 2 graphs, less what does not depend on them
+    assert peaks["through_time", 6] > 2.7 * peaks["through_time", 2]
     assert peaks["memory_replay", 6] < peaks["checkpointed", 6] < 0.5 * peaks["through_time", 6]
 
 
 @over(ONE_OF_EACH)
 def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
-    """First only `advance` without gradient; then no segment is read before the gradients of the last one are there."""
+    """First only `advance`, without gradient; then one segment after another.
+
+    No segment is read before the gradients of the last one are there.
+    """
     model = PAPERS[paper].model(variant(paper, name))
-    read, advance = model.read, model.advance
+    read = model.read
+    advance = model.advance
     advanced = []
     gradients_before = []
 
@@ -136,20 +137,27 @@ def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
     monkeypatch.setattr(model, "advance", watched_advance)
     monkeypatch.setattr(model, "read", watched_read)
     replay.memory_replay(model, rollout(paper, model.config, 3), model.initial_state(3))
-    assert advanced == [False, False]
-    assert gradients_before[0] == 0 and len(set(gradients_before)) == 3
+    assert advanced == [False, False], "the first pass builds graphs, or reads another number"
+    assert gradients_before[0] == 0
+    assert len(set(gradients_before)) == 3, "a segment is read while the last one's graph is kept"
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
     """A learned initial state gets gradient only from lanes that start inside the rollout."""
-    model, name = PAPERS["block_recurrent"].model(SMALL), "layers.1.state.initial"
+    model = PAPERS["block_recurrent"].model(SMALL)
     segments = rollout("block_recurrent", SMALL, 2)
-    assert not back_propagated(method, model, segments, model.initial_state(3))[name].any()
+
+    def gradient_of_the_start():
+        rows = back_propagated(method, model, segments, model.initial_state(3))
+        return rows["layers.1.state.initial"]
+
+    assert not gradient_of_the_start().any(), "no lane starts inside the rollout"
     segments[1].starts[2] = True
-    assert back_propagated(method, model, segments, model.initial_state(3))[name].any()
+    assert gradient_of_the_start().any(), "lane 2 starts inside the rollout"
 
 
+@pytest.mark.parametrize("method", replay.BACKPROP)
 @over(
     [
         ("block_recurrent", "fixed-skip"),
@@ -157,74 +165,89 @@ def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
         ("memformer", "encoder-decoder"),
     ]
 )
-def test_bfloat16_trains(paper, name):
-    """By each method; all is finite and close to float32, and what gets gradient there gets gradient here."""
+def test_bfloat16_trains(paper, name, method):
+    """All is finite and close to float32; what gets gradient there gets gradient here."""
     torch.set_default_dtype(torch.float32)
     model = PAPERS[paper].model(variant(paper, name))
-    segments, state = rollout(paper, model.config, 3), detach(model.initial_state(3))
+    segments = rollout(paper, model.config, 3)
     segments[1].starts[1] = True
-    names = [name for name, _ in model.named_parameters()]
-    for method in replay.BACKPROP:
-        exact, rough = (
-            back_propagated(method, model, segments, state, dtype)
-            for dtype in (torch.float32, torch.bfloat16)
-        )
-        assert math.isclose(exact["loss"].item(), rough["loss"].item(), rel_tol=0.02)
-        assert all(
-            torch.isfinite(rough[n]).all() and rough[n].any() for n in names if exact[n].any()
-        )
-        flat = [torch.cat([rows[n].flatten() for n in names]) for rows in (exact, rough)]
-        assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
+    state = detach(model.initial_state(3))
+    exact = back_propagated(method, model, segments, state, torch.float32)
+    rough = back_propagated(method, model, segments, state, torch.bfloat16)
+    assert math.isclose(exact["loss"].item(), rough["loss"].item(), rel_tol=0.02)
+    names = [key for key, _ in model.named_parameters()]
+    for key in names:
+        assert rough[key].isfinite().all(), f"the gradient of {key} is not finite"
+        assert rough[key].any() or not exact[key].any(), f"{key} gets gradient in float32 alone"
+    flat = [torch.cat([rows[key].flatten() for key in names]) for rows in (exact, rough)]
+    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
 
 
-def test_every_segment_draws_from_its_own_seed(monkeypatch):
-    """100 segments, 100 seeds. Seeding restores a GPU's generator if the model is on one; fork_rng always restores the CPU's."""
-    assert len({*replay.segment_seeds([None] * 50), *replay.segment_seeds([None] * 50)}) == 100
+# Random numbers
+
+
+def test_every_segment_draws_from_its_own_seed():
+    seeds = replay.segment_seeds([None] * 50) + replay.segment_seeds([None] * 50)
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "meta"])
+def test_seeding_restores_the_generators_that_it_uses(kind, monkeypatch):
+    """A GPU's if the model is on one; fork_rng always restores the CPU's."""
+    device = torch.device(kind)
     asked = []
-    monkeypatch.setattr(
-        torch.random, "fork_rng", lambda devices: asked.append(devices) or contextlib.nullcontext()
-    )
-    for device in map(torch.device, ("cpu", "cuda", "meta")):
-        with replay.seeded(0, device):
-            assert asked[-1] == ([device] if device.type == "cuda" else [])
+
+    @contextlib.contextmanager
+    def fork_rng(devices):
+        asked.append(devices)
+        yield
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    with replay.seeded(0, device):
+        assert asked == [[device] if kind == "cuda" else []]
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_methods_take_only_seeds_from_the_global_generator(method):
-    """Whose state is the same in all processes, so that one saved state restores all; their dropout differs."""
-    model, losses = (
-        PAPERS["block_recurrent"].model(dataclasses.replace(SMALL, dropout=0.3)).train(),
-        [],
-    )
+    """Its state is the same in all processes, so that one saved state restores all.
+
+    Their dropout differs.
+    """
+    config = dataclasses.replace(SMALL, dropout=0.3)
+    model = PAPERS["block_recurrent"].model(config).train()
     segments = rollout("block_recurrent", SMALL, 3)
     torch.manual_seed(5)
     replay.segment_seeds(segments)
     expected = torch.get_rng_state()
-    for rank in (0, 1, 1):
+
+    def loss_of(rank):
         torch.manual_seed(5)
-        losses.append(
-            replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)[0]
-        )
-        assert torch.equal(torch.get_rng_state(), expected)
-    assert losses[0] != losses[1] == losses[2]
+        loss, *_ = replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)
+        assert torch.equal(torch.get_rng_state(), expected), f"process {rank} drew other numbers"
+        return loss
+
+    assert loss_of(0) != loss_of(1), "two processes drop the same"
+    assert loss_of(1) == loss_of(1), "a process drops something else if it is run again"
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_groups_of_lanes_add_up_to_all_lanes(method):
-    """`scored` is the divisor of all lanes, `share` weighs a group's auxiliary losses: gradients and losses sum."""
+    """Gradients and losses sum.
+
+    `scored` is the divisor of all lanes, `share` weighs a group's auxiliary losses.
+    """
     model, segments, state = setting("compressive", "conv-attention_reconstruction", dropout=0.0)
     expected = back_propagated(method, model, segments, state)
+    scored = replay.count_scored(segments)
     model.zero_grad()
-    parts = []
+    found = {"loss": torch.zeros(1)}
     for lane in (slice(0, 1), slice(1, 2)):
         own = [segment.keep_lanes(lane) for segment in segments]
-        loss, auxiliary, _ = replay.BACKPROP[method](
-            model, own, keep_lanes(state, lane), replay.count_scored(segments), 0.5
-        )
-        parts.append(
-            {"loss": loss[None]}
-            | {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
-        )
-    found = {name: sum(part[name] for part in parts) for name in parts[0]} | gradients(model)
-    assert len(parts[0]) == 4, "the loss, and the compression's of three layers"
+        state_of_lane = keep_lanes(state, lane)
+        loss, auxiliary, _ = replay.BACKPROP[method](model, own, state_of_lane, scored, 0.5)
+        found["loss"] = found["loss"] + loss
+        assert len(auxiliary) == model.config.layers, "a loss of each layer's compression"
+        for name, value in auxiliary.items():
+            found[f"auxiliary.{name}"] = found.get(f"auxiliary.{name}", 0) + value[None]
+    found |= gradients(model)
     assert_agree({name: expected[name] for name in found}, found, 1e-11)

@@ -1,4 +1,7 @@
-"""The type that a model computes in, by copies of its parameters (accelerated/protocol.py), and where float32 is needed."""
+"""The type that a model computes in, by copies of its parameters, and where float32 is needed.
+
+See accelerated/protocol.py.
+"""
 
 import dataclasses
 
@@ -26,6 +29,11 @@ def float32():
     torch.set_default_dtype(torch.float32)
 
 
+def normal(*shape):
+    """Normal random numbers in bfloat16, always the same ones."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
 # Copies of parameters
 
 
@@ -34,7 +42,8 @@ class Small(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.w, self.unused = (torch.nn.Parameter(torch.tensor([1.001, 3.3])) for _ in range(2))
+        self.w = torch.nn.Parameter(torch.tensor([1.001, 3.3]))
+        self.unused = torch.nn.Parameter(torch.tensor([1.001, 3.3]))
         self.inner = torch.nn.Module()
         self.inner.register_buffer("b", torch.tensor([0.1, 0.2]))
         self.register_buffer("index", torch.tensor([0, 1]))
@@ -45,59 +54,57 @@ class Small(torch.nn.Module):
 
 def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before():
     model = Small()
-    before = {
-        name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()
-    }
+    before = model.state_dict(keep_vars=True)
+    values = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(ZeroDivisionError), computing_in(model, torch.bfloat16):
         for name, tensor in model.state_dict(keep_vars=True).items():
-            kind = torch.bfloat16 if before[name][0].is_floating_point() else torch.int64
-            assert tensor.dtype == kind and torch.equal(tensor, before[name][0].to(kind))
+            kind = torch.bfloat16 if values[name].is_floating_point() else torch.int64
+            assert tensor.dtype == kind, f"{name} is {tensor.dtype} inside"
+            assert torch.equal(tensor, values[name].to(kind)), f"{name} is another inside"
         raise ZeroDivisionError
     for name, tensor in model.state_dict(keep_vars=True).items():
-        assert tensor is before[name][0] and torch.equal(tensor, before[name][1])
+        assert tensor is before[name], f"{name} is still a copy afterwards"
+        assert torch.equal(tensor, values[name]), f"{name} has changed"
     assert isinstance(model.w, torch.nn.Parameter)
 
 
 def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
-    """A CUDA graph reads fixed addresses; a backward pass through older copies would be wrong and is refused.
+    """A CUDA graph reads fixed addresses.
 
-    The copies that are kept belong to no graph, which would live on with them, and are others if the model has moved.
+    A backward pass through older copies would be wrong and is refused. The copies that are kept
+    belong to no graph, which would live on with them, and are others if the model has moved.
     """
-    model, addresses, outputs = Small(), [], []
+    model = Small()
+    addresses = []
+    outputs = []
     for value in (1.0, 2.0):
         model.w.data.fill_(value)
         with computing_in(model, torch.bfloat16):
             assert model.w.tolist() == [value, value]
-            addresses.append(
-                [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
-            )
+            tensors = (*model.parameters(), *model.buffers())
+            addresses.append([tensor.data_ptr() for tensor in tensors])
             outputs.append(model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)))
-    assert addresses[0] == addresses[1] and list(model.state_dict()) == [
-        "w",
-        "unused",
-        "index",
-        "inner.b",
-    ]
+    assert addresses[0] == addresses[1]
+    assert list(model.state_dict()) == ["w", "unused", "index", "inner.b"]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[0].sum().backward()
     kept = model.memory_of_copies[torch.bfloat16]
-    assert len(kept) == 3 and not any(copy.requires_grad for copy in kept)
+    assert [copy.requires_grad for copy in kept] == [False] * 3
     moved = memory_of_copies(model, torch.bfloat16, [copy.to("meta") for copy in kept])
     assert {copy.device.type for copy in moved} == {"meta"}
 
 
 def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
-    """Each backward call adds to .grad in float32, as memory replay and groups of lanes need it."""
-    model, x = Small(), torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
+    """Each backward call adds to .grad in float32: memory replay and groups of lanes need it."""
+    model = Small()
+    x = torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
     with computing_in(model, torch.bfloat16):
         for scale in (1.0, 2**-10):
             y = model(x)
             assert y.dtype == torch.bfloat16
             torch.autograd.backward([y], [scale * torch.ones_like(y)])
-    assert model.w.grad.dtype == torch.float32 and model.w.grad.tolist() == [
-        2 * (1 + 2**-10),
-        3 * (1 + 2**-10),
-    ]
+    assert model.w.grad.dtype == torch.float32
+    assert model.w.grad.tolist() == [2 * (1 + 2**-10), 3 * (1 + 2**-10)]
     assert model.unused.grad is None
 
 
@@ -117,48 +124,42 @@ def test_a_position_biass_gradient_is_added_up_in_float32():
     """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
     in_bucket, mask = tables_by_distance(64, 4, 64)
     bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
-    offset = by_query_and_key(
-        score_offset(bias, torch.ones(1, dtype=torch.bfloat16), in_bucket, mask), 64
-    ).bfloat16()
+    scale = torch.ones(1, dtype=torch.bfloat16)
+    by_distance = score_offset(bias, scale, in_bucket, mask)
+    offset = by_query_and_key(by_distance, 64).bfloat16()
     offset.backward(by_query_and_key(mask[None], 64).bfloat16())
     pairs = by_query_and_key((in_bucket & mask[:, None]).T, 64).sum((1, 2))
-    assert pairs.max() > 1000 and torch.equal(bias.grad[0], pairs.bfloat16())
+    assert pairs.max() > 1000
+    assert torch.equal(bias.grad[0], pairs.bfloat16())
 
 
 def test_a_unit_norm_is_computed_in_float32():
     """A sum of squares that bfloat16 adds up term by term would be off by much."""
-    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = normal(5, 512)
     found = unit_norm(x)
     assert found.dtype == torch.bfloat16
-    assert_agree(
-        {"x": x.double() / x.double().norm(dim=-1, keepdim=True)}, {"x": found.double()}, 2**-7
-    )
+    expected = x.double() / x.double().norm(dim=-1, keepdim=True)
+    assert_agree({"x": expected}, {"x": found.double()}, 2**-7)
 
 
 def test_a_cpus_heads_are_divided_by_lengths_in_float32():
     """A length that bfloat16 rounds would change most numbers."""
-    draw = torch.Generator().manual_seed(0)
-    x, weight = (
-        torch.randn(2, 50, 16, generator=draw).bfloat16(),
-        torch.randn(2 * 64, 16, generator=draw).bfloat16(),
-    )
+    x = normal(2, 50, 16)
+    weight = normal(2 * 64, 16)
     rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
-    expected = (
-        rows * (rows.double().square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt().bfloat16()
-    )
-    assert (project_heads(x, weight, 2, 2)[0] == expected).double().mean() > 0.99
+    squares = rows.double().square().sum(-1, keepdim=True)
+    expected = rows * (squares + NORM_EPSILON).rsqrt().bfloat16()
+    equal = project_heads(x, weight, 2, 2)[0] == expected
+    assert equal.double().mean() > 0.99
 
 
 def test_a_mean_square_is_float32():
     """In bfloat16 they would be rounded to 8 bits."""
-    x, y = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x, y = normal(2, 4, 50)
     loss = mean_square(x, y)
     assert loss.dtype == torch.float32
-    assert_agree(
-        {"loss": (x.double() - y.double()).square().mean()[None]},
-        {"loss": loss.double()[None]},
-        1e-6,
-    )
+    expected = (x.double() - y.double()).square().mean()
+    assert_agree({"loss": expected[None]}, {"loss": loss.double()[None]}, 1e-6)
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -171,30 +172,33 @@ def test_a_gate_keeps_its_share_in_float32(kind):
     carry = torch.full((2, 3, 4), 0.7)
     kept = gate(carry, torch.ones(2, 3, 8, dtype=torch.bfloat16))
     assert kept.dtype == torch.float32
-    assert_agree(
-        {"states": carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()},
-        {"states": kept.double()},
-        1e-6,
-    )
+    expected = carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()
+    assert_agree({"states": expected}, {"states": kept.double()}, 1e-6)
 
 
 def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch):
-    """A new run and a resumed one: rows of float32 would make the first segment compute in float32."""
-    kinds, opened, build = [], [], opening.build
+    """A new run and a resumed one.
+
+    Rows of float32 would make the first segment compute in float32. A run is in no update's graph.
+    """
+    opened = []
+    at_first = []
+    build = opening.build
 
     def building(*given):
-        opened.append(build(*given))
-        kinds.append([field.dtype for field in opened[-1].state])
-        assert not any(field.requires_grad for field in opened[-1].state), (
-            "no update keeps the graph of its beginning"
-        )
-        return opened[-1]
+        run = build(*given)
+        opened.append(run)
+        at_first.append([field.dtype for field in run.state])
+        assert not any(field.requires_grad for field in run.state), "a graph is kept for good"
+        return run
 
     monkeypatch.setattr(opening, "build", building)
     train(*TINY, "--data", text, "--dtype", "bfloat16", "--steps", 1, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 2)
-    kinds += [[field.dtype for field in run.state] for run in opened]
-    assert len(kinds) == 4 and kinds == kinds[:1] * 4 and torch.bfloat16 in kinds[0]
+    at_last = [[field.dtype for field in run.state] for run in opened]
+    kinds = at_first[0]
+    assert torch.bfloat16 in kinds
+    assert at_first == at_last == [kinds, kinds]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,8 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
 def test_over_100_segments_the_state_stays_near_that_of_float32(paper, field, closed):
     """Of gates that keep nearly all of a state or slot. In bfloat16 it would not move at all."""
     config = dataclasses.replace(PAPERS[paper].small, segment=4)
-    model, rng = PAPERS[paper].model(config).eval(), np.random.default_rng(0)
+    model = PAPERS[paper].model(config).eval()
+    rng = np.random.default_rng(0)
     text = torch.tensor(rng.integers(config.vocabulary, size=(100, 2, config.segment)))
     for name, parameter in model.named_parameters():
         if name.endswith(closed):
@@ -213,7 +218,8 @@ def test_over_100_segments_the_state_stays_near_that_of_float32(paper, field, cl
     moved = []
     for dtype in (torch.float32, torch.bfloat16):
         with computing_in(model, dtype):
-            first = state = model.initial_state(2)
+            first = model.initial_state(2)
+            state = first
             for tokens in text:
                 state = model.advance(tokens, state)
         moved.append(getattr(state, field).double() - getattr(first, field).double())
