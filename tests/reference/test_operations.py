@@ -1,7 +1,7 @@
 """Operations that several references share, against finite differences in every entry.
 
-Each is tested once, because sources are equal. What else a paper has of its own is differentiated in
-whole models, in all variants (test_gradients.py).
+Each is tested once, because sources are equal. What else a paper has of its own is differentiated
+in whole models, in all variants (test_gradients.py).
 """
 
 import ast
@@ -100,11 +100,20 @@ def test_operation_gradient(name):
     check_operation(forward, backward, {each: draw(*shape) for each, shape in shapes.items()}, name)
 
 
-# What a paper defines for itself
-OWN = """
-    forward backward initial_state initial_state_backward init_params init_layer layer_forward
-    layer_backward loss_and_gradients demonstrate check_config stopped
-""".split()
+OWN = {  # what a paper defines for itself
+    "forward",
+    "backward",
+    "initial_state",
+    "initial_state_backward",
+    "init_params",
+    "init_layer",
+    "layer_forward",
+    "layer_backward",
+    "loss_and_gradients",
+    "demonstrate",
+    "check_config",
+    "stopped",
+}
 
 
 def functions_of(path):
@@ -125,6 +134,6 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
             for name, source in functions_of(path).items():
                 sources[name][path.name] = source
     assert len(sources["linear_forward"]) > 1, "nothing is compared"
-    for name in sources.keys() - set(OWN):
+    for name in sources.keys() - OWN:
         alike = len(set(sources[name].values())) == 1
         assert alike, f"{name} is not the same in {', '.join(sources[name])}"
