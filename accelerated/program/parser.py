@@ -3,25 +3,18 @@
 import argparse
 import difflib
 import shlex
-import sys
 from collections.abc import Callable
 from typing import NoReturn
-
-
-def nowhere(option: str) -> str:
-    """The place of an option that no other model or data has."""
-    return ""
 
 
 class OptionParser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, which for an unknown option name the nearest."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
-        raise SystemExit(2)
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
     def parse(
-        self, argv: list[str], place_of: Callable[[str], str] = nowhere
+        self, argv: list[str], place_of: Callable[[str], str] | None = None
     ) -> argparse.Namespace:
         """Read the options of argv.
 
@@ -29,15 +22,16 @@ class OptionParser(argparse.ArgumentParser):
         """
         options, unknown = self.parse_known_args(argv)
         if unknown:
-            self.error(self.about_unknown(unknown[0].split("=")[0], place_of))
+            option = unknown[0].split("=")[0]
+            place = place_of(option) if place_of else ""
+            self.error(self.about_unknown(option, place))
         return options
 
-    def about_unknown(self, option: str, place_of: Callable[[str], str]) -> str:
+    def about_unknown(self, option: str, place: str) -> str:
         """The message about an option that this parser does not have."""
         known = list(self._option_string_actions)
         is_misspelt = difflib.get_close_matches(option, known, cutoff=0.85)
-        place = "" if is_misspelt else place_of(option)
-        if place:
+        if place and not is_misspelt:
             return f"{option} is an option of {place}; leave it out or choose that"
         if "--data" in known and not option.startswith("-"):  # a file alone
             nearest = f"--data {shlex.quote(option)}"
@@ -53,5 +47,6 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        what = f"{text!r}; give numbers joined by commas, like 4,10, or none"
-        raise argparse.ArgumentTypeError(what) from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; give numbers joined by commas, like 4,10, or none"
+        ) from None
