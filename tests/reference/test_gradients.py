@@ -27,74 +27,71 @@ WITH_DROPOUT = ONE_OF_EACH + pairs(
 
 @over(EVERY_VARIANT)
 def test_model_gradient(paper, name):
-    """Three segments with a document start in the second, all tasks, all losses: every parameter
-    and the first state.
+    """Of all losses, by every parameter and the first state, over three segments with all tasks.
 
-    What a paper stops is held at its value while the objective is differentiated.
+    A document starts in the second. What a paper stops is held at its value while the objective is
+    differentiated.
     """
-    config, rng, own = variant(paper, name), np.random.default_rng(6), PAPERS[paper]
-    params, state = own.random_params(config, rng), own.random_state(config, rng, 2)
+    own = PAPERS[paper]
+    config = variant(paper, name)
+    rng = np.random.default_rng(6)
+    params = own.random_params(config, rng)
+    state = own.random_state(config, rng, 2)
     segments = random_segments(paper, name, rng)[:3]
     segments = reference_segments(segments, in_lane_1(segments))
-    case = gradients.Case(own.reference, config, params, state, segments)
-    caches = rollout_forward(own.reference, params, config, segments, state)[1]
+    _, caches, _ = rollout_forward(own.reference, params, config, segments, state)
     grads, dstate = rollout_backward(own.reference, params, config, caches)
     assert grads.keys() == params.keys()
     inputs = gradients.inputs_of(params, state)
+    by_hand = gradients.inputs_of(grads, dstate)
+    case = gradients.Case(own.reference, config, params, state, segments)
     with gradients.holding_what_is_stopped(case) as objective:
         objective(inputs)
-        check_directions(
-            objective, inputs, gradients.inputs_of(grads, dstate), rng, f"{paper} {name}"
-        )
+        check_directions(objective, inputs, by_hand, rng, f"{paper} {name}")
 
 
 @over(WITH_DROPOUT)
 def test_model_gradient_with_dropout(paper, name):
     """Of one segment's logits and next state; both passes drop the same."""
-    config, rng, own = (
-        dataclasses.replace(variant(paper, name), dropout=0.3),
-        np.random.default_rng(6),
-        PAPERS[paper],
-    )
-    params, state = own.random_params(config, rng), own.random_state(config, rng, 3)
+    own = PAPERS[paper]
+    config = dataclasses.replace(variant(paper, name), dropout=0.3)
+    rng = np.random.default_rng(6)
+    params = own.random_params(config, rng)
+    state = own.random_state(config, rng, 3)
     tokens = rng.integers(config.vocabulary, size=(3, config.segment))
     task = [own.random_task(config, rng, [0, 1, 2])] if name in own.tasks else []
 
     def run(inputs):
         moved = state._replace(**{field: inputs[f"state.{field}"] for field in own.carried})
-        return own.reference.forward(inputs, config, tokens, moved, np.random.default_rng(8), *task)
+        draws = np.random.default_rng(8)
+        return own.reference.forward(inputs, config, tokens, moved, draws, *task)
 
     inputs = params | {f"state.{field}": getattr(state, field) for field in own.carried}
     logits, after, cache = run(inputs)
     dlogits = rng.standard_normal(logits.shape)
-    dnext = after._replace(
-        **{field: rng.standard_normal(getattr(after, field).shape) for field in own.carried}
-    )
-    arriving = dnext if own.carried else None
-    grads, dstate = own.reference.backward(params, config, cache, dlogits, arriving)
+    arriving = {field: rng.standard_normal(getattr(after, field).shape) for field in own.carried}
+    dnext = after._replace(**arriving) if arriving else None
+    grads, dstate = own.reference.backward(params, config, cache, dlogits, dnext)
 
     def objective(moved):
         logits, after, _ = run(moved)
-        return (logits * dlogits).sum() + sum(
-            (getattr(after, f) * getattr(dnext, f)).sum() for f in own.carried
-        )
+        value = (logits * dlogits).sum()
+        for field, gradient in arriving.items():
+            value = value + (getattr(after, field) * gradient).sum()
+        return value
 
     found = grads | named("state", dstate)
     check_directions(objective, inputs, {key: found[key] for key in inputs}, rng, f"{paper} {name}")
 
 
 def test_a_wrong_gradient_leads_to_the_function_that_knows_most_of_its_name():
-    """`scale` is in the results of many functions, `norm.scale` of few; then to the function inside
-    that made it.
+    """`scale` is in the results of many functions, `norm.scale` of few.
+
+    Then it leads to the function inside that made it.
     """
     inside = gradients.Call("norm_backward", 3, {"scale"}, [])
-    calls = [
-        gradients.Call("other_backward", 1, {"scale"}, []),
-        gradients.Call("layer_backward", 2, {"norm.scale"}, [inside]),
-    ]
-    for made in (calls, calls[::-1]):
-        assert [call.function for call in gradients.path_to(made, "layers.0.norm.scale")] == [
-            "layer_backward",
-            "norm_backward",
-        ]
-    assert gradients.path_to(calls, "embedding") == []
+    other = gradients.Call("other_backward", 1, {"scale"}, [])
+    layer = gradients.Call("layer_backward", 2, {"norm.scale"}, [inside])
+    for calls in ([other, layer], [layer, other]):
+        assert gradients.path_to(calls, "layers.0.norm.scale") == [layer, inside]
+    assert gradients.path_to([other, layer], "embedding") == []
