@@ -13,57 +13,56 @@ from tests.helpers.rollouts import agreed, both_sides, random_rows, starting, to
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
+WITH_AUXILIARY_LOSS = [
+    ("compressive", "conv-attention_reconstruction"),
+    ("compressive", "dilated_conv-auto_encoding"),
+]
 
-@over(
-    [
-        *ONE_OF_EACH,
-        ("compressive", "conv-attention_reconstruction"),
-        ("compressive", "dilated_conv-auto_encoding"),
-    ]
-)
-def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
-    """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only
-    what is its own.
-    """
+
+@pytest.mark.parametrize("host", [True, False], ids=["rows left out", "rows masked"])
+@over([*ONE_OF_EACH, *WITH_AUXILIARY_LOSS])
+def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(
+    paper, name, host, monkeypatch
+):
+    """Exactly zero, by all methods; an auxiliary loss trains only what is its own."""
     config, rng, _, _, model, _ = both_sides(paper, name)
-    rows = [
-        (tokens, targets, scored & False) for tokens, targets, scored in random_rows(config, rng)
-    ]
-    auxiliary = {id(p) for p in model.auxiliary_parameters()}
-    own = {n for n, p in model.named_parameters() if id(p) in auxiliary}
-    for host in (True, False):
-        monkeypatch.setattr(replay, "on_host", lambda tensor, host=host: host)
-        found = agreed(paper, config, rows, starting(0, 2))
-        assert (
-            found["loss"] == 0 and {n for n, _ in model.named_parameters() if found[n].any()} == own
-        )
+    rows = []
+    for tokens, targets, scored in random_rows(config, rng):
+        rows.append((tokens, targets, scored & False))
+    auxiliary = {id(parameter) for parameter in model.auxiliary_parameters()}
+    own = {name for name, parameter in model.named_parameters() if id(parameter) in auxiliary}
+    monkeypatch.setattr(replay, "on_host", lambda tensor: host)
+    found = agreed(paper, config, rows, starting(0, 2))
+    assert found["loss"] == 0
+    trained = {name for name, _ in model.named_parameters() if found[name].any()}
+    assert trained == own
 
 
 @over(ONE_OF_EACH)
 def test_a_restart_of_all_lanes_forgets_even_what_is_not_a_number(paper, name):
-    """A carried state of NaN and infinities, as a broken step would leave it: neither value nor
-    gradient of it is left.
+    """A carried state of NaN, as a broken step would leave it.
+
+    Neither value nor gradient of it is left.
     """
     config, rng, _, _, model, _ = both_sides(paper, name)
     [segment] = torch_segments(paper, random_rows(config, rng, count=1), starting(0, count=1))
     fresh = model.initial_state(2)
-    broken = require_gradient(
-        type(fresh)(*(field * torch.nan if field.is_floating_point() else field for field in fresh))
-    )
+    fields = [field * torch.nan if field.is_floating_point() else field for field in fresh]
+    broken = require_gradient(type(fresh)(*fields))
     loss, _, after = replay.run_segment(model, segment, broken, 0, 1)
     loss.backward()
     expected, _, state = replay.run_segment(model, segment, fresh, 0, 1)
-    assert loss == expected and all(torch.equal(a, b) for a, b in zip(after, state, strict=True))
-    assert all(field.grad is None or not field.grad.any() for field in broken)
+    assert loss == expected
+    for field, other in zip(after, state, strict=True):
+        assert torch.equal(field, other)
+    for field in broken:
+        assert field.grad is None or not field.grad.any()
 
 
 @pytest.mark.parametrize("scored", [True, False], ids=["scored", "read by advance"])
 @over(ONE_OF_EACH)
 def test_a_long_document_takes_no_more_memory_than_one_of_a_fifth(paper, name, scored):
-    """Neither states nor graphs are kept.
-
-    (Its tokens stay on the disk: paths/data/test_corpus.py.)
-    """
+    """Neither states nor graphs are kept. Tokens stay on the disk: paths/data/test_corpus.py."""
     model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256))
 
     def peak(size):
@@ -71,5 +70,6 @@ def test_a_long_document_takes_no_more_memory_than_one_of_a_fifth(paper, name, s
         reading = carried_through(model, documents_of([size]), 1, predict=scored)
         return peak_memory(lambda: [None for _ in reading], torch.device("cpu"))
 
-    short, long = peak(50), peak(250)
+    short = peak(50)
+    long = peak(250)
     assert 0 < long <= 1.05 * short

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import accelerated
+from accelerated.models import NAMES
 from accelerated.training.checkpoint import save_checkpoint
 from tests.helpers import programs
 from tests.helpers.programs import as_json, refusal, refused, saved, train
@@ -16,7 +17,7 @@ safetensors = pytest.importorskip(
     "safetensors.numpy", reason="exporting needs the extra gpt2: safetensors"
 )
 
-RUNS = {
+OPTIONS = {  # how a model is trained here, if it matters
     "block_recurrent": [*programs.TINY, "--train-bpe", 300],
     "compressive": programs.COMPRESSIVE,
     "memformer": [*programs.MEMFORMER, "--dtype", "bfloat16"],
@@ -25,56 +26,67 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("model", RUNS)
-def test_the_reference_and_init_read_what_was_exported(model, text, tmp_path, capsys):
-    """Of a checkpoint that can be chosen. Nothing is overwritten."""
-    if "--train-bpe" in RUNS[model]:
+def trained(model, text, folder):
+    """A run of a model, with a checkpoint best.pt of step 1."""
+    options = OPTIONS.get(model, ["--model", model, *programs.LITTLE])
+    if "--train-bpe" in options:
         pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
-    run, folder, next_run = tmp_path / "run", tmp_path / "exported", tmp_path / "next"
-    train(
-        "--data",
-        text,
-        *RUNS[model],
-        "--steps",
-        2,
-        "--sample",
-        0,
-        "--validation-segments",
-        1,
-        "--out",
-        run,
-    )
-    save_checkpoint(run / "best.pt", saved(run) | {"step": 1})
+    brief = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
+    train("--data", text, *options, *brief, "--out", folder)
+    save_checkpoint(folder / "best.pt", saved(folder) | {"step": 1})
+    return folder
+
+
+def exported(capsys, run, folder):
+    """(The record of exporting best.pt to a folder, its config.json, its parameters in float64)."""
     record = as_json(capsys, "export", run, folder, "--checkpoint", "best")
-    learned = ["tokenizer.tiktoken"] if "--train-bpe" in RUNS[model] else []
+    described = json.loads((folder / "config.json").read_text())
+    params = safetensors.load_file(folder / "model.safetensors")
+    return record, described, {name: value.astype(np.float64) for name, value in params.items()}
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_the_reference_reads_what_was_exported(model, text, tmp_path, capsys):
+    """Of a checkpoint that can be chosen."""
+    run = trained(model, text, tmp_path / "run")
+    record, described, params = exported(capsys, run, tmp_path / "exported")
+    learned = ["tokenizer.tiktoken"] if model == "block_recurrent" else []
     assert record["files"] == ["config.json", "model.safetensors", *learned]
-    described, params = (
-        json.loads((folder / "config.json").read_text()),
-        safetensors.load_file(folder / "model.safetensors"),
-    )
-    assert described["step"] == 1 and described["tokenizer"] == saved(run)["tokenizer"]
+    assert described["step"] == 1
+    assert described["tokenizer"] == saved(run)["tokenizer"]
+
     reference = importlib.import_module(f"reference.{model}")
-    fields = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in described["model_config"].items()
-    }
+    fields = {}
+    for name, value in described["model_config"].items():
+        fields[name] = tuple(value) if isinstance(value, list) else value
     config = reference.Config(**fields)
     tokens = np.random.default_rng(1).integers(config.vocabulary, size=(2, config.segment))
-    params = {name: value.astype(np.float64) for name, value in params.items()}
-    logits, after, _ = reference.forward(
-        params, config, tokens, reference.initial_state(params, config, 2)
-    )
+    state = reference.initial_state(params, config, 2)
+    logits, after, _ = reference.forward(params, config, tokens, state)
     network = accelerated.load(run).model.float()
     output = network(torch.tensor(tokens), network.initial_state(2))
     np.testing.assert_allclose(output.logits.detach().numpy(), logits, atol=2e-5)
     np.testing.assert_allclose(output.state[0].detach().numpy(), after[0], atol=2e-5)
-    train(
-        "--init", folder, "--steps", 1, "--learning-rate", 1e-12, "--sample", 0, "--out", next_run
-    )
-    before, begun = saved(run), saved(next_run)
-    assert all(before[name] == begun[name] for name in ("model_config", "data", "tokenizer"))
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_training_begins_from_what_was_exported(model, text, tmp_path, capsys):
+    run = trained(model, text, tmp_path / "run")
+    exported(capsys, run, tmp_path / "exported")
+    brief = ["--steps", 1, "--learning-rate", 1e-12, "--sample", 0]
+    train("--init", tmp_path / "exported", *brief, "--out", tmp_path / "next")
+    before = saved(run)
+    begun = saved(tmp_path / "next")
+    for name in ("model_config", "data", "tokenizer"):
+        assert before[name] == begun[name]
     for name, value in before["parameters"].items():
         torch.testing.assert_close(begun["parameters"][name], value, atol=1e-9, rtol=1e-6)
+
+
+def test_nothing_is_overwritten(text, tmp_path, capsys):
+    run = trained("compressive", text, tmp_path / "run")
+    folder = tmp_path / "exported"
+    exported(capsys, run, folder)
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for there in (text, folder, run):
         assert "nothing is overwritten" in refused(capsys, "export", run, there)

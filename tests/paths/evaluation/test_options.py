@@ -1,6 +1,4 @@
-"""The command lines of eval.py and train.py are answered at once: without torch and other packages
-that are slow to import.
-"""
+"""The command lines of eval.py and train.py are answered at once, without slow packages."""
 
 import subprocess
 import sys
@@ -29,32 +27,51 @@ except SystemExit as end:
     print("imported:", *(name for name in {SLOW_TO_IMPORT} if name in sys.modules))
     print("exit code:", end.code)
 """
-ANSWERED = {
-    "eval.py --help": (None, "python eval.py attention RUN --sequences 200"),
-    "eval.py positions --help": (0, "--plot FILE"),
-    "eval.py positions . --typo": (
-        2,
-        "eval.py positions: unknown option --typo; did you mean --pool?",
-    ),
-    "eval.py nonsense": (2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
-    "eval.py sample . --seed 12345678901234567890": (2, "it must be at least 0 and below 2^32"),
-    "eval.py sample . --prompt-file nowhere": (
-        2,
-        "eval.py: cannot use nowhere: No such file or directory; give another",
-    ),
-    "train.py --help": (0, "--learning-rate"),
-    "train.py --typo 3": (2, "train.py: unknown option --typo; did you mean"),
+ANSWERED = {  # {command line: words on stdout}
+    "eval.py --help": "python eval.py attention RUN --sequences 200",
+    "eval.py positions --help": "--plot FILE",
+    "train.py --help": "--learning-rate",
+}
+REFUSED = {  # {command line: the beginning of the line on stderr}
+    "eval.py positions . --typo": "positions: unknown option --typo; did you mean --pool?",
+    "eval.py nonsense": "this is no run's folder, and the report is 'nonsense'",
+    "eval.py sample . --prompt-file nowhere": "cannot use nowhere: No such file or directory; give",
+    "train.py --typo 3": "unknown option --typo; did you mean",
 }
 
 
-@pytest.mark.parametrize("argv", ANSWERED)
-def test_the_command_line_is_read_without_torch(argv):
-    code, words = ANSWERED[argv]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *argv.split()], cwd=ROOT, capture_output=True, text=True
-    )
+def answer(argv, *flags):
+    """(lines on stdout, packages that were imported, exit code, stderr) of a command line."""
+    command = [sys.executable, *flags, "-c", SCRIPT, *argv.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     *shown, imported, ended = done.stdout.splitlines()
-    assert (imported, ended) == ("imported:", f"exit code: {code}"), done.stderr
-    assert words in (done.stderr if code == 2 else "\n".join(shown)) and done.stderr.count(
-        "\n"
-    ) == (code == 2)
+    packages = imported.removeprefix("imported:").split()
+    return "\n".join(shown), packages, ended.removeprefix("exit code: "), done.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("-OO",)], ids=["usual", "without docstrings"])
+@pytest.mark.parametrize("argv", ANSWERED)
+def test_help_is_printed_without_torch(argv, flags):
+    shown, packages, code, errors = answer(argv, *flags)
+    assert ANSWERED[argv] in shown
+    assert packages == []
+    assert code in ("0", "None")
+    assert errors == ""
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_a_wrong_command_line_is_refused_without_torch(argv):
+    _, packages, code, errors = answer(argv)
+    script = argv.split()[0]
+    separator = " " if REFUSED[argv].startswith("positions:") else ": "
+    assert errors.startswith(f"{script}{separator}{REFUSED[argv]}")
+    assert errors.count("\n") == 1
+    assert packages == []
+    assert code == "2"
+
+
+def test_a_seed_that_is_too_large_is_refused_without_torch():
+    _, packages, code, errors = answer("eval.py sample . --seed 12345678901234567890")
+    assert "it must be at least 0 and below 2^32" in errors
+    assert packages == []
+    assert code == "2"
