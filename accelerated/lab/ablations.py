@@ -82,17 +82,17 @@ class PlainDots(block_recurrent.Layer):
         return key, query * self.config.head_width**-0.5, None, value
 
 
-def mix_losses(model: nn.Module, kind: type = MixedLoss, weight: float = 1.0) -> None:
+def mix_losses(model: compressive.Compressive, kind: type = MixedLoss, weight: float = 1.0) -> None:
     """Let the compression loss, times weight, train the whole model.
 
     The layers keep their parameters.
     """
     for layer in model.layers:
         layer.__class__ = kind
-        layer.weight = weight
+        layer.weight = weight  # pyright: ignore  # of a MixedLoss
 
 
-def drop_normalization(model: nn.Module) -> None:
+def drop_normalization(model: block_recurrent.BlockRecurrent) -> None:
     """Take dot products of keys and queries as they are.
 
     The scales, now factors beside 1 / sqrt(E), begin at 1.
@@ -108,7 +108,7 @@ class Ablation(NamedTuple):
     words: str  # the paper's
     options: str  # of train.py
     # {name: what is done to the model before it is trained}
-    ways: dict[str, Callable[[nn.Module], object]]
+    ways: dict[str, Callable]
     rates: tuple[float, ...]
 
 
@@ -123,15 +123,9 @@ ABLATIONS = {
         learning" (Compressive Transformers, 3.2). In the others our mean square, or the norm of
         Algorithm 2, times a weight, trains the whole model""",
         options_of("compressive-8-9", "compressive"),
-        {
-            "alone": id,
-            "mean-square-x1": partial(mix_losses, weight=1),
-            "mean-square-x10": partial(mix_losses, weight=10),
-            "mean-square-x100": partial(mix_losses, weight=100),
-            "norm-x0.01": partial(mix_losses, kind=MixedNorm, weight=0.01),
-            "norm-x0.1": partial(mix_losses, kind=MixedNorm, weight=0.1),
-            "norm-x1": partial(mix_losses, kind=MixedNorm, weight=1),
-        },
+        {"alone": id}
+        | {f"mean-square-x{x}": partial(mix_losses, weight=x) for x in (1, 10, 100)}
+        | {f"norm-x{x}": partial(mix_losses, kind=MixedNorm, weight=x) for x in (0.01, 0.1, 1)},
         (0.006, 0.018),
     ),
     "normalization": Ablation(
@@ -174,7 +168,7 @@ def gradient_norms(model: Model, settings: Settings, lanes: Lanes) -> Iterator[f
         yield norm
 
 
-def target_square(model: nn.Module, documents: Sequence[Document]) -> float:
+def target_square(model: compressive.Compressive, documents: Sequence[Document]) -> float:
     """The mean square of the attention that compression is to reconstruct, a mean of the layers."""
     watched = copy.deepcopy(model).eval()
     for layer in watched.layers:
@@ -204,10 +198,10 @@ def trained(row: str, seed: int) -> dict:
     targets = []
     for norm in Progress(f"{row}, seed {seed}", training.steps, "step", over=steps):
         norms.append(norm)
-        if name == "compression-loss" and len(norms) % EVERY == 0:
+        if isinstance(model, compressive.Compressive) and len(norms) % EVERY == 0:
             targets.append(target_square(model, splits["valid"]))
 
-    run = {"bits_per_byte": None}
+    run: dict = {"bits_per_byte": None}
     if len(norms) == training.steps:
         score = evaluate(model, splits["test"], tokenizer, training.batch)
         run["bits_per_byte"] = score.bits_per_byte
@@ -236,9 +230,8 @@ def result(record: dict, name: str) -> str:
         median = statistics.mean(run["median_norm"] for run in runs.values())
         largest = statistics.mean(run["largest_norm"] for run in runs.values())
         lines.append([way, rate, ", ".join(runs), bits, f"{median:.3g}", f"{largest:.3g}"])
-    of_gradient = ["gradient's norm, median", "largest"]
-    head = [name, "learning rate", "seeds", "test, bits per byte", *of_gradient]
-    return markdown_table(head, *lines)
+    head = [name, "learning rate", "seeds", "test, bits per byte"]
+    return markdown_table([*head, "gradient's norm, median", "largest"], *lines)
 
 
 def page(record: dict) -> str:

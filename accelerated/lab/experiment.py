@@ -146,7 +146,7 @@ def conduct(experiment: Experiment, argv: list[str]) -> None:
 class Curve(NamedTuple):
     """What a row reached."""
 
-    x: Sequence  # (n,)
+    x: list | np.ndarray  # (n,)
     percentages: np.ndarray  # (n, seeds)
     line: str  # its style
 

@@ -95,7 +95,7 @@ class Workshop:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
         if diverged:
             folder.mkdir(parents=True, exist_ok=True)
-            Log(folder, math.inf).write(step=0, final=True, diverged=last)
+            Log(folder, math.inf).write(step=0, final=True, diverged=last)  # pyright: ignore
 
         records = read_metrics(folder)
         if not ended(records):
@@ -148,8 +148,8 @@ class Workshop:
         if self.stopping:
             return 1, "", ""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        alone = {"env": self.environment, "start_new_session": True}
-        with subprocess.Popen(command, **alone, **pipes) as child:
+        child = subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes)
+        with child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
                 child.terminate()  # Python, while it starts, can lose a Ctrl-C

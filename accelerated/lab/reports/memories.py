@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerated.compressive import State
+from accelerated.compressive import Compressive, State
 from accelerated.data.windows import Document
 from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
-from accelerated.protocol import Model, keep_lanes
 from accelerated.training.fields import changed
 from reference.compressive import Config
 
@@ -30,19 +29,20 @@ def segments_to_fill(config: Config) -> int:
 
 
 def full_memories(
-    model: Model, documents: Sequence[Document], lanes: int, sequences: int
+    model: Compressive, documents: Sequence[Document], lanes: int, sequences: int
 ) -> Iterator[tuple[Tensor, State]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored.
 
     There are `sequences` in all; raises InputError if there are fewer than 2.
     """
+    device = next(model.parameters()).device
     need = segments_to_fill(model.config)
     taken = 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
         is_full = (number >= need) & segment.scored.numpy().all(1)
         rows = np.flatnonzero(is_full)[: sequences - taken].tolist()
         if rows:
-            yield segment.tokens[rows].to(state.memory.device), keep_lanes(state, rows)
+            yield segment.tokens[rows].to(device), State._make(field[rows] for field in state)
         taken += len(rows)
         if taken >= sequences:
             return
@@ -69,7 +69,7 @@ def bucket_shares(size: int) -> Tensor:
 
 @torch.no_grad()
 def attention_by_bucket(
-    model: Model, documents: Sequence[Document], lanes: int, sequences: int
+    model: Compressive, documents: Sequence[Document], lanes: int, sequences: int
 ) -> Tensor:
     """Each bucket's attention weight for n segments (n, 18).
 
@@ -113,7 +113,7 @@ def bucket_table(weights: Tensor) -> tuple[dict, list[str]]:
 
 @torch.no_grad()
 def compression_by_layer(
-    model: Model, documents: Sequence[Document], lanes: int, sequences: int
+    model: Compressive, documents: Sequence[Document], lanes: int, sequences: int
 ) -> Tensor:
     """Of each layer the attention-reconstruction loss and its target's mean square (2, L).
 
@@ -122,8 +122,9 @@ def compression_by_layer(
     blank = copy.deepcopy(model)
     # compresses to zeros, of which attention makes zeros: the difference is the target
     for layer in blank.layers:
+        assert layer.compression
         layer.compression.register_forward_hook(lambda *call: torch.zeros_like(call[-1]))
-    total = 0.0
+    total = torch.zeros(())
     count = 0
     for tokens, state in full_memories(model, documents, lanes, sequences):
         losses = model.read(tokens, state).auxiliary
@@ -143,10 +144,15 @@ def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> 
     return config
 
 
+def opened(run: TrainedRun) -> tuple[Compressive, Sequence[Document], int]:
+    """The model, and what it reads in how many lanes."""
+    assert isinstance(run.model, Compressive)
+    return run.model, run.documents, run.lane_count
+
+
 def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """How much attention goes to six ages each of compressed memory, memory and segment."""
-    reading = (run.model, run.documents, run.lane_count)
-    return bucket_table(attention_by_bucket(*reading, options.sequences))
+    return bucket_table(attention_by_bucket(*opened(run), options.sequences))
 
 
 def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -154,8 +160,7 @@ def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[di
 
     And what part it is of the mean square of what is reconstructed.
     """
-    reading = (run.model, run.documents, run.lane_count)
-    losses, targets = compression_by_layer(*reading, options.sequences)
+    losses, targets = compression_by_layer(*opened(run), options.sequences)
     parts = (losses / targets).tolist()
     losses = losses.tolist()
     lines = []

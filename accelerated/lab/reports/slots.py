@@ -5,9 +5,8 @@ others are what it reads.
 """
 
 import argparse
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,28 +17,13 @@ from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.sample import show_text
 from accelerated.evaluation.score import TrainedRun, carried_through
-from accelerated.memformer import Memformer
+from accelerated.memformer import Memformer, State
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
 from accelerated.replay import summed_nats, targets_of
 
 SHOWN = 8  # tokens that are shown
 OFTEN = 20  # of those that were read so often
-
-
-@contextlib.contextmanager
-def watched(writers: list[Writer]) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the weights (B, H, S, 1 + N) of each call of the writers inside."""
-    seen = []
-
-    def watch(writer: Writer, given: tuple, _: Tensor) -> None:
-        memory, encoded, *others = given
-        seen.append(writer.weights(memory, writer.norm(encoded), *others))
-
-    hooks = [writer.register_forward_hook(watch) for writer in writers]
-    yield seen
-    for hook in hooks:
-        hook.remove()
 
 
 @torch.no_grad()
@@ -51,24 +35,33 @@ def writing(
     A token's weight is relative to the mean token's, 0 if it was read seldom. Of all segments after
     a document's first whose tokens are all scored.
     """
+    seen = []  # the weights (B, H, S, 1 + N) of each writer in a segment
+
+    def watch(writer: Writer, given: tuple, _: Tensor) -> None:
+        memory, encoded, *others = given
+        seen.append(writer.weights(memory, writer.norm(encoded), *others))
+
     writers = [module for module in model.modules() if isinstance(module, Writer)]
-    kept = 0.0
+    hooks = [writer.register_forward_hook(watch) for writer in writers]
+    kept = np.zeros(())
     segments = 0
     weight = np.zeros(model.config.vocabulary)
     count = np.zeros(model.config.vocabulary)
-    with watched(writers) as seen:
-        for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
-            rows = (number > 0) & segment.scored.numpy().all(1)
-            weights = torch.stack(seen, 1).float().cpu().numpy()[rows]
-            weights = weights.astype(np.float64)  # (b, L, H, S, 1 + N)
-            seen.clear()
-            kept = kept + weights[..., 0].mean(-1).sum(0)
-            segments += len(weights)
+    for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
+        rows = (number > 0) & segment.scored.numpy().all(1)
+        weights = torch.stack(seen, 1).float().cpu().numpy()[rows]
+        weights = weights.astype(np.float64)  # (b, L, H, S, 1 + N)
+        seen.clear()
+        kept = kept + weights[..., 0].mean(-1).sum(0)
+        segments += len(weights)
 
-            read = state.previous if state.previous.numel() else segment.tokens
-            tokens = read.cpu().numpy()[rows].flatten()
-            np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
-            np.add.at(count, tokens, 1)
+        previous = State._make(state).previous
+        read = previous if previous.numel() else segment.tokens
+        tokens = read.cpu().numpy()[rows].flatten()
+        np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
+        np.add.at(count, tokens, 1)
+    for hook in hooks:
+        hook.remove()
     if not segments:
         what = "no document has two segments that are scored, so nothing is written"
         raise InputError(f"{what}; give longer documents (--data)")
@@ -111,7 +104,7 @@ def gradient_by_age(
         memories = [state.memory.requires_grad_()]
         for segment in read[segments:]:
             reading = model.read(segment.tokens, state)
-            state = reading.state
+            state = State._make(reading.state)
             memories.append(state.memory)
         loss = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
@@ -128,6 +121,7 @@ def half_life(share: float) -> float:
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """What the slots keep and read, and the gradient by age of the memory."""
+    assert isinstance(run.model, Memformer)
     reading = (run.model, run.documents, run.lane_count)
     reach = gradient_by_age(*reading, options.segments)  # says first if the documents are too short
     kept, weight = writing(*reading)

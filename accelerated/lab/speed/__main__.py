@@ -74,7 +74,8 @@ def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
     if options.table == "counts":
-        counts.report()
+        counts.print_steps()
+        counts.print_presets()
         return
 
     keep_freed_memory()

@@ -116,7 +116,7 @@ class Dispatched(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         # {storage: its bytes, and whether they are saved}
-        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # pyright: ignore  # torch's type
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         options = options or {}
@@ -265,7 +265,7 @@ def print_presets() -> None:
     """Print the memory that each preset takes."""
     how = ("dtype", "batch", "accumulate", "horizon", "backprop")
     head = ("type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")
-    rows = [("preset", *head)]
+    rows: list[tuple] = [("preset", *head)]
     for model in NAMES:
         for preset in presets_of(model).SPEED["presets"]:
             config, training = paper_settings(model, preset)
@@ -274,9 +274,3 @@ def print_presets() -> None:
             fields = [getattr(training, field) for field in how]
             rows.append((f"{model} {preset}", *fields, *gigabytes))
     print_table(*rows)
-
-
-def report() -> None:
-    """Print what the steps of all models cost, then what their presets take."""
-    print_steps()
-    print_presets()

@@ -51,12 +51,13 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiler:
         step()
-    events = profiler.profiler.kineto_results.events()
+    # torch says neither that there is a profiler nor what an event has
+    events = profiler.profiler.kineto_results.events()  # pyright: ignore
     events = [event for event in events if event.name() == "[memory]"]
     held = 0
     peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
+        held += event.nbytes()  # pyright: ignore
         peak = max(peak, held)
     return peak
 
@@ -89,8 +90,8 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
     fails, while it is made or while it runs, has an error in its row and does not end the others.
     """
     deadline = time.perf_counter() + options.seconds
+    made = {}
     steps = {}
-    flops = {}
     peaks = {}
     errors = {}
 
@@ -114,8 +115,8 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         if variant:
             step = partial(attempt, name, variant.step)
             step()
+            made[name] = variant
             steps[name] = step
-            flops[name] = variant.flops
             peaks[name] = peak_memory(step, options.device)
     steps = {name: step for name, step in steps.items() if name not in errors}
     times = time_in_turn(steps, options.repeats, options.device, deadline - time.perf_counter())
@@ -131,7 +132,8 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         speed = spread(paired_ratios(times[first], own), ".3f") if first in times else "-"
         peak = f"{peaks[name] / 1e6:,.1f}"
         memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
-        rate = f"{flops[name] / statistics.median(own) / 1e9:,.0f}" if flops[name] else "-"
+        flops = made[name].flops
+        rate = f"{flops / statistics.median(own) / 1e9:,.0f}" if flops else "-"
         rows.append((name, spent, speed, peak, memory, rate, len(own)))
     return rows
 

@@ -63,22 +63,22 @@ class NoNumbers(np.random.Generator):
     def __init__(self):
         super().__init__(np.random.PCG64(0))
 
-    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> Any:
+    def standard_normal(self, size=(), *_, **__):
         return np.broadcast_to(np.float32(0), size)
 
-    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+    def normal(self, loc=0.0, scale=1.0, size=()):
         return self.standard_normal(size)
 
 
-def model_on_meta(name: str, config: Any) -> torch.nn.Module:
+def model_on_meta(name: str, config: Any) -> Model:
     """A model in training mode without numbers."""
     with torch.device("meta"):
-        return model_class(name)(config, seed=NoNumbers())
+        return model_class(name)(config, NoNumbers())  # pyright: ignore
 
 
-def random_model(name: str, config: Any, device: torch.device) -> torch.nn.Module:
+def random_model(name: str, config: Any, device: torch.device) -> Model:
     """A model for measuring: in training mode, with weights that are drawn fast, on the device."""
-    network = model_class(name)(config, seed=NoNumbers()).to(device)
+    network = model_class(name)(config, NoNumbers()).to(device)  # pyright: ignore
     for parameter in network.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.02)

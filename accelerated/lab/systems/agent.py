@@ -63,7 +63,7 @@ def make_core(row: str, seed: int = 0) -> Model:
     name = "compressive" if row.startswith("rate") else row
     core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **ROWS[row]), seed)
     with torch.no_grad():
-        core.output_matrix()[:OUTPUTS] = 0
+        core.embedding[:OUTPUTS] = 0  # the output matrix
     return core
 
 
@@ -252,8 +252,9 @@ def draw(record: dict, path: Path) -> None:
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
         updates = POINT * np.arange(1, len(shares) + 1)
         curves[row] = Curve(updates, shares, "-" if row.startswith("rate") else "--")
-    labels = {"xlabel": "updates", "ylabel": "right choices, percent of episodes"}
-    draw_shares(path, curves, guess=50, **labels)  # whoever takes any object
+    guess = 50  # of whoever takes any object
+    label = "right choices, percent of episodes"
+    draw_shares(path, curves, guess, xlabel="updates", ylabel=label)
 
 
 def said(run: dict) -> str:

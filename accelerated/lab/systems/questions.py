@@ -104,7 +104,8 @@ def task() -> Task:
     vocabulary = reader.FIRST + bpe.vocabulary + 1
     pretrained = small_model(vocabulary, False, 0)
     text = tokenised(source, bpe, default_data_dir()).splits["train"]
-    reader.pretrain(pretrained, text.tokens, *SMALL["pretraining"])
+    tokens = text.tokens  # pyright: ignore  # of text, not of recall
+    reader.pretrain(pretrained, tokens, *SMALL["pretraining"])
 
     def model(recurrent: bool, seed: int) -> Roberta:
         """The pretrained weights; the seed draws those of the recurrence alone."""
@@ -200,8 +201,9 @@ def draw(record: dict, path: Path) -> None:
         distances = sorted(found)
         percentages = [[spans_at(distance, run) for run in runs] for distance in distances]
         curves[row] = Curve(distances, np.array(percentages), "o-")
-    labels = {"xlabel": "windows between the hops", "ylabel": "exact match on spans, percent"}
-    draw_shares(path, curves, guess=100 / len(two_hops.PLACES), **labels)
+    guess = 100 / len(two_hops.PLACES)
+    label = "exact match on spans, percent"
+    draw_shares(path, curves, guess, xlabel="windows between the hops", ylabel=label)
 
 
 EXPERIMENT = Experiment(

@@ -96,7 +96,7 @@ class Roberta(nn.Module):
         self.embedding = parameter(config.vocabulary, d)  # (V, D)
         self.positions = parameter(config.segment, d)  # (N, D)
         self.embedding_norm = LayerNorm(d, NORM_EPSILON)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))  # pyright: ignore
         self.masked = MaskedHead(config)
         self.answer = nn.ParameterDict()
         self.answer["span"] = parameter(2, d)

@@ -25,7 +25,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
     parser = OptionParser(
         prog="python -m accelerated.lab.tables",
-        usage="%(prog)s NAME [options]",
         description=f"{__doc__}\nNAME is one of\n\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -59,8 +59,8 @@ def page(table: Table, record: dict) -> str:
         cost(record),
         settings_part(record),
     ]
-    program = f"tables {name}"
-    return laid_out(record, table.title, program, table.about, f"{how} {onward(name)}", *parts)
+    how += f" {onward(name)}"
+    return laid_out(record, table.title, f"tables {name}", table.about, how, *parts)
 
 
 def onward(name: str) -> str:
@@ -92,28 +92,26 @@ def numbers(table: Table, record: dict) -> str:
         [title] = forms
         return crossed({name: texts[title] for name, texts in cells.items()}, title)
 
-    head = ["", *forms]
+    columns = {"": list(cells)}
+    for title in forms:
+        columns[title] = [texts[title] for texts in cells.values()]
     shares = share_of_gap(record, table.gap)
     if shares:
-        head.append("of the gap")
-    has_paper = any(row["paper"] for row in record["rows"])
-    if has_paper:
-        head.append("the paper")
-    lines = []
-    for row in record["rows"]:
-        name = row["name"]
-        line = [name, *cells[name].values()]
-        if shares:
-            line.append(shares[name])
-        if has_paper:
-            line.append(row["paper"])
-        lines.append(line)
-    text = markdown_table(head, *lines)
+        columns["of the gap"] = list(shares.values())
+    papers = [row["paper"] for row in record["rows"]]
+    if any(papers):
+        columns["the paper"] = papers
+    text = by_columns(columns)
     if table.gap and not shares:
         floor, ceiling = table.gap
         why = f"{ceiling} is not clearly better than {floor}"
         text += "\n\n" + wrapped(f"{why}, so no share of a gap can be given.")
     return text
+
+
+def by_columns(columns: dict[str, list[str]]) -> str:
+    """A table of {head: cells}."""
+    return markdown_table([*columns], *zip(*columns.values(), strict=True))
 
 
 def crossed(cells: dict[str, str], title: str) -> str:
@@ -245,8 +243,7 @@ def cost(record: dict) -> str:
         text += """ Speeds are medians of forward and backward passes of a training step that took
         turns; times are over the first row's, median (least..most)."""
         columns |= speed_columns(record, [row for _, row in rows])
-    table = markdown_table([*columns], *zip(*columns.values(), strict=True))
-    return f"## Cost\n\n{wrapped(text)}\n\n{table}"
+    return f"## Cost\n\n{wrapped(text)}\n\n{by_columns(columns)}"
 
 
 def how_tuned(record: dict, rows: list[tuple[str, dict]]) -> str:
@@ -294,8 +291,7 @@ def settings_part(record: dict) -> str:
     lines = []
     for name, of_row in options.items():
         line = f"{name:<24} {shlex.join(words_of(of_row))}"
-        indent = " " * 9
-        lines.append(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
+        lines.append(textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False))
     about = f"Options of `train.py`: those of all rows, then each row's own{first}."
     text = "\n".join(lines)
     return f"## Settings\n\n{about}\n\n```text\n{text}\n```"
