@@ -17,8 +17,8 @@ from reference import block_recurrent as ref
 from tests.helpers.comparison import (
     SIZES,
     assert_agree,
-    brute_force_softmax,
     draw,
+    mixture,
     named,
     slow_bucket,
 )
@@ -37,12 +37,6 @@ def setting(config, lanes, length):
     rng = np.random.default_rng(1)
     tokens = rng.integers(V, size=(lanes, length))
     return params, tokens, PAPER.random_state(config, rng, lanes)
-
-
-def mixture(scores, rows):
-    """The rows' mean by the softmax of the scores."""
-    weights = brute_force_softmax(scores)
-    return sum(weight * row for weight, row in zip(weights, rows, strict=True))
 
 
 @given(half=st.integers(1, 20), extra=st.integers(1, 200))

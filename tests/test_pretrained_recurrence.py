@@ -13,7 +13,7 @@ from accelerated import replay
 from accelerated.data.lanes import Lanes
 from accelerated.generation.continuation import Sampling, continue_text
 from reference import pretrained_recurrence as ref
-from tests.helpers.comparison import LADDER, SIZES, assert_agree, brute_force_softmax, draw
+from tests.helpers.comparison import LADDER, SIZES, assert_agree, draw, mixture
 from tests.helpers.rollouts import gradients
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS, shaken
@@ -22,12 +22,6 @@ PAPER = PAPERS["pretrained_recurrence"]
 SMALL = PAPER.small
 V, D, T = SMALL.vocabulary, SMALL.width, SMALL.segment  # 11, 10, 6
 E = D // SMALL.heads  # 5
-
-
-def mixture(scores, rows):
-    """The rows' mean by the softmax of the scores."""
-    weights = brute_force_softmax(scores)
-    return sum(weight * row for weight, row in zip(weights, rows, strict=True))
 
 
 @given(

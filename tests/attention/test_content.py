@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.attention.content import content_attention, content_attention_plain
-from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax
+from tests.helpers.comparison import SIZES, assert_agree, mixture
 
 
 @given(
@@ -19,18 +19,16 @@ from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax
 def test_attention_is_a_weighted_mean_of_values(n, k, masked, size, seed):
     """One query at a time, by both paths; a masked key has no weight."""
     rng = np.random.default_rng(seed)
-    query, key, value = (rng.standard_normal((2, 3, rows, 4)) for rows in (n, k, k))
-    query, hidden = size * query, rng.random((2, 1, n, k)) < (0.4 if masked else 0)
+    query = size * rng.standard_normal((2, 3, n, 4))
+    key, value = rng.standard_normal((2, 2, 3, k, 4))
+    hidden = rng.random((2, 1, n, k)) < (0.4 if masked else 0)
     hidden[..., 0] = False
     expected = np.zeros(query.shape)
     for b, h, i in np.ndindex(2, 3, n):
         seen = np.flatnonzero(~hidden[b, 0, i])
-        shares = brute_force_softmax([key[b, h, j] @ query[b, h, i] / 2 for j in seen])
-        expected[b, h, i] = sum(
-            share * value[b, h, j] for share, j in zip(shares, seen, strict=True)
-        )
-    arrays = [torch.tensor(x) for x in (query, key, value)] + [
-        torch.tensor(hidden) if masked else None
-    ]
-    actual = {"plain": content_attention_plain(*arrays), "fast": content_attention(*arrays)}
+        scores = [key[b, h, j] @ query[b, h, i] / 2 for j in seen]
+        expected[b, h, i] = mixture(scores, value[b, h, seen])
+    mask = torch.tensor(hidden) if masked else None
+    given = (*map(torch.tensor, (query, key, value)), mask)
+    actual = {"plain": content_attention_plain(*given), "fast": content_attention(*given)}
     assert_agree(dict.fromkeys(actual, expected), actual, 1e-12)

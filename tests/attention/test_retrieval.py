@@ -13,16 +13,15 @@ from accelerated.attention.retrieval import (
 )
 from accelerated.block_recurrent import scaled_attention_plain
 from reference import memorizing
-from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
+from tests.helpers.comparison import SIZES, assert_agree, beside_one, mixture
 
 
 def found_by_sorting(query, keys, values, scale, retrieved):
     """What one query (E,) finds among keys and values (M, E), with one head's scale."""
     similarity = keys @ query
-    best = sorted(range(len(keys)), key=lambda j: (not keys[j].any(), -similarity[j]))[
-        :retrieved
-    ]  # empty rows last
-    return np.array(brute_force_softmax(list(scale * similarity[best]))) @ values[best]
+    order = sorted(range(len(keys)), key=lambda j: (not keys[j].any(), -similarity[j]))
+    best = order[:retrieved]  # empty rows come last
+    return mixture(scale * similarity[best], values[best])
 
 
 @given(
@@ -43,36 +42,42 @@ def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, see
 
     The memory needs no order and gets no gradient; some rows are empty.
     """
-    (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
+    batch, heads, n, m, e = sizes
+    rng = np.random.default_rng(seed)
     retrieved = max(1, round(share * m))
-    query, keys, values = (rng.standard_normal((batch, heads, rows, e)) for rows in (n, m, m))
+    query = rng.standard_normal((batch, heads, n, e))
+    keys, values = rng.standard_normal((2, batch, heads, m, e))
     for lane, young in enumerate(rng.integers(m + 1, size=batch)):
-        keys[lane, :, :young], values[lane, :, :young] = 0, 0
-    scale, dout = size * rng.random(heads), rng.standard_normal(query.shape)
+        keys[lane, :, :young] = 0
+        values[lane, :, :young] = 0
+    scale = size * rng.random(heads)
+    dout = rng.standard_normal(query.shape)
     expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
     by_hand = np.zeros(query.shape)
     for b, h, i in np.ndindex(batch, heads, n):
-        by_hand[b, h, i] = found_by_sorting(
-            query[b, h, i], keys[b, h], values[b, h], scale[h], retrieved
-        )
-    assert_agree(beside_one({"out": by_hand}), beside_one({"out": expected}), 1e-11)
+        given_one = (query[b, h, i], keys[b, h], values[b, h], scale[h])
+        by_hand[b, h, i] = found_by_sorting(*given_one, retrieved)
+    assert_agree(beside_one({"out": by_hand}), beside_one({"out": expected}), 1e-11, "NumPy")
+
     dquery, dscale = memorizing.retrieval_backward(dout, cache)
+    by_numpy = {"out": expected, "query": dquery, "scale": dscale}
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
-    leaf, *pair, leaf_scale = leaves
-    found = path(leaf, searchable(*pair), leaf_scale, retrieved)
+    leaf, *memory, leaf_scale = leaves
+    found = path(leaf, searchable(*memory), leaf_scale, retrieved)
     found.backward(torch.tensor(dout))
-    assert all(x.grad is None for x in pair)
-    rows = {"out": found, "query": leaf.grad, "scale": leaf_scale.grad}
-    assert_agree(
-        beside_one({"out": expected, "query": dquery, "scale": dscale}), beside_one(rows), 1e-11
-    )
+    assert [x.grad for x in memory] == [None, None]
+    by_torch = {"out": found, "query": leaf.grad, "scale": leaf_scale.grad}
+    assert_agree(beside_one(by_numpy), beside_one(by_torch), 1e-11, "PyTorch")
 
 
 def test_what_is_found_does_not_depend_on_the_order_of_the_memory():
     torch.manual_seed(0)
-    query, keys, values = (torch.randn(2, 3, rows, 4) for rows in (5, 40, 40))
-    scale, order = torch.rand(3), torch.randperm(40)
-    memory, shuffled = searchable(keys, values), searchable(keys[:, :, order], values[:, :, order])
+    query = torch.randn(2, 3, 5, 4)
+    keys, values = torch.randn(2, 2, 3, 40, 4)
+    scale = torch.rand(3)
+    order = torch.randperm(40)
+    memory = searchable(keys, values)
+    shuffled = searchable(keys[:, :, order], values[:, :, order])
     found = retrieval_attention(query, memory, scale, 6)
     assert_agree({"found": found}, {"found": retrieval_attention(query, shuffled, scale, 6)}, 1e-6)
     all_of_it = scaled_attention_plain(query, keys, values, scale)

@@ -101,6 +101,12 @@ def brute_force_softmax(scores):
     return [value / sum(exps) for value in exps]
 
 
+def mixture(scores, rows):
+    """The mean of rows by the softmax of scores."""
+    weights = brute_force_softmax(scores)
+    return sum(weight * row for weight, row in zip(weights, rows, strict=True))
+
+
 def slow_bucket(distance, buckets, furthest):
     """The bucket of one distance by T5's rule, in fractions instead of logarithms.
 

@@ -52,6 +52,12 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 
 
+def chapter_of(page):
+    """The text of a chapter."""
+    assert page.exists(), f"docs/{page.name} is missing: a paper owes a chapter"
+    return page.read_text()
+
+
 def prose(page):
     """A page without its code blocks and formulas."""
     return re.sub(r"^```.*?^```$|\$`.*?`\$", "", page.read_text(), flags=re.M | re.S)
@@ -334,10 +340,10 @@ def test_formulas_are_typeset(page):
 
 @chapters
 def test_excerpts_are_the_references_code(page):
-    assert EXCERPT.search(page.read_text())
-    assert page.read_text() == with_excerpts(
-        page.read_text(), ROOT / "reference" / f"{page.stem}.py"
-    ), "python -m docs.excerpts"
+    chapter = chapter_of(page)
+    assert EXCERPT.search(chapter)
+    excerpts = with_excerpts(chapter, ROOT / "reference" / f"{page.stem}.py")
+    assert chapter == excerpts, "python -m docs.excerpts"
 
 
 @chapters
@@ -346,6 +352,7 @@ def test_every_exercise_has_an_answer_that_runs(page):
     exercise = (
         r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
     )
-    answers = re.findall(exercise, page.read_text(), re.M | re.S)
-    assert len(answers) == page.read_text().count("\n**Exercise ") >= 5
+    chapter = chapter_of(page)
+    answers = re.findall(exercise, chapter, re.M | re.S)
+    assert len(answers) == chapter.count("\n**Exercise ") >= 5
     assert all("```python" in answer and "assert" in answer for answer in answers)

@@ -80,7 +80,9 @@ def test_the_backward_of_an_operation_follows_it(name):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
-    listed = (ROOT / "docs" / "decisions" / f"{name}.md").read_text().partition("\n## ")[0]
+    file = ROOT / "docs" / "decisions" / f"{name}.md"
+    assert file.exists(), f"docs/decisions/{file.name} is missing: a paper owes its decisions"
+    listed = file.read_text().partition("\n## ")[0]
     items = re.split(r"^(\d+)\. ", listed, flags=re.M)[1:]
     numbers = [int(number) for number in items[::2]]
     texts = items[1::2]

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from accelerated.models import NAMES
 from reference import check
 from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, case_file, rules
@@ -31,6 +32,13 @@ LETTERS |= {
 SHAPES = re.findall(
     r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", (FOLDER.parent / "porting.md").read_text(), re.M
 )  # of the guide
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_paper_has_vectors(name):
+    assert any(paper == name for paper, _ in EVERY_CASE), (
+        f"tests/tools/cases.py has no case of {name}: a paper owes vectors"
+    )
 
 
 @every_case
