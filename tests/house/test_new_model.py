@@ -1,10 +1,4 @@
-<<<<<<< HEAD
-"""Adding a model means its own files and one word: a copy of one gets another name, and the scripts
-and tools take it.
-"""
-=======
 """A model is found by its files: a copy of one gets another name, and no other file changes."""
->>>>>>> 93e6243 (A new model's test: a copy under another name is trained, resumed, evaluated and generates, the contract runs on it, and what it lacks is what a paper owes, in a sentence)
 
 import os
 import re
