@@ -163,7 +163,10 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     given is overwritten.
     """
     config, rng = variant(paper, name), np.random.default_rng(3)
-    plain, captured = (stepper_of(random_model(paper, name)) for _ in range(2))
+    plain = stepper_of(random_model(paper, name))
+    captured = stepper_of(random_model(paper, name))
+    if isinstance(captured, AnyModel):
+        pytest.skip("a model without a file in generation/ has no step to capture")
     graph = FakeGraph(captured.logits_after, monkeypatch)
     captured.compute = Graph(graph.record)
     tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))
