@@ -46,7 +46,7 @@ def run(project, *words):
     return done.stdout
 
 
-def tests_of_the_toy(project, *files):
+def printed_of_the_toy(project, *files):
     """What pytest prints of the tests in these files whose names have `toy`."""
     command = [sys.executable, "-m", "pytest", "-m", "", "-k", "toy", "-rf", "--tb=no", *files]
     wide = os.environ | {"COLUMNS": "300"}
@@ -68,14 +68,14 @@ def test_it_is_trained_resumed_evaluated_and_generates(project):
 
 
 def test_the_contract_runs_on_it(project):
-    printed = tests_of_the_toy(project, "tests/test_contract.py", "tests/generation")
+    printed = printed_of_the_toy(project, "tests/test_contract.py", "tests/generation")
     assert re.search(r"\d+ passed", printed) and "failed" not in printed, printed
 
 
 def test_what_it_lacks_is_what_a_new_paper_owes(project):
     """And each failure says so in a sentence."""
     files = [f"tests/house/test_{name}.py" for name in ("docs", "references", "vectors")]
-    printed = tests_of_the_toy(project, *files, "tests/lab/speed")
+    printed = printed_of_the_toy(project, *files, "tests/lab/speed")
     failures = re.findall(r"^FAILED .*", printed, re.M)
     assert all("owes" in failure for failure in failures), printed
     assert {word for word in ("chapter", "decisions", "vectors") if word in str(failures)} == {
