@@ -11,7 +11,6 @@ width E, F feed-forward width, L layers, of which R are recurrent. Section numbe
 
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -339,7 +338,7 @@ class BlockRecurrent(Model):
         in_bucket, mask = tables_by_distance(*sizes)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
-        initialise(self, init_params(config, np.random.default_rng(seed)))
+        initialise(self, init_params, seed)
 
     @property
     def cells(self) -> list[Recurrence]:
@@ -388,13 +387,8 @@ class BlockRecurrent(Model):
         self, tokens: Tensor, state: State, memory_only: bool = False
     ) -> tuple[Tensor, State]:
         """The last layer's output (B, N, D) and the next state."""
+        self.check(tokens, state)
         window = self.config.window
-        length = tokens.shape[1]
-        if length == 0 or length % window:
-            wrong = f"a segment of {length} tokens is not a positive multiple of window {window}"
-            raise ValueError(f"{wrong}; pad it")
-        self.check_state(state, len(tokens))
-
         x = look_up(tokens, self.embedding)  # (B, N, D)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
         offsets = offsets_by_pair(by_distance, window, x.dtype)  # (L, H, W, 2W)
@@ -439,13 +433,18 @@ class BlockRecurrent(Model):
         next_states = torch.stack(all_states, 1) if all_states else state.states
         return x, State(next_states, torch.stack(all_keys, 1), torch.stack(all_values, 1))
 
+    def check(self, tokens: Tensor, state: State) -> None:
+        """Raise ValueError unless the tokens are whole blocks, and the state fits."""
+        window = self.config.window
+        length = tokens.shape[1]
+        if length == 0 or length % window:
+            wrong = f"a segment of {length} tokens is not a positive multiple of window {window}"
+            raise ValueError(f"{wrong}; pad it")
+        self.check_state(state, len(tokens))
+
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix (decision 13: logits / sqrt(D))."""
         return self.final_norm(hidden) * self.config.width**-0.5
-
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
 
     @property
     def attention_reach(self) -> int:

@@ -10,7 +10,6 @@ width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R dis
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -349,7 +348,7 @@ class Compressive(Model):
             keys = config.compressed_memory + config.memory + config.segment
             sinusoids = distance_sinusoids(keys, width)
         self.register_buffer("sinusoids", sinusoids, persistent=False)
-        initialise(self, init_params(config, np.random.default_rng(seed)))
+        initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes.
@@ -392,12 +391,7 @@ class Compressive(Model):
         self, tokens: Tensor, state: State, memory_only: bool = False, measure: bool = False
     ) -> tuple[Tensor, State, dict[str, Tensor], list[Tensor]]:
         """The last layer's output, the next state, auxiliary losses, the usages (B, K) measured."""
-        c = self.config
-        if tokens.shape[1] != c.segment:
-            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}"
-            raise ValueError(f"{wrong}; pad it")
-        self.check_state(state, len(tokens))
-
+        self.check(tokens, state)
         matrix = self.output_matrix()
         if isinstance(matrix, AdaptiveSoftmax):
             h = matrix.look_up(tokens)  # (B, N, D)

@@ -14,10 +14,9 @@ Config, parameter names, shapes and initial values are the reference's. B lanes,
 H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,6 +24,7 @@ from torch.nn import functional
 from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import (
     Declared,
+    LayerClass,
     LayerNorm,
     Layers,
     at_least_float32,
@@ -120,18 +120,30 @@ class Attention(Declared):
         return self.dropout_rate if self.training else 0.0
 
 
-class SelfAttention(Attention, ABC):
+class SelfAttention(Attention):
     """Attention of tokens to each other and, in the decoder-only model, to their layer's memory.
 
-    There are two kinds of positions, which know how far a key is from a query. Slots have none.
+    A key knows how far it is from a query. Simplified positions (Eqs. 2-4) add a row for each
+    distance to keys and values. Transformer-XL's (Eq. 1) are sinusoids; query, key and value then
+    have no biases. Slots have no positions.
     """
 
     memory_norm: LayerNorm  # of the decoder-only model
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, causal: bool):
         super().__init__(config)
+        self.simplified = config.positions == "simplified"
         if config.encoder_layers == 0:
             self.memory_norm = LayerNorm(config.width)
+        self.declare_projections(config, biases=self.simplified)
+        if self.simplified:
+            self.positions = parameter(len(config.distances(causal)), config.head_width)  # (R, E)
+        else:
+            inner = config.heads * config.head_width
+            self.distance_key = parameter(inner, config.width)  # (HE, D), W_r
+            self.content_bias = parameter(config.heads, config.head_width)  # (H, E), u
+            self.distance_bias = parameter(config.heads, config.head_width)  # (H, E), v
+        self.declare_output(config)
 
     def forward(
         self,
@@ -155,11 +167,13 @@ class SelfAttention(Attention, ABC):
         rows = self.far_to_near(distances)
         return self.output_rows(self.attend(query, key, value, rows, distances.length, mask))
 
-    @abstractmethod
     def far_to_near(self, distances: Distances) -> Tensor:
-        """What `attend` takes for each distance, from far to near."""
+        """The rows that belong to the distances, from far to near: R, (2N - 1, E), or W_r R."""
+        if self.simplified:
+            return distances.rows @ self.positions
+        [by_distance] = project(distances.rows[None], self.heads, [self.distance_key])
+        return by_distance[0]  # (H, R, E)
 
-    @abstractmethod
     def attend(
         self,
         query: Tensor,
@@ -171,69 +185,14 @@ class SelfAttention(Attention, ABC):
     ) -> Tensor:
         """What the heads attend to, (B, H, n, E).
 
-        The last `count` keys have positions: query i and key j take row n - 1 - i + j of `rows`.
+        The last `count` keys have positions: query i and key j take row n - 1 - i + j of `rows`,
+        which are those of far_to_near.
         """
-
-
-class SimplifiedAttention(SelfAttention):
-    """Simplified positions: a row for each distance, added to keys and values (Eqs. 2-4)."""
-
-    def __init__(self, config: Config, causal: bool):
-        super().__init__(config)
-        self.declare_projections(config, biases=True)
-        self.positions = parameter(len(config.distances(causal)), config.head_width)  # (R, E)
-        self.declare_output(config)
-
-    def far_to_near(self, distances: Distances) -> Tensor:
-        """R, (2N - 1, E)."""
-        return distances.rows @ self.positions
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: Tensor,
-        count: int,
-        mask: Tensor | None,
-    ) -> Tensor:
-        return simplified_attention(query, key, value, rows, mask, self.attention_dropout)
-
-
-class TransformerXLAttention(SelfAttention):
-    """Transformer-XL's positions (Eq. 1), with sinusoids; query, key and value have no biases."""
-
-    def __init__(self, config: Config, causal: bool):
-        super().__init__(config)
-        self.declare_projections(config, biases=False)
-        self.distance_key = parameter(
-            config.heads * config.head_width, config.width
-        )  # (HE, D), W_r
-        self.content_bias = parameter(config.heads, config.head_width)  # (H, E), u
-        self.distance_bias = parameter(config.heads, config.head_width)  # (H, E), v
-        self.declare_output(config)
-
-    def far_to_near(self, distances: Distances) -> Tensor:
-        """W_r R, (H, R, E)."""
-        [by_distance] = project(distances.rows[None], self.heads, [self.distance_key])
-        return by_distance[0]
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: Tensor,
-        count: int,
-        mask: Tensor | None,
-    ) -> Tensor:
+        dropout = self.attention_dropout
+        if self.simplified:
+            return simplified_attention(query, key, value, rows, mask, dropout)
         biases = (self.content_bias, self.distance_bias)
-        return transformer_xl_attention(
-            query, key, value, rows, *biases, count, mask, self.attention_dropout
-        )
-
-
-POSITIONS = {"simplified": SimplifiedAttention, "transformer_xl": TransformerXLAttention}
+        return transformer_xl_attention(query, key, value, rows, *biases, count, mask, dropout)
 
 
 class CrossAttention(Attention):
@@ -291,7 +250,7 @@ class EncoderLayer(FeedForward):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = POSITIONS[config.positions](config, causal=False)
+        self.attention = SelfAttention(config, causal=False)
         self.read = CrossAttention(config, of_memory=True)
         self.declare_feed_forward(config)
 
@@ -308,7 +267,7 @@ class DecoderLayer(FeedForward):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = POSITIONS[config.positions](config, causal=True)
+        self.attention = SelfAttention(config, causal=True)
         self.cross = CrossAttention(config, of_memory=False)
         self.declare_feed_forward(config)
 
@@ -325,7 +284,7 @@ class MemoryLayer(FeedForward):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attention = POSITIONS[config.positions](config, causal=True)
+        self.attention = SelfAttention(config, causal=True)
         self.writer = Writer(config.width, config.heads, config.head_width)
         self.declare_feed_forward(config)
 
@@ -335,46 +294,29 @@ class MemoryLayer(FeedForward):
         return x, self.writer(memory, x)
 
 
-class Encoder(nn.Module):
-    """Encodes a segment together with the memory (Eq. 5)."""
+class Stack(nn.Module, Generic[LayerClass]):
+    """The layers of the encoder (Eq. 5) or of a decoder (Eq. 6), and a norm after the last one."""
 
-    def __init__(self, config: Config):
+    def __init__(
+        self, config: Config, layer: Callable[[Config], LayerClass], count: int, causal: bool
+    ):
         super().__init__()
-        self.distances = Distances(config, causal=False)
-        self.layers = Layers(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.distances = Distances(config, causal)
+        self.layers = Layers(layer(config) for _ in range(count))
         self.norm = LayerNorm(config.width)
 
-    def forward(self, x: Tensor, memory: Tensor, readable: Tensor | None) -> Tensor:
-        """Encoded (B, N, D) of x (B, N, D) and memory (B, S, D)."""
+    def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
+        """(B, N, D) of x (B, N, D), whose layers read a source too.
+
+        It is memory (B, S, D) in the encoder, and what was encoded (B, N, D) in the decoder.
+        """
         for layer in self.layers:
-            x = layer(x, memory, readable, self.distances)
+            x = layer(x, source, readable, self.distances)
         return self.norm(x)
 
 
-class Decoder(nn.Module):
-    """Predicts a segment from the encoded previous one (Eq. 6)."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.distances = Distances(config, causal=True)
-        self.layers = Layers(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.norm = LayerNorm(config.width)
-
-    def forward(self, x: Tensor, encoded: Tensor, readable: Tensor | None) -> Tensor:
-        """Hidden states (B, N + 1, D) of x (B, N + 1, D), the task's token first."""
-        for layer in self.layers:
-            x = layer(x, encoded, readable, self.distances)
-        return self.norm(x)
-
-
-class MemoryDecoder(nn.Module):
-    """The decoder-only model's layers (Figure 1b), each with its own memory."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.distances = Distances(config, causal=True)
-        self.layers = Layers(MemoryLayer(config) for _ in range(config.decoder_layers))
-        self.norm = LayerNorm(config.width)
+class MemoryStack(Stack[MemoryLayer]):
+    """The layers of the decoder-only model (Figure 1b), each with its own memory."""
 
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (B, N, D) and the next memory (B, L, S, D), from x (B, N, D) and memory."""
@@ -391,9 +333,9 @@ class Memformer(Model):
     Config = Config
     state_type = State
     config: Config
-    encoder: Encoder  # of the encoder-decoder model alone, as the writer
+    encoder: Stack[EncoderLayer]  # of the encoder-decoder model alone, as the writer
     writer: Writer
-    decoder: Decoder | MemoryDecoder
+    decoder: Stack[DecoderLayer] | MemoryStack
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
@@ -403,12 +345,12 @@ class Memformer(Model):
             config.memories, config.slots, config.width
         )  # (1 or L, S, D)
         if self.decoder_only:
-            self.decoder = MemoryDecoder(config)
+            self.decoder = MemoryStack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
-            self.encoder = Encoder(config)
+            self.encoder = Stack(config, EncoderLayer, config.encoder_layers, causal=False)
             self.writer = Writer(config.width, config.heads, config.head_width)
-            self.decoder = Decoder(config)
-        initialise(self, init_params(config, np.random.default_rng(seed)))
+            self.decoder = Stack(config, DecoderLayer, config.decoder_layers, causal=True)
+        initialise(self, init_params, seed)
 
     @property
     def decoder_only(self) -> bool:
@@ -505,14 +447,9 @@ class Memformer(Model):
 
     def check(self, tokens: Tensor, state: State, task: Task | None) -> None:
         """Raise ValueError if the model cannot read this."""
-        length = tokens.shape[1]
-        if length != self.config.segment:
-            raise ValueError(
-                f"a segment of {length} tokens is not one of {self.config.segment}; pad it"
-            )
+        super().check(tokens, state)
         if task is not None and self.decoder_only:
             raise ValueError(
                 "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
                 "leave task out"
             )
-        self.check_state(state, len(tokens))

@@ -9,7 +9,6 @@ segment, D width, H heads of width E, F feed-forward width, L layers, M memory l
 
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -148,7 +147,7 @@ class Memorizing(Model):
         in_bucket, mask = tables_by_distance(*sizes)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
-        initialise(self, init_params(config, np.random.default_rng(seed)))
+        initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes.
@@ -183,16 +182,11 @@ class Memorizing(Model):
         self, tokens: Tensor, state: State, memory_only: bool = False
     ) -> tuple[Tensor, State]:
         """The last layer's output (B, N, D) and the next state."""
-        segment = self.config.segment
-        if tokens.shape[1] != segment:
-            wrong = f"a segment of {tokens.shape[1]} tokens is not one of {segment}"
-            raise ValueError(f"{wrong}; pad it")
-        self.check_state(state, len(tokens))
-
+        self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
-        offsets = offsets_by_pair(by_distance, segment, x.dtype)  # (L, H, N, 2N)
+        offsets = offsets_by_pair(by_distance, tokens.shape[1], x.dtype)  # (L, H, N, 2N)
         pairs = []
         offset = offsets.unbind(0)  # of each layer
         for index, layer in enumerate(self.layers):
@@ -217,10 +211,6 @@ class Memorizing(Model):
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix."""
         return self.final_norm(hidden) * self.config.width**-0.5
-
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
 
     @property
     def attention_reach(self) -> int:

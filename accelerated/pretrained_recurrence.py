@@ -16,7 +16,6 @@ vectors, L layers, K keys, V vocabulary.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -169,7 +168,7 @@ class PretrainedRecurrence(Model):
         self.module = Recurrence(config) if config.vectors else None
         future_keys = causal_mask(config.segment, config.segment)
         self.register_buffer("future_keys", future_keys, persistent=False)
-        initialise(self, init_params(config, np.random.default_rng(seed)))
+        initialise(self, init_params, seed)
 
     def describe(self) -> str:
         """One line on how far back the model can look."""
@@ -254,10 +253,6 @@ class PretrainedRecurrence(Model):
         pooled = self.module.pool(mixed[:, : pooled_rows(self.config, mixed.shape[1])])
         present = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
         return State(pooled, present)
-
-    def output_matrix(self) -> Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
 
     def check(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError if the model cannot read this."""

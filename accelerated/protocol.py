@@ -13,7 +13,7 @@ tokens (B, N) are the token ids of one segment in B lanes.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,9 +117,12 @@ class Model(Declared, ABC):
     def advance(self, tokens: Tensor, state: State, *task: Task) -> State:
         """The same State as `read` returns, for less: only what it depends on is computed."""
 
-    @abstractmethod
     def output_matrix(self) -> OutputMatrix:
-        """(V, D): logits are hidden rows times its transpose. Or else an AdaptiveSoftmax."""
+        """(V, D), the embedding: logits are hidden rows times its transpose.
+
+        Some models have an AdaptiveSoftmax instead.
+        """
+        return self.embedding
 
     def forward(self, tokens: Tensor, state: State, *task: Task) -> Output:
         """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next tokens.
@@ -139,6 +142,14 @@ class Model(Declared, ABC):
         Most models have none.
         """
         return []
+
+    def check(self, tokens: Tensor, state: State, *task: Task) -> None:
+        """Raise ValueError unless tokens (B, N) are a segment, and the state fits them."""
+        length = tokens.shape[1]
+        segment = self.config.segment
+        if length != segment:
+            raise ValueError(f"a segment of {length} tokens is not one of {segment}; pad it")
+        self.check_state(state, len(tokens))
 
     def check_state(self, state: State, lanes: int) -> None:
         """Raise ValueError unless the state is of this model and has so many lanes.
@@ -182,12 +193,13 @@ def overlap_of(config: ModelConfig) -> int:
     return getattr(config, "overlap", 0)
 
 
-def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
-    """Load params, from a reference's init_params, into module.
+def initialise(model: Model, init_params: Callable, seed: int) -> None:
+    """Load the weights that a reference's init_params draws from the seed.
 
     Raises RuntimeError unless the names are the same.
     """
-    module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+    params = init_params(model.config, np.random.default_rng(seed))
+    model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 
 
 # The mode and the type that a model computes in

@@ -3,16 +3,12 @@
 Importing it takes no time.
 """
 
-import dataclasses
 import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from accelerated.program.errors import InputError
-
-T = TypeVar("T")
 
 WIKITEXTS = ("wikitext-103", "wikitext-103-raw")
 CORPORA = ("stdlib", "recall", "enwik8", *WIKITEXTS, "pg19")
@@ -27,48 +23,36 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first are 
 LEAST = {"training_documents": 1, "train_bpe": 257, "train_words": 3}  # or 0, which is none
 
 
-def setting(default: T, text: str) -> T:
-    """A field of a config: its default, and the text that --help shows of its option."""
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text a model reads, and as which tokens."""
+    """Which text a model reads, and as which tokens.
 
-    data: str = setting(
-        "stdlib",
-        "stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, "
-        "wikitext-103, wikitext-103-raw (without <unk>) or pg19 (fetched if absent), a text file "
-        "in UTF-8, or a folder of them; its subfolders train/, valid/ and test/ are the splits. "
-        "With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), or hf:FOLDER "
-        "with a .jsonl, .csv or .parquet that has a column `text`",
-    )
-    tokenizer: str = setting(
-        "bytes",
-        "bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE ranks in "
-        "tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a folder with "
-        "vocab.json and merges.txt)",
-    )
-    train_bpe: int = setting(
-        0,
-        "learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to "
-        "use --tokenizer",
-    )
-    train_words: int = setting(
-        0,
-        "read words: a closed vocabulary of this many (at least 3), the most frequent of the "
-        "training split, with the line's end and <unk>, which stands for all others; 0 to use "
-        "--tokenizer",
-    )
-    carry_over_documents: bool = setting(
-        False,
-        "carry memory from each document to the next: a split is read as one text, cut into one "
-        "part per lane (see --batch), and memory is reset only where a part begins",
-    )
-    training_documents: int = setting(
-        0, "read only the first so many documents of the training split; 0 for all"
-    )
+    Fields:
+        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8,
+            wikitext-103, wikitext-103-raw (without <unk>) or pg19 (fetched if absent), a text file
+            in UTF-8, or a folder of them; its subfolders train/, valid/ and test/ are the splits.
+            With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), or hf:FOLDER
+            with a .jsonl, .csv or .parquet that has a column `text`
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE
+            ranks in tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a
+            folder with vocab.json and merges.txt)
+        train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training
+            split; 0 to use --tokenizer
+        train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of
+            the training split, with the line's end and <unk>, which stands for all others; 0 to use
+            --tokenizer
+        carry_over_documents: carry memory from each document to the next: a split is read as one
+            text, cut into one part per lane (see --batch), and memory is reset only where a part
+            begins
+        training_documents: read only the first so many documents of the training split; 0 for all
+    """
+
+    data: str = "stdlib"
+    tokenizer: str = "bytes"
+    train_bpe: int = 0
+    train_words: int = 0
+    carry_over_documents: bool = False
+    training_documents: int = 0
 
     def __post_init__(self):
         is_folder = self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer)
@@ -93,16 +77,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Which tasks a model is trained on; an impossible value raises a ValueError that names it."""
+    """Which tasks a model is trained on; an impossible value raises a ValueError that names it.
 
-    infilling: float = setting(
-        0.0, "fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration"
-    )
-    recall: float = setting(
-        0.0,
-        "fraction of lanes that recall the segment before the one that the encoder reads; the "
-        "others continue the text",
-    )
+    Fields:
+        infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every
+            iteration
+        recall: fraction of lanes that recall the segment before the one that the encoder reads; the
+            others continue the text
+    """
+
+    infilling: float = 0.0
+    recall: float = 0.0
 
     def __post_init__(self):
         for name in ("infilling", "recall"):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accelerated.data.config import setting
 from accelerated.data.windows import SPLITS, Document, Documents
 
 FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
@@ -29,33 +28,31 @@ LEAST = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, 
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The sizes of `--data recall`; an impossible value raises a ValueError that names it."""
+    """The sizes of `--data recall`; an impossible value raises a ValueError that names it.
 
-    pairs: int = setting(4, "facts at the beginning of a document")
-    vary_pairs: bool = setting(
-        False,
-        "let each training document draw its number of facts, up to that one, evenly on a "
-        "logarithmic scale",
-    )
-    values: int = setting(
-        10, "values that a key can have; a guess is right with probability 1 / values"
-    )
-    rewrites: int = setting(0, "how many facts get a new value in the filler")
-    questions: int = setting(
-        24,
-        "questions in a document; a model learns from many in minutes, from two hardly at all",
-    )
-    distance: int = setting(
-        88,
-        "tokens of filler between the last pair and the first question; rewritten facts stand in "
-        "it",
-    )
-    vary_distance: bool = setting(
-        False,
-        "let each training document draw its distance, up to that one, evenly on a logarithmic "
-        "scale",
-    )
-    spacing: int = setting(4, "tokens from one question to the next, at least 2")
+    Fields:
+        pairs: facts at the beginning of a document
+        vary_pairs: let each training document draw its number of facts, up to that one, evenly on a
+            logarithmic scale
+        values: values that a key can have; a guess is right with probability 1 / values
+        rewrites: how many facts get a new value in the filler
+        questions: questions in a document; a model learns from many in minutes, from two hardly at
+            all
+        distance: tokens of filler between the last pair and the first question; rewritten facts
+            stand in it
+        vary_distance: let each training document draw its distance, up to that one, evenly on a
+            logarithmic scale
+        spacing: tokens from one question to the next, at least 2
+    """
+
+    pairs: int = 4
+    vary_pairs: bool = False
+    values: int = 10
+    rewrites: int = 0
+    questions: int = 24
+    distance: int = 88
+    vary_distance: bool = False
+    spacing: int = 4
 
     def __post_init__(self):
         for name, least in LEAST.items():

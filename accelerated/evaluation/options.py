@@ -18,7 +18,7 @@ from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable
 from accelerated.program.parser import OptionParser, whole_numbers
-from accelerated.training.fields import add_data_dir
+from accelerated.training.fields import add_data_dir, field_help
 from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
 
@@ -368,9 +368,9 @@ def add_sizes(parser: OptionParser, only: str | None) -> None:
     """Add an option for each size that can change after training, of all models or of one only."""
     for size, models in models_by_size().items():
         if only is None or only in models:
-            presets = presets_of(models[0])
-            text = f"{presets.HELP[size]} ({', '.join(models)}; default the run's)"
-            kind = type(getattr(presets.Config, size))
+            config = presets_of(models[0]).Config
+            text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
+            kind = type(getattr(config, size))
             parser.add_argument(option_name(size), type=kind, metavar="SIZE", help=text)
 
 

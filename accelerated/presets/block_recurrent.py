@@ -70,27 +70,6 @@ PRESETS = {
     },
 }  # fmt: skip
 
-HELP = {  # of the options, which are the fields of Config
-    "width": "D, model width",
-    "layers": "L, number of layers",
-    "heads": "H, attention heads",
-    "head_width": "E, width of a head",
-    "feed_forward": "F, width of the feed-forward hidden layer",
-    "window": "W, tokens that attention reaches back, and tokens in a block",
-    "segment": (
-        "N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL style)"
-    ),
-    "recurrent_layers": "recurrent layers, counted from 1; none gives the Slide baseline",
-    "states": "S, recurrent state vectors",
-    "gate": "the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)",
-    "configuration": "which residuals have a gate: dual, single or skip (section 3.6)",
-    "feedback": "let every layer read the state that the previous block left (section 3.7)",
-    "buckets": "T5 relative position buckets",
-    "max_distance": "from this distance on, all positions share the last bucket",
-    "attention_scale": "starting value of the learned scales of query-key normalised attention",
-    "dropout": "dropout rate in training, 0 to below 1",
-}
-
 SMALL = Config(
     **TESTED,
     layers=3,

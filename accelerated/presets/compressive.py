@@ -89,35 +89,6 @@ PRESETS |= {
 }
 PRESETS["enwik8-xl"]["memory"] = 2304
 
-HELP = {  # of the options, which are the fields of Config
-    "width": "D, model width, even with transformer_xl positions",
-    "layers": "L, number of layers",
-    "heads": "H, attention heads",
-    "head_width": "E, width of a head",
-    "feed_forward": "F, width of the feed-forward hidden layer",
-    "segment": "N, tokens in a segment (n_s)",
-    "memory": "M, past positions whose uncompressed inputs each layer keeps (n_m)",
-    "compressed_memory": "C, compressed rows that each layer keeps (n_cm); 0 gives Transformer-XL",
-    "compression_rate": "c, rows that are compressed into one; divides the segment",
-    "compression": (
-        "compression function, one of conv, dilated_conv, max_pooling, mean_pooling, most_used "
-        "(section 3.2)"
-    ),
-    "compression_loss": (
-        "loss that trains the compression, attention_reconstruction, auto_encoding, bptt (the "
-        "task loss) or none"
-    ),
-    "dilations": "rates of dilated_conv's layers",
-    "positions": "relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)",
-    "max_distance": "distance at and beyond which the simplified positions are the same",
-    "dropout": "dropout rate in training, 0 to below 1",
-    "cutoffs": (
-        "first ids of the tails of adaptive inputs and softmax, whose words are rarer; none for "
-        "one tied embedding"
-    ),
-    "div_value": "by how much each tail's embedding is narrower than the one before it",
-}
-
 SMALL = Config(
     **TESTED,
     layers=3,

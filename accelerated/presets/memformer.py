@@ -63,23 +63,6 @@ PRESETS = {
     },
 }  # fmt: skip
 
-HELP = {  # of the options, which are the fields of Config
-    "width": "D, model width, a multiple of heads",
-    "encoder_layers": "layers of the encoder; 0 gives the decoder-only model of Figure 1b",
-    "decoder_layers": "layers of the decoder",
-    "heads": "H, attention heads",
-    "head_width": "E, width of a head",
-    "feed_forward": "F, width of the feed-forward hidden layer",
-    "segment": "N, tokens in a segment",
-    "slots": "S, memory slots, of each layer in the decoder-only model",
-    "positions": (
-        "relative positions in self-attention, simplified (Eqs. 2-4) or transformer_xl (Eq. 1)"
-    ),
-    "max_distance": "distance at and beyond which the simplified positions are the same",
-    "retention": "starting value of the learned bias with which a slot attends to itself",
-    "dropout": "dropout rate in training, 0 to below 1",
-}
-
 SMALL = Config(
     **TESTED,
     width=10,

@@ -37,22 +37,6 @@ PRESETS = {
     for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
 }  # fmt: skip
 
-HELP = {  # of the options, which are the fields of Config
-    "width": "D, model width",
-    "layers": "L, number of layers",
-    "heads": "H, attention heads",
-    "head_width": "E, width of a head",
-    "feed_forward": "F, width of the feed-forward hidden layer",
-    "segment": "N, tokens in a segment, and how many tokens back local attention reaches",
-    "memory_layer": "the layer that looks up its memory, counted from 1",
-    "memory": "M, tokens whose keys and values the memory keeps; 0 for a Transformer-XL",
-    "retrieved": "K, nearest keys that a query attends to",
-    "buckets": "T5 relative position buckets of local attention",
-    "max_distance": "from this distance on, all positions share the last bucket",
-    "attention_scale": "starting value of the learned scales of query-key normalised attention",
-    "dropout": "dropout rate in training, 0 to below 1",
-}
-
 SMALL = Config(
     **TESTED,
     layers=3,

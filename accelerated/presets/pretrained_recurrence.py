@@ -72,27 +72,6 @@ PRESETS |= {
     "pg19": FINE_TUNING | {"data": "pg19", "training_documents": 1250},
 }
 
-HELP = {  # of the options, which are the fields of Config
-    "width": "D, model width, a multiple of heads",
-    "layers": "L, number of layers",
-    "heads": "H, attention heads",
-    "feed_forward": "F, width of the feed-forward hidden layer",
-    "max_positions": "rows of the position embedding; no window can be longer",
-    "segment": "T, tokens in a window",
-    "overlap": "o, tokens of each window that the previous window has read too, 0 to T - 1",
-    "vectors": "S, vectors inserted into the next window; 0 gives plain GPT-2",
-    "insertion_layers": "layers at which the vectors are inserted, counted from 1",
-    "pooling": "how a window's positions become one vector: mean, max or attention",
-    "pool": (
-        "which positions are pooled: all, or (advance) only those that the next window does not "
-        "read"
-    ),
-    "pool_final_norm": "pool the last layer's output after the final norm",
-    "module_layers": "hidden layers of the network that makes the vectors",
-    "module_width": "width of that network's hidden layers",
-    "dropout": "dropout rate in training, 0 to below 1",
-}
-
 SMALL = Config(**TESTED, layers=3, width=10, max_positions=9, segment=6, overlap=2, module_width=5)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED | {"layers": 6, "max_positions": 256, "segment": 128},

@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,25 +16,30 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME"}
+FIELD = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 
-def field_help(config_class: Any) -> dict[str, str]:
-    """{field: help} of a config whose fields are made by `setting`."""
-    return {field.name: field.metadata["help"] for field in dataclasses.fields(config_class)}
+def field_help(config_class: type) -> dict[str, str]:
+    """{field: help} of a config, from the `Fields:` of its docstring.
+
+    They are read from its file, because `python -OO` keeps no docstrings.
+    """
+    text = Path(inspect.getfile(config_class)).read_text()
+    _, _, after = text.partition(f"class {config_class.__name__}:")
+    described, _, _ = after.partition('"""\n\n')
+    _, _, fields = described.partition("Fields:\n")
+    return {name: " ".join(words.split()) for name, words in FIELD.findall(fields)}
 
 
 def add_options(
     parser: OptionParser,
     title: str,
     config: Any,
-    texts: dict[str, str],
     prefix: str = "",
     leave_out: tuple[str, ...] = (),
 ) -> None:
-    """Add an option for each field of config, a dataclass instance, with its value as default.
-
-    texts are the fields' help.
-    """
+    """Add an option for each field of config, a dataclass instance, with its value as default."""
+    texts = field_help(type(config))
     group = parser.add_argument_group(title)
     for field in dataclasses.fields(config):
         if field.name in leave_out:

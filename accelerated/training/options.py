@@ -343,18 +343,17 @@ def training_parser(defaults: Settings) -> OptionParser:
     recall = defaults.data.data == RECALL
     if recall:
         of_texts = {field.name for field in dataclasses.fields(DataConfig)} - {"data"}
-        add_options(parser, "data", defaults.data, field_help(DataConfig), leave_out=(*of_texts,))
-        texts = field_help(type(defaults.recall))
-        add_options(parser, "recall task", defaults.recall, texts, "recall_")
+        add_options(parser, "data", defaults.data, leave_out=(*of_texts,))
+        add_options(parser, "recall task", defaults.recall, "recall_")
     else:
         title = "data (--data recall has options of its own)"
-        add_options(parser, title, defaults.data, field_help(DataConfig))
-    add_options(parser, "training", defaults.training, field_help(TrainingConfig))
+        add_options(parser, title, defaults.data)
+    add_options(parser, "training", defaults.training)
     if getattr(presets, "TAKES_TASKS", False):
-        title, texts = "training tasks (of the encoder-decoder)", field_help(type(defaults.tasks))
-        add_options(parser, title, defaults.tasks, texts, "task_")
+        title = "training tasks (of the encoder-decoder)"
+        add_options(parser, title, defaults.tasks, "task_")
     others = ("vocabulary", "cutoffs", "div_value") if recall else ("vocabulary",)
-    add_options(parser, "model", defaults.model_config, presets.HELP, leave_out=others)
+    add_options(parser, "model", defaults.model_config, leave_out=others)
     return parser
 
 
@@ -398,4 +397,5 @@ def takes(model: str, option: str) -> bool:
     presets = presets_of(model)
     if option.startswith("--task-"):
         return getattr(presets, "TAKES_TASKS", False)
-    return option in map(option_name, presets.HELP)
+    sizes = field_help(presets.Config).keys() - {"vocabulary"}
+    return option in map(option_name, sizes)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accelerated.data.config import DataConfig, TaskConfig, setting
+from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice
@@ -53,97 +53,76 @@ PREFIXES = {  # of the options of a part of the Settings
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained; an impossible value raises a ValueError that names the field."""
+    """How a model is trained; an impossible value raises a ValueError that names the field.
 
-    steps: int = setting(
-        400, "iterations; in each, every lane (see --batch) reads --horizon segments"
-    )
-    epochs: float = setting(
-        0.0,
-        "passes through the training split, which become --steps when the data is read; 0 to give "
-        "--steps",
-    )
-    batch: int = setting(8, "B, lanes: documents that are read side by side")
-    horizon: int = setting(
-        1,
-        "K, segments per iteration; gradient flows through the state between them, if the model's "
-        "state passes it on",
-    )
-    backprop: str = setting(
-        "through_time",
-        "through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)",
-    )
-    checkpoint_layers: bool = setting(
-        False,
-        "keep only the layers' inputs and compute each layer again in the backward pass, to save "
-        "memory",
-    )
-    accumulate: int = setting(
-        1,
-        "groups of lanes that are computed one after another, with their gradients summed, to save "
-        "memory",
-    )
-    optimizer: str = setting(
-        "adamw",
-        "adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay) or adafactor",
-    )
-    schedule: str = setting("cosine", "cosine, inverse_square_root or constant")
-    learning_rate: float = setting(
-        2e-3, "peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)"
-    )
-    warmup: int = setting(40, "iterations of linear warm-up")
-    initial_fraction: float = setting(
-        0.0, "learning rate at the start of warm-up, as a fraction of the peak"
-    )
-    final_fraction: float = setting(
-        0.05, "learning rate at the end of the cosine, as a fraction of the peak"
-    )
-    weight_decay: float = setting(
-        0.01, "weight decay of adamw and adafactor, for parameters of two or more axes"
-    )
-    clip: float = setting(
-        1.0,
-        "largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss "
-        "trains are clipped separately",
-    )
-    update_every: int = setting(
-        1,
-        "iterations whose gradients are averaged into one update, after the first "
-        "--update-every-from",
-    )
-    update_every_from: int = setting(
-        0, "number of iterations at the beginning that each make an update"
-    )
-    seed: int = setting(0, "seed of the weights, the order of documents and dropout")
-    device: str = setting("auto", "auto (a GPU if there is one), cpu or cuda")
-    dtype: str = setting(
-        "float32",
-        "float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)",
-    )
-    compile: str = setting(
-        "none",
-        "none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ "
-        "compiler), or cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon "
-        "1 or --backprop memory_replay)",
-    )
-    save_every: int = setting(
-        200, "iterations between checkpoints; one is always written at the end"
-    )
-    validate_every: int = setting(
-        -1,
-        "iterations between validations, which choose the best checkpoint; 0: only at the end, -1: "
-        "a tenth of --steps",
-    )
-    validation_segments: int = setting(
-        0,
-        "segments in each lane to validate on, taken from all over the split, 0 for the whole "
-        "split",
-    )
-    log_every: int = setting(
-        10,
-        "iterations between the lines of metrics.jsonl; its losses are means over these iterations",
-    )
-    sample: int = setting(200, "tokens of sample text to print at the end")
+    Fields:
+        steps: iterations; in each, every lane (see --batch) reads --horizon segments
+        epochs: passes through the training split, which become --steps when the data is read; 0 to
+            give --steps
+        batch: B, lanes: documents that are read side by side
+        horizon: K, segments per iteration; gradient flows through the state between them, if the
+            model's state passes it on
+        backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay
+            (MRBP)
+        checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward
+            pass, to save memory
+        accumulate: groups of lanes that are computed one after another, with their gradients
+            summed, to save memory
+        optimizer: adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay) or
+            adafactor
+        schedule: cosine, inverse_square_root or constant
+        learning_rate: peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)
+        warmup: iterations of linear warm-up
+        initial_fraction: learning rate at the start of warm-up, as a fraction of the peak
+        final_fraction: learning rate at the end of the cosine, as a fraction of the peak
+        weight_decay: weight decay of adamw and adafactor, for parameters of two or more axes
+        clip: largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss
+            trains are clipped separately
+        update_every: iterations whose gradients are averaged into one update, after the first
+            --update-every-from
+        update_every_from: number of iterations at the beginning that each make an update
+        seed: seed of the weights, the order of documents and dropout
+        device: auto (a GPU if there is one), cpu or cuda
+        dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
+        compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs
+            a C++ compiler), or cudagraphs (inductor, and the GPU repeats recorded launches; with
+            --horizon 1 or --backprop memory_replay)
+        save_every: iterations between checkpoints; one is always written at the end
+        validate_every: iterations between validations, which choose the best checkpoint; 0: only at
+            the end, -1: a tenth of --steps
+        validation_segments: segments in each lane to validate on, taken from all over the split, 0
+            for the whole split
+        log_every: iterations between the lines of metrics.jsonl; its losses are means over these
+            iterations
+        sample: tokens of sample text to print at the end
+    """
+
+    steps: int = 400
+    epochs: float = 0.0
+    batch: int = 8
+    horizon: int = 1
+    backprop: str = "through_time"
+    checkpoint_layers: bool = False
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    learning_rate: float = 2e-3
+    warmup: int = 40
+    initial_fraction: float = 0.0
+    final_fraction: float = 0.05
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    update_every: int = 1
+    update_every_from: int = 0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    compile: str = "none"
+    save_every: int = 200
+    validate_every: int = -1
+    validation_segments: int = 0
+    log_every: int = 10
+    sample: int = 200
 
     def __post_init__(self):
         for name, least in LEAST.items():

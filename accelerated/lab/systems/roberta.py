@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from accelerated import pretrained_recurrence
 from accelerated.attention.heads import LayerNorm, look_up, parameter, project
-from accelerated.protocol import initialise
 from reference.roberta import NORM_EPSILON, Config, init_params
 
 
@@ -107,7 +106,7 @@ class Roberta(nn.Module):
         for name, value in params.items():
             if name.startswith("module."):
                 self.module[name.removeprefix("module.")] = parameter(*value.shape)
-        initialise(self, params)
+        self.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 
     def initial_state(self, batch: int) -> State:
         """The state at an example's start."""
