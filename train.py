@@ -37,6 +37,8 @@ def train(run: opening.Run) -> str | None:
     first = process.rank() == 0
     progress = Progress("training", training.steps, "step", run.step, show=first)
     with Interruption(told=first) as interruption, progress as bar:
+        if run.validation_due:  # of the checkpoint that was resumed: a kill came before its end
+            save_and_validate(run, bar, interruption)
         while not run.ended:
             run.step += 1
 
@@ -77,11 +79,9 @@ def train(run: opening.Run) -> str | None:
             if run.log_due():
                 run.log_means(rate, run.tokens_per_second(bar), losses)
 
-            # Validating and saving wait for the next update: a checkpoint has no gathered gradients
-            if not run.gathered:
-                stopped = validate_and_save(run, bar, interruption)
-                if stopped and not run.ended:
-                    return interruption.signal or "a signal"  # that another process heard
+            # Saving and validating wait for the next update: a checkpoint has no gathered gradients
+            if not run.gathered and save_and_validate(run, bar, interruption):
+                return interruption.signal or "a signal"  # that another process heard
     return None
 
 
@@ -144,20 +144,24 @@ def show_progress(
     bar.update()
 
 
-def validate_and_save(run: opening.Run, bar: Progress, interruption: Interruption) -> bool:
-    """Validate and save if that is due; returns whether a signal stops the run.
+def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruption) -> bool:
+    """Save and validate if that is due; returns whether a signal stops the run.
 
-    Processes vote, so that all do the same.
+    Processes vote, so that all do the same. What was trained is saved first, whatever happens in
+    the validation; then the best is, and that it was validated.
     """
-    if run.validation_due and process.rank() == 0:
-        with bar.paused():
-            line = run.note_score(validation_score(run, run.model))
-        bar.say(line)
-    run.validation_due = False
-    [stopped] = process.summed([bool(interruption.signal)], run.device)
-    if run.save_due or stopped:
+    [signals] = process.summed([bool(interruption.signal)], run.device)
+    stops = signals > 0 and not run.ended
+    if run.save_due or stops:
         run.save()
-    return bool(stopped)
+    if run.validation_due and not stops:
+        if process.rank() == 0:
+            with bar.paused():
+                line = run.note_score(validation_score(run, run.model))
+            bar.say(line)
+        run.validation_due = False
+        run.save()
+    return stops
 
 
 def validation_score(

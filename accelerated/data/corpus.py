@@ -1,8 +1,8 @@
 """The corpus that --data names: documents in three splits, tokenised once into files on the disk.
 
 For train.py, eval.py and experiments. A cache is a folder with an array of all tokens, a table of
-the documents, and a manifest, written last, with checksums of both. If the source's files change, a
-new folder is made.
+the documents, and a manifest, written last, with checksums of both. If the contents of the source's
+files change, a new folder is made: their sizes and times of writing are not trusted.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from accelerated.program.files import (
 from accelerated.program.progress import Progress
 
 # Of the cached files and of the choice of splits; raise it to tokenise everything again
-FORMAT = 9
+FORMAT = 10
 TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
 COLUMNS = 5  # of the table: number of the split, first token, tokens, words, line ends
 
@@ -75,11 +75,8 @@ def fingerprint(*parts: object) -> str:
 
 
 def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:
-    """The cache folder for a source, the present state of its files, and a tokenizer."""
-    state = []
-    for path in source.files:
-        stat = path.stat()
-        state.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns))
+    """The cache folder for a source, the present contents of its files, and a tokenizer."""
+    state = [(str(path.absolute()), file_checksum(path)) for path in source.files]
     stem = re.sub(r"[^\w.-]", "_", Path(source.name).name)[:40]
     digest = fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)
     return data_dir / "tokens" / f"{stem}-{digest}"
@@ -94,7 +91,7 @@ def count_words(text: bytes) -> int:
 
 
 def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
-    """Tokenise a source into the files of a folder: tokens, a table of documents, a manifest."""
+    """Tokenise a source into the files of a folder: tokens, and a table of documents."""
     table = array("q")
     start = 0
     title = folder.name.rpartition("-")[0]
@@ -116,6 +113,11 @@ def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     with written_whole(folder / DOCUMENTS) as path:
         path.write_bytes(table)
 
+
+def write_manifest(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write that a cache is whole; raises InputError if the source changed meanwhile."""
+    if cache_folder(source, tokenizer, folder.parent.parent) != folder:
+        raise InputError(f"{source.name} changed while it was read; give the command again")
     _, checksum = open_cache(folder, tokenizer.dtype)
     with written_whole(folder / MANIFEST) as path:
         path.write_text(checksum)
@@ -145,6 +147,7 @@ def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
             if not (folder / MANIFEST).exists():  # no other process made it meanwhile
                 remove_unfinished(folder)
                 write_tokens(source, tokenizer, folder)
+                write_manifest(source, tokenizer, folder)
     with contextlib.suppress(OSError, ValueError):  # if a file is missing or cut off
         corpus, checksum = open_cache(folder, tokenizer.dtype)
         if (folder / MANIFEST).read_text() == checksum:

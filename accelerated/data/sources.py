@@ -18,6 +18,8 @@ from accelerated.program.errors import InputError
 
 SUFFIXES = ".txt .text .raw .tokens .md .py .tex .c .h .rst .json .html .xml"
 TEXT_SUFFIXES = {*SUFFIXES.split(), ""}
+# A folder with one of these is a run, weights or a cache of tokens, and no text
+OURS = (".lock", "checkpoint.pt", "best.pt", "model.safetensors")
 SPLIT_NAMES = {
     "train": "train",
     "valid": "valid",
@@ -179,13 +181,20 @@ def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
 def files_below(folder: Path) -> list[Path]:
     """The files of text below a folder, by their suffixes, that are not hidden; sorted.
 
+    A run inside it is left out, so that what it writes never changes what it reads; this is said.
     Raises InputError if there are none.
     """
     files = []
-    for path in sorted(folder.rglob("*")):
+    paths = sorted(folder.rglob("*"))
+    ours = {path.parent for path in paths if path.name in OURS} - {folder}
+    for path in paths:
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in TEXT_SUFFIXES and not is_hidden and path.is_file():
+        is_text = path.suffix.lower() in TEXT_SUFFIXES and not is_hidden
+        if is_text and ours.isdisjoint(path.parents) and path.is_file():
             files.append(path)
+    if ours:
+        words = f"--data {folder}: runs, weights and caches in it are not read"
+        say_once(f"{words}, such as {min(ours)}", file=sys.stderr)
     if not files:
         raise InputError(
             f"--data {folder}: no file in it ends in one of {SUFFIXES}; give another folder"

@@ -95,7 +95,7 @@ class Workshop:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
         if diverged:
             folder.mkdir(parents=True, exist_ok=True)
-            Log(folder, math.inf).write(step=0, final=True, diverged=last)  # pyright: ignore
+            Log(folder).write(step=0, final=True, diverged=last)  # pyright: ignore
 
         records = read_metrics(folder)
         if not ended(records):

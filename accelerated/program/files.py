@@ -4,6 +4,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from typing import BinaryIO
 
 from accelerated.program.errors import InputError
 
-WRITING = ".writing"  # ends the name of a file that is not complete
+# Of a file that is not complete: its name, eight digits that no other file's has, and this
+WRITING = ".writing"
+UNFINISHED = re.compile(rf".+\.[0-9a-f]{{8}}\{WRITING}")
 READ_SIZE = 1 << 20  # bytes
 DATA_ADVICE = "give another --data-dir"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -46,7 +50,7 @@ def written_whole(path: str | Path, advice: str = DATA_ADVICE, new: bool = False
     deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
-    temporary = path.with_name(path.name + WRITING)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{WRITING}")
     try:
         with disk_errors(path, advice):
             yield temporary
@@ -66,7 +70,8 @@ def remove_unfinished(folder: Path) -> None:
     Call it only while the folder is locked.
     """
     for path in folder.glob(f"*{WRITING}"):
-        path.unlink(missing_ok=True)
+        if UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def file_checksum(path: Path) -> str:

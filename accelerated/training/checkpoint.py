@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
@@ -23,8 +24,9 @@ FORMAT = "palimpsest"
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
 MEND = (
-    "remove it and copy the run's other one, best.pt or checkpoint.pt, to its name, or train again"
+    "copy the run's other one, best.pt or checkpoint.pt, over it, or train again with another --out"
 )
+FOREIGN = "another program or release wrote it; train again with another --out"
 OF_WEIGHTS = {  # what an exported run has, too
     "model": str,
     "model_config": dict,
@@ -44,7 +46,8 @@ FIELDS = OF_WEIGHTS | {  # of the contents of a checkpoint
     "random": torch.Tensor,  # the state of torch's generator
     "best": float,  # lowest validation loss so far in bits per byte
     "gradient_norm": float,  # of the last update; NaN before the first
-    "pending": tuple,  # nats, scored tokens and bytes since the last line of the log
+    # nats, scored tokens and bytes since the last line of the log; whether a validation is due
+    "pending": tuple,
 }
 UNKNOWN = {"step": 0, "corpus": "", "tokenizer": ""}  # what a GPT-2 does not say
 NOT_A_CHECKPOINT = (  # what torch.load raises for other files
@@ -76,7 +79,11 @@ def load_checkpoint(path: str | Path) -> dict:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
+        other = path.with_name("best.pt")
+        advice = f"copy {other} to it, or give" if other.is_file() else "give"
+        raise InputError(
+            f"no checkpoint at {path}; {advice} a folder that train.py wrote with --out"
+        )
     with open(path, "rb") as file:  # once: a run that goes on may put another one in its place
         saved = checksum_at_end(file)
         if saved and saved != checksum_of(file, end=END):
@@ -104,7 +111,10 @@ def unpickled(file: BinaryIO, path: Path) -> Any:
     """What torch.save has written to an open file of that path; executes nothing in it."""
     file.seek(0)
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+        if not all(map(is_plain, tree_leaves(contents))):
+            raise ValueError("a tensor has no real number at each place")
+        return contents
     except NOT_A_CHECKPOINT as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
@@ -112,19 +122,23 @@ def unpickled(file: BinaryIO, path: Path) -> Any:
 
 def check_contents(contents: dict, fields: dict[str, type], path: Path) -> None:
     """Raise InputError unless contents have these fields, of the right types."""
-    wrong = [field for field, kind in fields.items() if not is_of_type(contents.get(field), kind)]
-    if not wrong:
-        tensors = contents["parameters"]
-        wrong = [name for name, x in tensors.items() if not is_dense(x)]
-    if wrong:
-        raise InputError(
-            f"{path} lacks {', '.join(wrong)}, or holds them in a wrong type; it is damaged; {MEND}"
-        )
+    for field, kind in fields.items():
+        value = contents.get(field)
+        if not is_of_type(value, kind):
+            found = type(value).__name__ if field in contents else "absent"
+            raise InputError(f"{path}: {field} is {found}, expected {kind.__name__}; {FOREIGN}")
+    for name, x in contents["parameters"].items():
+        is_named = isinstance(name, str) and isinstance(x, torch.Tensor)
+        if not (is_named and x.is_floating_point()):
+            raise InputError(f"{path}: parameter {name!r} is no tensor of floats; {FOREIGN}")
 
 
-def is_dense(x: object) -> bool:
-    """Whether x is a tensor with a number at each place."""
-    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+def is_plain(x: object) -> bool:
+    """Whether x is no tensor, or one with a real number at each place."""
+    if not isinstance(x, torch.Tensor):
+        return True
+    is_stored = x.layout == torch.strided and x.device.type == "cpu"
+    return is_stored and not (x.is_quantized or x.is_complex())
 
 
 def load_exported(folder: str | Path) -> dict | None:
@@ -202,7 +216,10 @@ def check_tokenizer(tokenizer: Tokenizer, checkpoint: dict, path: str | Path) ->
 
 
 def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) -> None:
-    """Load a checkpoint's parameters; raises InputError that names the first that differs."""
+    """Load a checkpoint's parameters.
+
+    Raises InputError that names the first of another shape, or with a NaN.
+    """
     expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     given = {name: tuple(x.shape) for name, x in parameters.items()}
     for name in sorted(expected.keys() | given.keys()):
@@ -210,6 +227,9 @@ def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) 
         theirs = given.get(name, "absent")
         if ours != theirs:
             raise InputError(f"{path} does not fit the model: {name} should be {ours}, is {theirs}")
+        if not parameters[name].isfinite().all():
+            advice = "give another, or another --checkpoint, or train again"
+            raise InputError(f"{path}: {name} has NaN or infinite values; {advice}")
     model.load_state_dict(parameters)
 
 
@@ -239,13 +259,6 @@ def open_model(
     if config != settings.model_config:  # other sizes may need fewer parameters
         parameters = those_needed(model, parameters, path)
     load_parameters(model, parameters, path)
-    for name, values in model.state_dict().items():
-        if not values.isfinite().all():
-            raise InputError(
-                f"{path}: {name} has NaN or infinite values; "
-                "give another --checkpoint, or train again"
-            )
-
     tokenizer = run_tokenizer(Path(path), settings.data)
     check_tokenizer(tokenizer, contents, path)
     return model.eval(), tokenizer

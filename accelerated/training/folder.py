@@ -6,14 +6,17 @@ file. It does not import torch.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import UNFINISHED, disk_errors, written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
+CHECKPOINTS = ("checkpoint.pt", "best.pt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.tiktoken")  # one of them, if it has no name
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
 ADVICE = "make it writable, then --resume"
@@ -22,6 +25,24 @@ ADVICE = "make it writable, then --resume"
 def checkpoint_path(run: str | Path) -> Path:
     """The path of a run folder's last checkpoint."""
     return Path(run) / "checkpoint.pt"
+
+
+def check_new(run: Path) -> None:
+    """Raise InputError unless a run can begin in a folder: nothing in it would be replaced.
+
+    It is new, or empty, or a start was killed there before its first checkpoint.
+    """
+    if not run.is_dir():
+        return
+    names = {path.name for path in run.iterdir() if not UNFINISHED.fullmatch(path.name)}
+    if LOCK in names:
+        names -= {LOCK, *TOKENIZERS}
+    if not names:
+        return
+    advice = "give a folder that is new or empty"
+    if not names.isdisjoint(CHECKPOINTS):
+        advice += f", or --resume {shlex.quote(str(run))}"
+    raise InputError(f"--out {run} already holds {min(names)}, and nothing is replaced; {advice}")
 
 
 def chosen_checkpoint(run: str | Path, name: str) -> Path:
@@ -93,18 +114,23 @@ def is_finished(run: str | Path, step: int) -> bool:
 
 
 class Log:
-    """Writes a run's metrics.jsonl, in the first of several processes alone.
+    """Writes a run's metrics.jsonl, in the first of several processes alone."""
 
-    If the run resumes at `step`, the lines of later steps are dropped first.
-    """
-
-    def __init__(self, run: Path, step: float = 0, writing: bool = True):
+    def __init__(self, run: Path, writing: bool = True):
         self.path = run / METRICS
         self.writing = writing
-        if writing:
-            kept = [record for record in read_metrics(run) if record["step"] <= step]
-            with written_whole(self.path, ADVICE) as temporary:
-                temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+    def drop_after(self, step: int, validated: bool) -> None:
+        """Drop the lines of later steps, and that step's validation unless it was `validated`."""
+        if not self.writing:
+            return
+        kept = []
+        for record in read_metrics(self.path.parent):
+            is_redone = record["step"] == step and "validation_loss" in record and not validated
+            if record["step"] <= step and not is_redone:
+                kept.append(json.dumps(record) + "\n")
+        with written_whole(self.path, ADVICE) as temporary:
+            temporary.write_text("".join(kept))
 
     def write(self, **record: float) -> None:
         """Write one line."""

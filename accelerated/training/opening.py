@@ -32,7 +32,7 @@ from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import Model, computing_in, overlap_of, repeat_lane
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, parameter_type
-from accelerated.training.folder import LOCK, Log, checkpoint_path, write_settings
+from accelerated.training.folder import LOCK, Log, check_new, checkpoint_path, write_settings
 from accelerated.training.optimization import TrainedModel, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
@@ -125,12 +125,14 @@ def own_folder(start: Start) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {folder}; wait until it ends, or give another folder"
     with locked(folder / LOCK, busy):
-        remove_unfinished(folder)
         if path.is_file() and path.stat().st_mtime != start.written:
             raise InputError(
                 f"another train.py has written {path} meanwhile; "
                 "give the command again, or another --out"
             )
+        if not start.resumed:
+            check_new(folder)
+        remove_unfinished(folder)
         yield
 
 
@@ -244,7 +246,6 @@ def build(
     load_weights_of(start, model)
 
     first = process.rank() == 0
-    step = start.resumed.contents["step"] if start.resumed else 0
     run = Run(
         settings=settings,
         folder=start.folder,
@@ -258,16 +259,17 @@ def build(
         trained=TrainedModel(model, training),
         optimizer=make_optimizer(model, training),
         state=state,
-        log=Log(start.folder, step, first),
+        log=Log(start.folder, first),
         plain=plain_model(start, model),
     )
     if start.resumed:
         run.restore(start.resumed.contents, start.resumed.path)
+        run.log.drop_after(run.step, validated=not run.validation_due)
+    else:
+        run.save()  # first of all: the folder of a run always has a checkpoint
     if first:
         write_settings(start.folder, settings_contents(settings))
         introduce(run)
-    if not training.steps:
-        run.save()
     start.resumed = None  # frees the tensors
     start.initial = None
     return run

@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import itertools
 import os
-import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.parser import OptionParser
 from accelerated.training.fields import add_data_dir, add_options, changed, field_help
-from accelerated.training.folder import WEIGHTS, checkpoint_path, is_finished
+from accelerated.training.folder import check_new, checkpoint_path, is_finished
 from accelerated.training.settings import (
     PREFIXES,
     Settings,
@@ -268,17 +267,13 @@ def vocabulary_of(data: DataConfig) -> int:
 def new_folder(out: str | None, settings: Settings) -> Path:
     """The folder of a new run: --out, or else runs/MODEL-DATA-1, -2 ...
 
-    Raises InputError if --out already holds a run, or weights.
+    Raises InputError if --out already holds a run, or anything else.
     """
     if out is None:
         stem = f"runs/{settings.model}-{Path(settings.data.data).stem}"
         folders = (Path(f"{stem}-{number}") for number in itertools.count(1))
         return next(folder for folder in folders if not folder.exists())
-    if checkpoint_path(out).exists() or (Path(out) / WEIGHTS).exists():
-        raise InputError(
-            f"--out {out} already holds a run or weights; "
-            f"give another, or, if a run, --resume {shlex.quote(out)}"
-        )
+    check_new(Path(out))
     return Path(out)
 
 

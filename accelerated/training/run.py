@@ -23,7 +23,7 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import Model, State, computing_in, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import MEND, load_moments, save_checkpoint
+from accelerated.training.checkpoint import FOREIGN, load_moments, save_checkpoint
 from accelerated.training.folder import Log
 from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
@@ -70,7 +70,7 @@ class Run:
     tokens: int = 0  # read since the run was opened, padding and overlaps included
 
     save_due: bool = False  # after the next update
-    validation_due: bool = False  # after the next update
+    validation_due: bool = False  # after the next update, or after the checkpoint that is resumed
     score: Score | None = None  # of the last validation
     best: float = math.inf  # lowest validation loss in bits per byte
     is_best: bool = False  # whether the last validation is the best so far, and not yet saved
@@ -221,7 +221,7 @@ class Run:
             "tokenizer": self.tokenizer.fingerprint,
             "best": self.best,
             "gradient_norm": self.gradient_norm,
-            "pending": (self.nats, self.scored, self.text_bytes),
+            "pending": (self.nats, self.scored, self.text_bytes, self.validation_due),
         }
         if process.rank() == 0:
             if self.is_best:  # first: a kill may come
@@ -242,10 +242,10 @@ class Run:
             torch.set_rng_state(contents["random"].cpu())
             self.reader.seek(contents["lanes"])
             load_moments(self.optimizer, contents["optimizer"])
-            self.nats, self.scored, self.text_bytes = contents["pending"]
+            self.nats, self.scored, self.text_bytes, self.validation_due = contents["pending"]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
-                f"{path} holds what does not fit this run ({error}); it is damaged; {MEND}"
+                f"{path} holds what does not fit this run ({error}); {FOREIGN}"
             ) from None
         own_lanes = process.own_lanes(training.batch)
         self.state = state_from(self.state, [x[own_lanes].clone() for x in contents["state"]])

@@ -315,7 +315,7 @@ EMPTY_CHECKPOINT = {
     "random": torch.zeros(1),
     "best": math.inf,
     "gradient_norm": math.nan,
-    "pending": (0.0, 0, 0),
+    "pending": (0.0, 0, 0, False),
 }
 
 

@@ -94,7 +94,8 @@ def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_kill
         "next_segments",
         call=2,
     )
-    stale = run / "best.pt.writing"
+    stale = run / "best.pt.0123abcd.writing"
+    (run / "a novel.writing").write_text("not ours")
     stale.write_text("half")
     assert refusal(train, "--resume", run).startswith(
         f"another train.py is writing to {run}; wait until it ends, or give another"
@@ -103,6 +104,20 @@ def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_kill
     assert stale.exists() and saved(run)["step"] == 1 and killed(writing)
     train("--resume", run)
     assert saved(run)["step"] == 3 and not stale.exists()
+    assert (run / "a novel.writing").exists()
+
+
+def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch, capsys):
+    """What runs, exports and the cache write there is no part of the text: nor later, nor moved."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("memformer", "compressive"):
+        shutil.copy(ROOT / "reference" / f"{name}.py", f"{name}.txt")
+    options = [*SAFE, "--data", ".", "--data-dir", "cache"]
+    train(*options, "--steps", 2, "--out", "runs/cut")
+    train(*options, "--steps", 4, "--out", "whole")
+    train("--resume", "runs/cut", "--steps", 4, "--data-dir", "cache")
+    assert "runs, weights and caches in it are not read, such as" in capsys.readouterr().err
+    assert not differences(tmp_path / "whole", tmp_path / "runs/cut", besides=["metrics.jsonl"])
 
 
 def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
@@ -237,9 +252,10 @@ def test_a_checkpoint_that_lies_is_refused(trained):
         for number, change in enumerate(changes):
             save_checkpoint(path, right | {field: change(right[field])})
             before, line = path.read_bytes(), refusal(train, "--resume", trained, "--steps", 3)
-            assert (
-                "holds what does not fit this run (" in line and "it is damaged; remove it" in line
-            ), (field, number)
+            assert "holds what does not fit this run (" in line and "another program or" in line, (
+                field,
+                number,
+            )
             assert path.read_bytes() == before, (field, number)
     groups = [
         group | {"betas": None} for group in right["optimizer"]["param_groups"]

@@ -144,7 +144,7 @@ def test_a_parameter_that_is_nan_is_named(runs, tmp_path, capsys):
         parameters[name].view(-1)[-1] = math.nan
 
     run = with_parameters(runs.recurrent, tmp_path, spoil)
-    words = f"{name} has NaN or infinite values; give another --checkpoint"
+    words = f"{name} has NaN or infinite values; give another, or another"
     assert words in refused(capsys, "score", run)
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -229,13 +230,13 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, saves, stop
     """
     options = [*programs.COMPRESSIVE, "--data", text, *BRIEF, *GATHERING, "--log-every", 1]
     train(*options, "--out", tmp_path / "whole")
-    assert saves == [5, 7]
+    assert saves == [0, 5, 7]
     saves.clear()
     stop_at(4)
     train(*options, "--out", tmp_path / "cut")
     stop_at(None)
     train("--resume", tmp_path / "cut")
-    assert saves == [5, 7]
+    assert saves == [0, 5, 7]
     assert not differences(tmp_path / "whole", tmp_path / "cut")
     norms = [record.get("gradient_norm") for record in read_metrics(tmp_path / "cut")][:7]
     assert norms[2:4] == [norms[1]] * 2, "between updates it is the last one's"
@@ -253,9 +254,21 @@ def test_before_the_first_update_there_is_no_gradients_norm(text, tmp_path):
 def test_a_validation_asks_for_a_checkpoint_and_waits_for_the_update(text, tmp_path, saves):
     options = [*programs.COMPRESSIVE, "--data", text, *BRIEF, "--update-every", 4, "--steps", 6]
     train(*options, "--validate-every", 3, "--out", tmp_path / "run")
-    assert saves == [4, 6]
+    assert saves == [0, 4, 4, 6, 6], "before each validation and after it"
     validated = [r["step"] for r in read_metrics(tmp_path / "run") if "validation_loss" in r]
     assert validated == [4, 6, 6], "and the last report"
+
+
+def test_what_was_trained_is_saved_before_it_is_validated(text, tmp_path, monkeypatch):
+    """A validation may fail; it comes again when the run is resumed, and is logged once."""
+    options = [*programs.COMPRESSIVE, "--data", text, *BRIEF, "--steps", 4, "--validate-every", 2]
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(training_script.score, "evaluate", Mock(side_effect=MemoryError))
+        train(*options, "--out", tmp_path / "cut")
+    assert saved(tmp_path / "cut")["step"] == 2
+    train("--resume", tmp_path / "cut")
+    train(*options, "--out", tmp_path / "whole")
+    assert not differences(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("model", OPTIONS)
@@ -389,7 +402,7 @@ def test_a_resumed_run_does_not_forget_its_best(text, tmp_path, monkeypatch):
     assert not bits
     assert load_checkpoint(run / "best.pt")["step"] == 4
     assert saved(run)["best"] == pytest.approx(3.0)
-    assert names[:3] == ["checkpoint", "best", "checkpoint"]
+    assert names[:5] == [*["checkpoint"] * 3, "best", "checkpoint"]
     steps = [record["step"] for record in read_metrics(run)]
     expected = [2, 2, 4, 4, 6, 6, 8, 8, 8, 9, 9, 9]
     assert steps == expected, "a line before each validation; then the report"

@@ -256,7 +256,7 @@ def check_steps(run, steps):
     """Hold a run to the steps that are written out, in order: the first difference is the cause."""
     logged = {record["step"]: record for record in run.log if "loss" in record}
     assert [*logged] == [*STEPS], "metrics.jsonl has a line for each step"
-    assert [*run.kept] == [*UPDATES], "a checkpoint is written after each update"
+    assert [*run.kept] == [0, *UPDATES], "a checkpoint is written before all, and after updates"
     for number, step in zip(STEPS, steps, strict=True):
         for name, value in step.logged.items():
             check(number, name, logged[number][name], value)

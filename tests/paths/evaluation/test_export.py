@@ -90,5 +90,7 @@ def test_nothing_is_overwritten(text, tmp_path, capsys):
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for there in (text, folder, run):
         assert "nothing is overwritten" in refused(capsys, "export", run, there)
-    assert "already holds a run or weights" in refusal(train, "--init", folder, "--out", folder)
+    assert "already holds config.json, and nothing is replaced" in refusal(
+        train, "--init", folder, "--out", folder
+    )
     assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -72,11 +72,13 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     assert "no checkpoint at" in refusal(load_checkpoint, path)
+    (tmp_path / "best.pt").touch()
+    assert f"copy {tmp_path}/best.pt to it, or give a" in refusal(load_checkpoint, path)
     for words, content in OTHER_FILES.items():
         path.write_bytes(content)
         assert words in refusal(load_checkpoint, path)
     save_checkpoint(path, {"step": 3})
-    assert "lacks model, " in refusal(load_checkpoint, path)
+    assert "model is absent, expected str; another program" in refusal(load_checkpoint, path)
     assert not (tmp_path / "executed").exists()
 
 
@@ -86,7 +88,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path):
     save_checkpoint(path, CONTENTS)
     content = path.read_bytes()
     end = len(content) - 90
-    words = r"is damaged: its (checksum is wrong|end is not a checksum); remove it and copy"
+    words = r"is damaged: its (checksum is wrong|end is not a checksum); copy the run's"
     for at in (*rng.integers(end, size=20), *range(end, len(content), 5)):
         flipped = content[at] ^ 1 << rng.integers(8)
         path.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
@@ -100,7 +102,7 @@ WRONG = {  # {field: values of a wrong type}
     "data": ([],),
     "recall": ([],),
     "tasks": ([],),
-    "parameters": ([], {"w": 1.0}),
+    "parameters": ([], {"w": 1.0}, {"w": torch.ones(2, dtype=torch.int64)}, {3: torch.ones(2)}),
     "step": (3.0, True),
     "corpus": (None,),
     "tokenizer": (1,),
@@ -120,8 +122,29 @@ def test_fields_of_a_wrong_type_are_refused(tmp_path):
     for field, values in WRONG.items():
         for value in values:
             save_checkpoint(path, CONTENTS | {field: value})
-            words = "in a wrong type; it is damaged"
-            assert words in refusal(load_checkpoint, path), (field, value)
+            line = refusal(load_checkpoint, path)
+            assert line.startswith(f"{path}: {field}"[:-1]), (field, value)
+            assert "another program or release wrote it; train again with another" in line
+
+
+NO_NUMBERS = {
+    "meta": lambda x: x.to("meta"),
+    "sparse": torch.Tensor.to_sparse,
+    "complex": lambda x: x.to(torch.complex64),
+    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_numbers_is_refused(tmp_path, kind):
+    """Wherever it is: among the parameters, the moments of the optimiser, the state."""
+    path = tmp_path / "c.pt"
+    tensor = NO_NUMBERS[kind](torch.ones(2))
+    for change in ({"parameters": {"w": tensor}}, {"state": (tensor,)}, {"optimizer": {0: tensor}}):
+        save_checkpoint(path, CONTENTS | change)
+        words = "a tensor has no real number at each place"
+        assert words in refusal(load_checkpoint, path), change
 
 
 def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
@@ -142,7 +165,7 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     assert opened()["step"] == 1
     for field, value in (("model", ["memformer"]), ("step", "1"), ("model_config", [])):
         line = refusal(lambda change: opened(**change), {field: value})
-        assert f"lacks {field}, or holds them in a wrong type" in line
+        assert f"config.json: {field} is " in line and "expected" in line
     for part, values, words in (
         ("model_config", {"dropout": True}, "cannot use: dropout is True, expected float"),
         ("recall", {"pairs": [4]}, "cannot use: pairs is (4,), expected int"),
@@ -154,13 +177,17 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     assert words in refusal(load_exported, tmp_path)
 
 
-def test_parameters_of_another_shape_are_refused():
+def test_parameters_of_another_shape_or_with_nan_are_refused():
     model, weight, bias = torch.nn.Linear(3, 2), torch.zeros(2, 3), torch.zeros(2)
     before = model.weight.clone()
     for parameters, words in (
         ({"weight": torch.zeros(2, 4), "bias": bias}, "weight should be (2, 3), is (2, 4)"),
         ({"weight": weight}, "bias should be (2,), is absent"),
         ({"weight": weight, "bias": bias, "extra": bias}, "extra should be absent"),
+        (
+            {"weight": weight, "bias": bias / 0},
+            "run: bias has NaN or infinite values; give another",
+        ),
     ):
         assert words in refusal(load_parameters, model, parameters, "run")
     assert torch.equal(model.weight, before)

@@ -1,5 +1,6 @@
 """The measurements of a run: means weighted by tokens, lines that a resumed run drops."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -53,10 +54,19 @@ def test_a_validation_has_its_units(tmp_path):
     )
 
 
-def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
-    """It also drops a line that a crash cut off; another process than the first writes nothing."""
-    lines = '{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo'
-    (tmp_path / "metrics.jsonl").write_text(lines)
-    for writing, expected in ((False, [(6, 2.0), (7, 1.0)]), (True, [(6, 2.0), (7, 3.0)])):
-        Log(tmp_path, step=6, writing=writing).write(step=7, loss=3.0)
-        assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path, validated):
+    """It also drops a line that a crash cut off; another process than the first writes nothing.
+
+    A validation that comes again is logged once.
+    """
+    records = [{"step": 6, "loss": 2.0}, {"step": 6, "validation_loss": 1.5}]
+    lines = "".join(json.dumps(record) + "\n" for record in [*records, {"step": 7, "loss": 1.0}])
+    (tmp_path / "metrics.jsonl").write_text(f'{lines}{{"step": 8, "lo')
+    for writing in (False, True):
+        log = Log(tmp_path, writing)
+        log.drop_after(6, validated)
+        log.write(step=7, loss=3.0)
+        later = {"step": 7, "loss": 3.0 if writing else 1.0}
+        kept = records if validated or not writing else records[:1]
+        assert read_metrics(tmp_path) == [*kept, later]

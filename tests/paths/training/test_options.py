@@ -280,4 +280,25 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     keep(chosen("--data recall"), tmp_path / "runs" / "block_recurrent-recall-1")
     assert parse("--data recall")[1].folder.name == "block_recurrent-recall-2"
     line = refused("--data recall --out runs/block_recurrent-recall-1")
-    assert "already holds a run" in line
+    assert "already holds checkpoint.pt, and nothing is replaced; give a folder that is" in line
+    assert line.endswith("new or empty, or --resume runs/block_recurrent-recall-1")
+
+
+OTHERS = ["best.pt", "metrics.jsonl", "config.json", "notes.txt.writing", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_new_run_begins_in_a_folder_that_is_new_or_empty(tmp_path, name):
+    """Else it would replace what stands there: of a run without its checkpoint, or of others.
+
+    A start that was killed before its first checkpoint has left a lock, perhaps a tokenizer.
+    """
+    argv = f"--data recall --out {tmp_path}"
+    parse(argv)
+    for left in (".lock", "tokenizer.tiktoken", "checkpoint.pt.0123abcd.writing"):
+        (tmp_path / left).touch()
+    parse(argv)
+    (tmp_path / "tokenizer.tiktoken").rename(tmp_path / name)
+    if name == "tokenizer.json":
+        (tmp_path / ".lock").unlink()
+    assert f"already holds {name}, and nothing is replaced; give" in refused(argv)
