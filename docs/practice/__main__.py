@@ -1,0 +1,87 @@
+"""python -m docs.practice: where you stand. With names of files or tasks, what is wrong with them.
+
+`--copy FOLDER` makes a folder of your own. Needs NumPy, pytest and Hypothesis, and no torch.
+Exit code 0 if all that was named is done, 1 if not, 2 for bad input.
+"""
+
+import argparse
+import difflib
+import shutil
+import sys
+from pathlib import Path
+
+from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file, tasks_of
+
+
+class Mistaken(Exception):
+    """Bad input; the message says what to do."""
+
+
+def copy_to(folder: Path) -> None:
+    """Copy the files that the reader fills in, and the test; nothing is overwritten."""
+    if folder.exists():
+        raise Mistaken(f"--copy {folder}: it exists; give the name of a new folder")
+    shutil.copytree(BEGIN, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HERE / "test_practice.py", folder)
+    count = sum(len(tasks_of(file)) for file in FILES)
+    print(f"{folder} has {count} tasks in {len(FILES)} files. Begin with {folder}/common.py, then:")
+    print(f"  python -m docs.practice --in {folder} common")
+
+
+def files_and_tasks(names: list[str]) -> list[tuple[str, str]]:
+    """[(file, task or "")] of names such as memformer, memformer.slot_scores, slot_scores."""
+    known = {}
+    for file in FILES:
+        known[file] = (file, "")
+        for task in tasks_of(file):
+            known[task.name] = known[f"{file}.{task.name}"] = (file, task.name)
+    chosen = []
+    for name in names or FILES:
+        word = Path(name).name.removesuffix(".py")
+        if word not in known:
+            nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
+            raise Mistaken(f"{name} is no file or task; the nearest is {nearest}")
+        chosen.append(known[word])
+    return chosen
+
+
+def report(file: str, verdicts: list[Verdict], whole: bool) -> None:
+    """Print a line for each task; whole: with all that is said of it."""
+    done = sum(verdict.status == "done" for verdict in verdicts)
+    print(f"{file}: {done} of {len(verdicts)} done")
+    for verdict in verdicts:
+        print(f"  {verdict.task:<26}{verdict.status}")
+        for line in verdict.lines if whole else verdict.lines[:1]:
+            print(f"      {line}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser("python -m docs.practice", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a file or a task (default: all)")
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="make a folder of your own")
+    where = "where your files are (default: those in docs/practice/begin)"
+    parser.add_argument(
+        "--in", type=Path, metavar="FOLDER", dest="folder", default=BEGIN, help=where
+    )
+    options = parser.parse_args(argv)
+    try:
+        if options.copy:
+            copy_to(options.copy)
+            return 0
+        if not options.folder.is_dir():
+            raise Mistaken(f"--in {options.folder}: no such folder; --copy makes it")
+        chosen = files_and_tasks(options.names)
+    except Mistaken as mistaken:
+        print(f"docs.practice: {mistaken}", file=sys.stderr)
+        return 2
+    all_done = True
+    for file, task in chosen:
+        verdicts = judge_file(options.folder, file, task)
+        report(file, verdicts, whole=bool(options.names))
+        all_done &= all(verdict.status == "done" for verdict in verdicts)
+    return 0 if all_done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""The judge's side of begin/memformer.py: right answers from the reference, inputs, terms.
+
+Nothing here is shown to the reader; memformer.txt has the mistakes.
+"""
+
+import weakref
+
+import numpy as np
+
+from docs.practice.tasks import Task, normal
+from reference import memformer as reference
+
+SLOT_SIZES = {"B": (1, 3), "H": (1, 4), "S": (1, 6), "N": (1, 7), "E": (1, 8)}
+
+
+# ----------------------------------------------------------------------------
+# writing memory
+def slot_scores(query, self_key, key, retention, readable):
+    mask = reference.readable_mask(readable)
+    scores, _ = reference.slot_scores_forward(query, self_key, key, retention, mask)
+    return scores
+
+
+def slot_inputs(rng, B, H, S, N, E):
+    """Queries and keys; some tokens are padding."""
+    return {
+        "query": normal(rng, B, H, S, E),
+        "self_key": normal(rng, B, H, S, E),
+        "key": normal(rng, B, H, N, E),
+        "retention": normal(rng, H),
+        "readable": rng.random((B, N)) < 0.7,
+    }
+
+
+def slot_attention(scores, slots, value):
+    new, _ = reference.slot_mean_forward(scores, slots, value)
+    return new
+
+
+def mean_inputs(rng, B, H, S, N, E):
+    """Scores, now and then large or -inf, and the slots and values that they weigh."""
+    large = 1000 * rng.integers(0, 2)
+    return {
+        "scores": hidden_scores(rng, B, H, S, N) + large,
+        "slots": normal(rng, B, H, S, E),
+        "value": normal(rng, B, H, N, E),
+    }
+
+
+def hidden_scores(rng, B, H, S, N):
+    """Scores of 1 + N keys, some of which are hidden, never the first."""
+    scores = normal(rng, B, H, S, 1 + N)
+    scores[..., 1:][rng.random((B, H, S, N)) < 0.2] = -np.inf
+    return scores
+
+
+def mean_terms(scores, slots, value):
+    weights, _ = reference.softmax_forward(scores)
+    itself = weights[..., :1] * slots
+    others = weights[..., 1:] @ value
+    return {"new": {"a_* m, the slot itself": itself, "sum_j a_j v_j, the values": others}}
+
+
+def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
+    dscores, dslots, dvalue = reference.slot_mean_backward(dnew, (weights, slots, value))
+    cache = (query, self_key, key)
+    dquery, dself_key, dkey, dretention = reference.slot_scores_backward(dscores, cache)
+    return dquery, dself_key, dkey, dslots, dvalue, dretention
+
+
+def backward_inputs(rng, B, H, S, N, E):
+    """What the backward needs, with some keys hidden."""
+    weights, _ = reference.softmax_forward(hidden_scores(rng, B, H, S, N))
+    return {
+        "dnew": normal(rng, B, H, S, E + 1),
+        "query": normal(rng, B, H, S, E),
+        "self_key": normal(rng, B, H, S, E),
+        "key": normal(rng, B, H, N, E),
+        "slots": normal(rng, B, H, S, E + 1),
+        "value": normal(rng, B, H, N, E + 1),
+        "weights": weights,
+    }
+
+
+def backward_terms(dnew, query, self_key, key, slots, value, weights):
+    dscores, _, _ = reference.slot_mean_backward(dnew, (weights, slots, value))
+    scale = query.shape[-1] ** -0.5
+    by_itself = dscores[..., :1] * self_key * scale
+    by_others = dscores[..., 1:] @ key * scale
+    return {"dquery": {"dz_* k_* / sqrt(E)": by_itself, "sum_j dz_j k_j / sqrt(E)": by_others}}
+
+
+# ----------------------------------------------------------------------------
+# relative positions
+def simplified_attention(query, key, value, positions):
+    m = len(positions) // 2
+    distances = np.arange(-m, m + 1)
+    everything = np.ones((1, 1, 1, 1), bool)
+    p = {"positions": positions}
+    out, _ = reference.simplified_attention_forward(
+        p, query, key, value, distances, everything, 0.0, None
+    )
+    return out
+
+
+def position_inputs(rng, B, H, N, E, m):
+    """Queries, keys and values of N tokens, and the rows of R."""
+    rows = (B, H, N, E)
+    return {
+        "query": normal(rng, *rows),
+        "key": normal(rng, *rows),
+        "value": normal(rng, *rows),
+        "positions": normal(rng, 2 * m + 1, E),
+    }
+
+
+def position_terms(query, key, value, positions):
+    whole = simplified_attention(query, key, value, positions)
+    by_position = simplified_attention(query, key, 0 * value, positions)
+    by_value = whole - by_position
+    return {"out": {"sum_j a_ij v_j (Eq. 4)": by_value, "sum_j a_ij R_{i-j} (Eq. 4)": by_position}}
+
+
+# ----------------------------------------------------------------------------
+# a step and a document
+def step(tokens, memory, previous, encode, write, decode):
+    encodings = encode(previous, memory)
+    next_memory = write(memory, encodings)
+    logits = decode(tokens, encodings)
+    return logits, next_memory, tokens
+
+
+def step_inputs(rng, B, N, S, D, V):
+    """Tokens, a memory, and three small functions in the places of the networks."""
+    vectors = normal(rng, V, D)
+    output = normal(rng, D, V)
+    mixing = normal(rng, S, N)
+
+    def encode(tokens, memory):
+        return vectors[tokens] + np.tanh(memory).sum(1, keepdims=True)
+
+    def write(memory, encodings):
+        return np.tanh(0.5 * memory + mixing @ encodings)
+
+    def decode(tokens, encodings):
+        return (vectors[tokens] + 2 * encodings.mean(1, keepdims=True)) @ output
+
+    return {
+        "tokens": rng.integers(V, size=(B, N)),
+        "memory": normal(rng, B, S, D),
+        "previous": rng.integers(V, size=(B, N)),
+        "encode": encode,
+        "write": write,
+        "decode": decode,
+    }
+
+
+def document_start_backward(starts, dread):
+    starting = starts[:, None, None]
+    dinitial = np.where(starting, dread, 0.0).sum(0)
+    dcarried = np.where(starting, 0.0, dread)
+    return dinitial, dcarried
+
+
+def start_inputs(rng, B, S, D):
+    """Some lanes start."""
+    return {"starts": rng.random(B) < 0.5, "dread": normal(rng, B, S, D)}
+
+
+# ----------------------------------------------------------------------------
+# memory replay
+def memory_replay(segments, memory, advance, forward, backward):
+    memories = [memory]
+    for segment in segments[:-1]:
+        memories.append(advance(segment, memories[-1]))
+    loss = 0.0
+    dweight = 0.0
+    dmemory = np.zeros_like(memory)
+    for segment in reversed(segments):
+        before = memories.pop()
+        part, _, cache = forward(segment, before)
+        more, dmemory = backward(cache, dmemory)
+        cache = None
+        loss = loss + part
+        dweight = dweight + more
+    return loss, dweight, dmemory
+
+
+class Cache:
+    """What a forward keeps; the judge counts those alive."""
+
+    def __init__(self, segment, memory, after):
+        self.kept = (segment, memory, after)
+
+
+class Network:
+    """M' = tanh(M W + x), loss = sum of M' y."""
+
+    def __init__(self, weight):
+        self.weight = weight
+        self.alive = 0
+        self.most_alive = 0
+
+    def advance(self, segment, memory):
+        x, _ = segment
+        return np.tanh(memory @ self.weight + x)
+
+    def forward(self, segment, memory):
+        _, y = segment
+        after = self.advance(segment, memory)
+        cache = Cache(segment, memory, after)
+        self.alive += 1
+        self.most_alive = max(self.most_alive, self.alive)
+        weakref.finalize(cache, self.forget)
+        return (after * y).sum(), after, cache
+
+    def forget(self):
+        self.alive -= 1
+
+    def backward(self, cache, dnext_memory):
+        segment, memory, after = cache.kept
+        _, y = segment
+        dbefore = (dnext_memory + y) * (1 - after**2)
+        dweight = np.einsum("bsd,bse->de", memory, dbefore)
+        return dweight, dbefore @ self.weight.T
+
+
+def replay_inputs(rng, K, B, S, D):
+    """K segments (x, y) and a first memory."""
+    segments = [(normal(rng, B, S, D), normal(rng, B, S, D)) for _ in range(K)]
+    return {"segments": segments, "memory": normal(rng, B, S, D), "weight": normal(rng, D, D)}
+
+
+def call_with_network(answer, given):
+    """The answer's results, and how many caches it kept at once."""
+    network = Network(given["weight"])
+    returned = answer(
+        given["segments"], given["memory"], network.advance, network.forward, network.backward
+    )
+    return (*returned, network.most_alive) if isinstance(returned, tuple) else returned
+
+
+CACHES = "it keeps more than one cache at once; memory replay stores memories, and no cache but one"
+TASKS = (
+    Task(
+        right=slot_scores,
+        returns={"scores": "B, H, S, 1 + N"},
+        sizes=SLOT_SIZES,
+        inputs=slot_inputs,
+    ),
+    Task(
+        right=slot_attention,
+        returns={"new": "B, H, S, D/H"},
+        sizes=SLOT_SIZES,
+        inputs=mean_inputs,
+        terms=mean_terms,
+    ),
+    Task(
+        right=slot_attention_backward,
+        returns={
+            "dquery": "B, H, S, E",
+            "dself_key": "B, H, S, E",
+            "dkey": "B, H, N, E",
+            "dslots": "B, H, S, D/H",
+            "dvalue": "B, H, N, D/H",
+            "dretention": "H",
+        },
+        sizes=SLOT_SIZES,
+        inputs=backward_inputs,
+        terms=backward_terms,
+    ),
+    Task(
+        right=simplified_attention,
+        returns={"out": "B, H, N, E"},
+        sizes={"B": (1, 3), "H": (1, 4), "N": (1, 7), "E": (1, 8), "m": (1, 4)},
+        inputs=position_inputs,
+        terms=position_terms,
+    ),
+    Task(
+        right=step,
+        returns={"logits": "B, N, V", "next memory": "B, S, D", "next previous": "B, N"},
+        sizes={"B": (1, 3), "N": (1, 5), "S": (1, 4), "D": (1, 6), "V": (2, 7)},
+        inputs=step_inputs,
+    ),
+    Task(
+        right=document_start_backward,
+        returns={"dinitial": "S, D", "dcarried": "B, S, D"},
+        sizes={"B": (1, 6), "S": (1, 4), "D": (1, 5)},
+        inputs=start_inputs,
+    ),
+    Task(
+        right=memory_replay,
+        returns={"loss": "", "dweight": "D, D", "dmemory": "B, S, D", CACHES: ""},
+        sizes={"K": (1, 5), "B": (1, 3), "S": (1, 4), "D": (1, 6)},
+        inputs=replay_inputs,
+        call=call_with_network,
+        also=CACHES,
+    ),
+)

@@ -1,0 +1,110 @@
+"""What the judge knows of a task, and how it makes well-known mistakes of the right answer.
+
+The files in judged/ list their tasks, in the order of learning. Beside each lies a text of
+mistakes: blocks of `task in function: sentence`, lines of the function after "- ", and what a
+mistaken reader writes instead after "+ ". The function is one of the judge's file or of the paper's
+reference.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+
+def nothing(**given) -> dict:
+    """No terms: the result is no sum."""
+    return {}
+
+
+def called_plainly(answer: Callable, given: dict) -> object:
+    """What an answer returns."""
+    return answer(**given)
+
+
+class Task(NamedTuple):
+    """A function that the reader writes."""
+
+    right: Callable  # called like the reader's, and so named; returns one result or a tuple
+    returns: dict  # {result: letters of its shape}, in order
+    sizes: dict  # {letter: (smallest, largest)}
+    inputs: Callable  # (rng, **sizes) -> {argument: value}
+    terms: Callable = nothing  # (**inputs) -> {result: {term of its sum: array}}
+    call: Callable = called_plainly  # (answer, inputs) -> results; it may add what else it sees
+    also: str = ""  # the name of a result that `call` adds: what is said if it is wrong
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.right.__name__
+
+
+class Mistake(NamedTuple):
+    """A text in a function on the way to the right answer, and what is written instead."""
+
+    task: str
+    function: str
+    sentence: str
+    old: str
+    new: str
+
+
+def blocks(path: Path) -> Iterator[Mistake]:
+    """The mistakes of a text; an empty line is between two."""
+    for block in path.read_text().strip().split("\n\n"):
+        head, *lines = block.splitlines()
+        names, _, sentence = head.partition(": ")
+        task, _, function = names.partition(" in ")
+        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+        yield Mistake(task, function or task, sentence, old, new)
+
+
+@functools.cache
+def mistaken(judged: ModuleType, task: str) -> list[tuple[str, Callable]]:
+    """[(sentence, answer)] of a task's well-known mistakes."""
+    path = Path(str(judged.__file__)).with_suffix(".txt")
+    found = []
+    for mistake in blocks(path):
+        if mistake.task == task:
+            found.append((mistake.sentence, getattr(with_mistake(judged, mistake), task)))
+    return found
+
+
+def with_mistake(judged: ModuleType, mistake: Mistake) -> ModuleType:
+    """The judge's file, with the mistake in it or in its reference."""
+    _, function, _, old, new = mistake
+    if hasattr(judged, function):
+        return changed(judged, function, old, new)
+    whole = changed(judged, mistake.task, "", "")
+    whole.reference = changed(judged.reference, function, old, new)  # type: ignore[attr-defined]
+    return whole
+
+
+def changed(module: ModuleType, function: str, old: str, new: str) -> ModuleType:
+    """A module with another text in a function; ValueError if the function does not have the old.
+
+    An empty old text changes nothing.
+    """
+    whole = inspect.getsource(module)
+    source = inspect.getsource(getattr(module, function))
+    if old not in source:
+        raise ValueError(f"{module.__name__}.{function} has no {old!r}")
+    text = whole.replace(source, source.replace(old, new)) if old else whole
+    copy = ModuleType(f"changed_{module.__name__}")
+    copy.__file__ = str(module.__file__)
+    sys.modules[copy.__name__] = copy  # dataclasses look there
+    try:
+        exec(compile(text, copy.__file__, "exec"), vars(copy))
+    finally:
+        del sys.modules[copy.__name__]
+    return copy
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random numbers of a shape."""
+    return rng.standard_normal(shape)

@@ -1,0 +1,81 @@
+"""Practice: right answers are accepted, planted wrong ones are refused, with their symptom.
+
+answers/NAME.txt has an answer for each task of a file, as a reader might write it. The blocks of
+NAME_planted.txt say what is to be written instead, and what must then be told.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from docs.practice import judging
+from docs.practice.__main__ import main
+from docs.practice.symptoms import drawing
+from docs.practice.tasks import blocks
+
+ROOT = Path(__file__).parents[2]
+ANSWERS = Path(__file__).parent / "answers"
+TASKS = [(file, task) for file in judging.FILES for task in judging.tasks_of(file)]
+ids = [task.name for _, task in TASKS]
+PLANTED = [
+    (file, mistake) for file in judging.FILES for mistake in blocks(ANSWERS / f"{file}_planted.txt")
+]
+
+
+def answered(file, name, old="", new=""):
+    """The answer of a task, with one text instead of another."""
+    text = (ANSWERS / f"{file}.txt").read_text()
+    before, function, rest = text.partition(f"def {name}(")
+    own, end, after = rest.partition("\n\n\n")
+    assert old in own, f"{name} has no {old!r}"
+    changed = own.replace(old, new) if old else own
+    names = {}
+    exec(compile(before + function + changed + end + after, file, "exec"), names)
+    return names[name]
+
+
+@pytest.mark.parametrize("file,task", TASKS, ids=ids)
+def test_a_right_answer_is_accepted(file, task):
+    assert judging.judge(task, answered(file, task.name)).lines == ()
+
+
+@pytest.mark.parametrize("file,planted", PLANTED, ids=lambda value: getattr(value, "task", value))
+def test_a_wrong_answer_is_refused_with_its_symptom(file, planted, monkeypatch):
+    monkeypatch.setattr(judging, "SECONDS", 1.0)
+    (task,) = (task for task in judging.tasks_of(file) if task.name == planted.task)
+    verdict = judging.judge(task, answered(file, planted.task, planted.old, planted.new))
+    assert verdict.status == "wrong"
+    assert planted.sentence in verdict.lines[0]
+
+
+def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp_path, capsys):
+    """One right answer, one that ends Python, one file that cannot be read; the rest not begun."""
+    mine = tmp_path / "mine"
+    assert main(["--copy", str(mine)]) == 0
+    assert main(["--copy", str(mine)]) == 2
+    shutil.copy(ANSWERS / "memformer.txt", mine / "memformer.py")
+    broken = (mine / "memformer.py").read_text().replace("e = encode", "exit(0); e = encode")
+    (mine / "memformer.py").write_text(broken)
+    capsys.readouterr()
+    assert main(["--in", str(mine), "memformer"]) == 1
+    printed = capsys.readouterr().out
+    assert "memformer: 6 of 7 done" in printed
+    assert "it raises SystemExit: 0 in line" in printed
+    assert main(["--in", str(mine), "slot_scors"]) == 2
+    assert "the nearest is slot_scores" in capsys.readouterr().err
+
+    (mine / "memformer.py").write_text("def slot_scores(:\n")
+    program = "import sys; sys.modules['torch'] = None; import pytest; sys.exit(pytest.main())"
+    command = [sys.executable, "-c", program, mine, "-p", "no:cacheprovider"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "memformer.py cannot be read: SyntaxError" in found.stdout
+    assert found.returncode == 1
+
+
+def test_masks_are_drawn_beside_each_other():
+    right = np.tri(2, 3, dtype=bool)
+    assert [*drawing(~right, right)] == ["yours  right", ".xx    x..", "..x    xx."]
