@@ -10,9 +10,13 @@ from pathlib import Path
 
 from accelerated.program.errors import InputError
 
-WIKITEXTS = ("wikitext-103", "wikitext-103-raw")
-CORPORA = ("stdlib", "recall", "enwik8", *WIKITEXTS, "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
+ON_THE_HUB = {  # the papers' sets that are read from there
+    "wikitext-103": "Salesforce/wikitext:wikitext-103-v1",
+    "wikitext-103-raw": "Salesforce/wikitext:wikitext-103-raw-v1",
+    "pg19": "emozilla/pg19",  # deepmind/pg19 itself is a script, which datasets 4 refuses
+}
+CORPORA = ("stdlib", "recall", "enwik8", *ON_THE_HUB)
 TASKS = ("continuation", "infilling", "recall")
 ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first are tiktoken's
     "bytes": 256,
@@ -119,7 +123,7 @@ def default_data_dir() -> Path:
 
 def is_opened_by_datasets(data: str) -> bool:
     """Whether the package datasets opens what --data names."""
-    return data.startswith(HUB) or data in WIKITEXTS
+    return data.startswith(HUB) or data in ON_THE_HUB
 
 
 def check_data(config: DataConfig) -> None:

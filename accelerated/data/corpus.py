@@ -171,15 +171,12 @@ def whole_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names, with all of its documents."""
     if data.data == "stdlib":
         return standard_library()
-    if data.data in ("enwik8", "pg19") or is_opened_by_datasets(data.data):
-        from accelerated.data import named_sets  # here: most runs need none of it
+    is_table = is_opened_by_datasets(data.data)
+    if data.data != "enwik8" and not is_table:
+        return source_of_path(data.data)
+    from accelerated.data import named_sets  # here: most runs need none of it
 
-        if data.data == "enwik8":
-            return named_sets.enwik8(data_dir / "enwik8")
-        if data.data == "pg19":
-            return named_sets.pg19(data_dir / "pg19")
-        return named_sets.table_source(data.data)
-    return source_of_path(data.data)
+    return named_sets.table_source(data.data) if is_table else named_sets.enwik8(data_dir)
 
 
 def first_documents(source: Source, count: int) -> Source:

@@ -3,33 +3,22 @@
 What is fetched is checked.
 """
 
-import base64
 import hashlib
 import http.client
-import json
 import re
-import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from accelerated.data.config import HUB, WIKITEXTS
-from accelerated.data.sources import (
-    SPLIT_NAMES,
-    Source,
-    Text,
-    source_of_path,
-    with_missing_splits,
-)
+from accelerated.data.config import HUB, ON_THE_HUB
+from accelerated.data.sources import SPLIT_NAMES, Source, Text, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, file_checksum, only_worker, written_whole
-from accelerated.program.progress import Progress
+from accelerated.program.files import file_checksum, only_worker, written_whole
 
 # Servers answer 403 to urllib's own name
 AGENT = {"User-Agent": "palimpsest (long-memory Transformers, for research)"}
@@ -39,28 +28,21 @@ ENWIK8 = "https://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes, of the papers' splits
 
-WIKITEXT = "Salesforce/wikitext"  # on the hub; both forms are its configurations NAME-v1
 # Of an article: a section has several =, and " = 5 = " is a formula
 HEADING = re.compile(rb" = (?!=)(?=.*[A-Za-z]).* = \n")
-
-PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names and MD5
-PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
-PG19_COPY = "hf:emozilla/pg19"  # the hub's deepmind/pg19 is a script, which datasets 4 refuses
-PG19_COUNTS = {"train": 28_602, "validation": 50, "test": 100}  # Compressive, Table 2
 
 
 def opened_by_datasets(data: str) -> dict[str, Any]:
     """Return {split: table with a column `text`} of what the package datasets opens.
 
-    That is WikiText-103, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or hf:FOLDER. The package keeps what
-    it has opened in HF_HOME. Raises InputError if there is no such column or no split train.
+    That is a set of ON_THE_HUB, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or hf:FOLDER. The package
+    keeps what it has opened in HF_HOME. Raises InputError if there is no such column or no split
+    train.
     """
     import datasets
 
-    path, _, config = data.removeprefix(HUB).partition(":")
-    if data in WIKITEXTS:
-        path = WIKITEXT
-        config = f"{data}-v1"
+    name = ON_THE_HUB.get(data, data.removeprefix(HUB))
+    path, _, config = name.partition(":")
     # Its errors are reported below, in one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
@@ -69,7 +51,7 @@ def opened_by_datasets(data: str) -> dict[str, Any]:
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
         advice = "check name, files and network"
-        if data in WIKITEXTS:
+        if data in ON_THE_HUB:
             advice += "; HF_ENDPOINT may name a mirror of the hub"
         raise InputError(f"--data {data}: {words}; {advice}") from None
 
@@ -100,7 +82,7 @@ def table_source(data: str) -> Source:
     def texts(split: str) -> Iterator[Text]:
         column = tables[split].select_columns("text")
         rows = ((row["text"] or "").encode(errors="replace") for row in column)
-        documents = articles(rows) if data in WIKITEXTS else rows
+        documents = articles(rows) if data.startswith("wikitext") else rows
         for number, document in enumerate(documents, start=1):
             yield Text(f"{split}:{number}", (partial(bytes, document),))
 
@@ -129,8 +111,9 @@ def articles(rows: Iterable[bytes]) -> Iterator[bytes]:
             yield b"".join(lines[start:stop])
 
 
-def enwik8(folder: Path) -> Source:
+def enwik8(data_dir: Path) -> Source:
     """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes."""
+    folder = data_dir / "enwik8"
     path = folder / "enwik8.zip"
     if not path.exists():
         with only_worker(folder, "fetching"):
@@ -150,74 +133,24 @@ def enwik8(folder: Path) -> Source:
     return Source("enwik8", (path,), lambda: texts)
 
 
-def pg19(folder: Path) -> Source:
-    """Project Gutenberg's books published before 1919; each is one document."""
-    there = {name: len(list((folder / name).glob("*.txt"))) for name in PG19_COUNTS}
-    if any(there[name] < count for name, count in PG19_COUNTS.items()):
-        with only_worker(folder, "fetching"):
-            fetch_books(folder)
-    return source_of_path(str(folder))._replace(name="pg19")
-
-
-def listed_books(by_hand: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, MD5 in hexadecimal) of PG-19's books; the server lists them page by page."""
-    for folder in PG19_COUNTS:
-        token = ""
-        while token is not None:
-            query = {
-                "prefix": f"{folder}/",
-                "fields": "items(name,md5Hash),nextPageToken",
-                "pageToken": token,
-            }
-            page = fetched(f"{PG19_LIST}?{urllib.parse.urlencode(query)}", by_hand, json.loads)
-            for book in page.get("items", ()):
-                if book["name"].endswith(".txt"):
-                    yield book["name"], base64.b64decode(book["md5Hash"]).hex()
-            token = page.get("nextPageToken")
-
-
-def fetch_books(folder: Path) -> None:
-    """Fetch PG-19's missing books, several at a time."""
-    by_hand = (
-        f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} "
-        f"into {folder}/train, /validation and /test"
-    )
-    pool = ThreadPoolExecutor(8)
-    try:
-        work = []
-        for name, md5 in listed_books(by_hand):
-            work.append(pool.submit(fetch, PG19_BOOKS + name, folder / name, md5, "md5"))
-        for done in Progress("fetching pg19", len(work), "book", over=as_completed(work)):
-            done.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C or an error
-
-
-def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None:
-    """Fetch address to path, if it is not there; it appears only if its checksum is right.
+def fetch(address: str, path: Path, checksum: str) -> None:
+    """Fetch address to path, if it is not there; it appears only if its SHA-256 is right.
 
     An InputError says what to do by hand.
     """
     if path.exists():
         return
-    by_hand = f"put a copy ({kind} {checksum}) at {path}"
-    content = fetched(address, by_hand)
-    if hashlib.new(kind, content).hexdigest() != checksum:
-        raise InputError(
-            f"the file from {address} has another {kind} than {checksum}; try again, or {by_hand}"
-        )
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def fetched(address: str, by_hand: str, parse: Callable = bytes) -> Any:
-    """What is at an address, parsed; an InputError advises what to do by hand."""
+    by_hand = f"put a copy (sha256 {checksum}) at {path}"
     request = urllib.request.Request(address, headers=AGENT)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            return parse(response.read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
+            content = response.read()
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise InputError(f"cannot fetch {address} ({reason}); {by_hand}") from None
+    if hashlib.sha256(content).hexdigest() != checksum:
+        raise InputError(
+            f"the file from {address} has another sha256 than {checksum}; try again, or {by_hand}"
+        )
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.data.config import WIKITEXTS
 from accelerated.data.lanes import Segment, joined_for_lanes, one_pass
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Documents, count_windows, lengths_of
@@ -29,7 +28,11 @@ from accelerated.training.settings import Settings
 # line's end as a word; raw has as many, because <unk> is a word
 WIKITEXT_WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
 PG19_WORDS = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
-OFFICIAL_WORDS = {"pg19": PG19_WORDS} | dict.fromkeys(WIKITEXTS, WIKITEXT_WORDS)
+OFFICIAL_WORDS = {
+    "pg19": PG19_WORDS,
+    "wikitext-103": WIKITEXT_WORDS,
+    "wikitext-103-raw": WIKITEXT_WORDS,
+}
 NAN = (
     "the model's predictions are NaN: its numbers overflow; "
     "give another --checkpoint, or train again"
@@ -93,7 +96,7 @@ class TrainedRun(NamedTuple):
         documents = self.splits[split]
         words = int(documents.words.sum())
         in_official_way = words
-        if self.data in WIKITEXTS:
+        if self.data.startswith("wikitext"):
             in_official_way += int(documents.line_ends.sum())
         if in_official_way == OFFICIAL_WORDS.get(self.data, {}).get(split):
             return in_official_way, "official count"

@@ -3,9 +3,7 @@ workshop without training.
 """
 
 import atexit
-import base64
 import contextlib
-import hashlib
 import json
 import math
 import multiprocessing
@@ -16,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,41 +317,23 @@ EMPTY_CHECKPOINT = {
 
 
 class Server:
-    """Serves {path: bytes}. break_after: bytes before a connection ends; page: books per list."""
+    """Serves {path: bytes}; a connection ends after `break_after` bytes."""
 
     def __init__(self, files):
-        self.files, self.break_after, self.page, self.asked, self.address = files, None, 2, [], ""
+        self.files = files
+        self.break_after = None
+        self.asked = []  # paths
+        self.address = ""
 
     def respond(self, request):
-        path, _, query = request.path.partition("?")
-        self.asked.append(path)
-        content = (
-            self.listing(dict(urllib.parse.parse_qsl(query)))
-            if path == "/list"
-            else self.files.get(path)
-        )
+        self.asked.append(request.path)
+        content = self.files.get(request.path)
         if content is None:
             return request.send_error(404)
         request.send_response(200)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
         request.wfile.write(content[: self.break_after])
-
-    def listing(self, query):
-        """A page of the names and MD5 sums under a prefix, as Google's storage lists a bucket."""
-        names = sorted(path[1:] for path in self.files if path[1:].startswith(query["prefix"]))
-        start = int(query.get("pageToken") or 0)
-        items = [
-            {
-                "name": n,
-                "md5Hash": base64.b64encode(hashlib.md5(self.files["/" + n]).digest()).decode(),
-            }
-            for n in names
-        ]
-        page = {"items": items[start : start + self.page]}
-        if start + self.page < len(items):
-            page["nextPageToken"] = str(start + self.page)
-        return json.dumps(page).encode()
 
 
 @contextlib.contextmanager

@@ -35,34 +35,16 @@ ARTICLES = {  # of WikiText, as its files have them
     "test": [b" \n = Four = \n \n"],
 }
 NAMES = {"train": "train", "valid": "validation", "test": "test"}
-COUNTS = {"train": 5, "validation": 3, "test": 2}
-
-
-def book(folder, number):
-    """The text of a book."""
-    return f"{folder} {number}".encode()
-
-
-def books():
-    """{path on the server: text} of a small PG-19, and of a file that is no book."""
-    found = {"/train/notes.md": b"no book"}
-    for folder, count in COUNTS.items():
-        for number in range(count):
-            found[f"/{folder}/{number}.txt"] = book(folder, number)
-    return found
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serves small sets of the same form; replaces the module's addresses, checksums and counts."""
+    """Serves a small set of the same form; replaces the module's address, checksum and sizes."""
     archive = as_zip({"enwik8": ENWIK8})
-    with serving({"/enwik8.zip": archive} | books()) as server:
+    with serving({"/enwik8.zip": archive}) as server:
         monkeypatch.setattr(named_sets, "ENWIK8", server.address + "/enwik8.zip")
         monkeypatch.setattr(named_sets, "ENWIK8_SHA256", hashlib.sha256(archive).hexdigest())
         monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
-        monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
-        monkeypatch.setattr(named_sets, "PG19_BOOKS", server.address + "/")
-        monkeypatch.setattr(named_sets, "PG19_COUNTS", COUNTS)
         yield server
 
 
@@ -79,21 +61,19 @@ def read(name, tmp_path):
     return texts_of(open_source(DataConfig(name), tmp_path / "data"))
 
 
-@pytest.mark.parametrize("name", ["enwik8", "pg19"])
-def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, capsys, name):
+def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, capsys):
     """Two wait while another holds the lock; the second finds what the first has fetched."""
-    folder = tmp_path / "data" / name
+    folder = tmp_path / "data" / "enwik8"
     folder.mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
         with FileLock(folder / ".lock"):
-            reading = [pool.submit(read, name, tmp_path) for _ in range(2)]
+            reading = [pool.submit(read, "enwik8", tmp_path) for _ in range(2)]
             time.sleep(0.2)
             assert not server.asked
         first, second = (one.result() for one in reading)
     assert first == second
     assert "another process is fetching " in capsys.readouterr().err
-    paths = [path for path in server.asked if path != "/list"]
-    assert len(paths) == len(set(paths)), "nothing is asked for twice"
+    assert server.asked == ["/enwik8.zip"], "it is asked for once"
 
 
 def refusing_urllib(respond):
@@ -117,36 +97,6 @@ def test_enwik8_is_cut_by_bytes(server, tmp_path):
     }
     left = {path.name for path in (tmp_path / "data" / "enwik8").iterdir()}
     assert left <= {"enwik8.zip", ".lock"}
-
-
-def test_pg19s_books_are_documents(server, tmp_path):
-    """Existing books are not fetched again."""
-    server.respond = refusing_urllib(server.respond)
-    expected = {
-        split: [book(name, number) for number in range(COUNTS[name])]
-        for split, name in NAMES.items()
-    }
-    assert read("pg19", tmp_path) == expected
-    (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
-    server.asked.clear()
-    assert read("pg19", tmp_path) == expected
-    assert [path for path in server.asked if path.endswith(".txt")] == ["/train/3.txt"]
-
-
-def test_what_is_wrong_with_pg19_is_one_line(server, tmp_path, monkeypatch):
-    """A network that asks for a password answers every address with a page of its own."""
-    listing = server.listing
-    folder = tmp_path / "data" / "pg19"
-    monkeypatch.setattr(server, "listing", lambda query: b"<html>")
-    words = f"cannot fetch .*/list.*; give --data hf:.*, or put .* {folder}"
-    assert re.search(words, refusal(read, "pg19", tmp_path))
-
-    def wrong_sums(query):
-        return listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA')
-
-    monkeypatch.setattr(server, "listing", wrong_sums)
-    assert "has another md5 than" in refusal(read, "pg19", tmp_path)
-    assert not list(folder.glob("*/*.txt"))
 
 
 def test_enwik8_that_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):
@@ -173,7 +123,6 @@ def test_official_sizes():
     """The papers' numbers: a typing error would change them unnoticed."""
     assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000)
     assert len(named_sets.ENWIK8_SHA256) == 64
-    assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
     pg19 = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
     wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
     assert score.OFFICIAL_WORDS["pg19"] == pg19
@@ -243,8 +192,19 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
         described += f"  - split: {name}\n    path: {name}.parquet\n"
     data = hub(files, "wikitext")
     (tmp_path / "wikitext" / "README.md").write_text(described + "---\n")
-    monkeypatch.setattr(named_sets, "WIKITEXT", data.removeprefix("hf:"))
+    place = data.removeprefix("hf:") + ":wikitext-103-raw-v1"
+    monkeypatch.setitem(named_sets.ON_THE_HUB, "wikitext-103-raw", place)
     assert read("wikitext-103-raw", tmp_path) == ARTICLES
+
+
+def test_pg19s_books_are_documents(hub, tmp_path, monkeypatch):
+    """Each row of the hub's copy is a book, in the set's own splits."""
+    books = {"train": ["one", "two"], "valid": ["three"], "test": ["four"]}
+    files = {f"{NAMES[split]}.parquet": texts for split, texts in books.items()}
+    place = hub(files, "pg19").removeprefix("hf:")
+    monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", place)
+    expected = {split: [text.encode() for text in texts] for split, texts in books.items()}
+    assert read("pg19", tmp_path) == expected
 
 
 def test_a_hub_set_without_training_texts_is_refused(hub):
@@ -255,7 +215,7 @@ def test_a_hub_set_without_training_texts_is_refused(hub):
 def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
     """WikiText's line says where else it is. The library adds no lines of its own."""
     data = hub({"train.jsonl": ["x"]})
-    monkeypatch.setattr(named_sets, "WIKITEXT", "nobody/nothing-at-all")
+    monkeypatch.setitem(named_sets.ON_THE_HUB, "wikitext-103", "nobody/nothing-at-all")
     nowhere = f"hf:{tmp_path / 'nowhere'}"
     for name in (f"{data}:other", "hf:nobody/nothing-at-all", nowhere, "wikitext-103"):
         message = refusal(table_source, name)
