@@ -366,34 +366,21 @@ class BlockRecurrent(Model):
         zeros = self.embedding.new_zeros(shapes["keys"])
         return State(at_least_float32(states), zeros, zeros)
 
-    def read(self, tokens: Tensor, state: State) -> Reading:
+    def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if N is not a positive multiple of the window, or if the state does not
-        fit this model and B lanes.
+        With memory_only the last layer's output is not computed, except under feedback. Raises
+        ValueError if N is not a positive multiple of the window, or if the state does not fit this
+        model and B lanes.
         """
-        hidden, state = self._read(tokens, state)
-        return Reading(self.output_rows(hidden), state, {})
-
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without the logits.
-
-        Except under feedback the last layer's own output is not computed either.
-        """
-        _, state = self._read(tokens, state, memory_only=True)
-        return state
-
-    def _read(
-        self, tokens: Tensor, state: State, memory_only: bool = False
-    ) -> tuple[Tensor, State]:
-        """The last layer's output (B, N, D) and the next state."""
         self.check(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
         offsets = offsets_by_pair(by_distance, window, x.dtype)  # (L, H, W, 2W)
         if not self.config.feedback:
-            return self._stack(x, state, None, offsets, memory_only)
+            x, state = self.run_layers(x, state, None, offsets, memory_only)
+            return Reading(self.output_rows(x), state, {})
 
         # Feedback (3.7): all layers read the states that the previous block has left
         outs = []
@@ -401,11 +388,15 @@ class BlockRecurrent(Model):
             key, value = self.cells[0].keys_and_values(state.states[:, 0])  # (B, H, S, E)
             shared = (key[:, :, None], value[:, :, None])
             # not memory_only: dropout must draw the same numbers as in read
-            out, state = self._stack(block, state, shared, offsets, memory_only=False)
+            out, state = self.run_layers(block, state, shared, offsets, memory_only=False)
             outs.append(out)
-        return torch.cat(outs, dim=1), state
+        return Reading(self.output_rows(torch.cat(outs, dim=1)), state, {})
 
-    def _stack(
+    def advance(self, tokens: Tensor, state: State) -> State:
+        """The state after tokens (B, N), without logits."""
+        return self.read(tokens, state, memory_only=True).state
+
+    def run_layers(
         self,
         x: Tensor,
         state: State,

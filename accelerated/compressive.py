@@ -24,7 +24,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    split_heads,
+    project,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
@@ -173,22 +173,20 @@ class Layer(Recomputable):
         compressed: Tensor,
         sinusoids: Tensor | None,
         memory_only: bool = False,
-        measure: bool = False,
         no_output: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
         memory_only: the compression's loss is not needed
-        measure: each key's usage, its mean attention, is needed
         no_output: neither the loss nor the output is needed, and h is returned unchanged
 
-        Returns the next layer's input, the next memory and compressed memory, the compression's
-        loss or None, and the usage (B, K) or None.
+        Returns the next layer's input, the next memory and compressed memory, and the compression's
+        loss or None.
         """
-        measure = measure or isinstance(self.compression, MostUsed)
+        measure = isinstance(self.compression, MostUsed)
         if no_output and not measure:
             memory, compressed, _, _ = self.remember(h, memory, compressed, None)
-            return h, memory, compressed, None, None
+            return h, memory, compressed, None
 
         # Algorithm 1, lines 5 to 11
         query, key, value = self.project(h, torch.cat([compressed, memory], 1))
@@ -201,7 +199,7 @@ class Layer(Recomputable):
             loss = self.compression_loss(query, key, value, evicted, new)
         if not no_output:
             h = self.mix(h, attended)  # lines 7 and 12
-        return h, memory, compressed, loss, usage
+        return h, memory, compressed, loss
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
@@ -211,21 +209,17 @@ class Layer(Recomputable):
         value = torch.cat([value, own_value], 2)
         return query, key, value
 
-    def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_own(self, h: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
-        matrix = torch.cat([self.query, self.key, self.value])
-        query, key, value = split_heads(functional.linear(h, matrix), self.config.heads, 3)
-        return query, key, value
+        return project(h, self.config.heads, [self.query, self.key, self.value])
 
-    def project_remembered(self, remembered: Tensor) -> tuple[Tensor, Tensor]:
+    def project_remembered(self, remembered: Tensor) -> tuple[Tensor, ...]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
         Separate from project_own: these rows need no gradient, so a joint product would waste work
         in backward.
         """
-        matrix = torch.cat([self.key, self.value])
-        key, value = split_heads(functional.linear(remembered, matrix), self.config.heads, 2)
-        return key, value
+        return project(remembered, self.config.heads, [self.key, self.value])
 
     def project_distances(self, sinusoids: Tensor | None) -> Tensor:
         """r from far to near: W_R times sinusoids (K, D), (H, K, E).
@@ -236,27 +230,20 @@ class Layer(Recomputable):
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
             positions = self.positions[:keys].flip(0)  # as many as there are, from far to near
             return positions.expand(self.config.heads, -1, -1)
-        rows = functional.linear(sinusoids, self.distance_key)  # (K, HE)
-        [distance_key] = split_heads(rows[None], self.config.heads, 1)
+        [distance_key] = project(sinusoids[None], self.config.heads, [self.distance_key])
         return distance_key[0]
-
-    def biases(self) -> tuple[Tensor, Tensor]:
-        """u and v (H, E); with simplified positions both are the query's bias."""
-        if self.simplified:
-            return self.query_bias, self.query_bias
-        return self.content_bias, self.distance_bias
-
-    def biased_value(self, value: Tensor) -> Tensor:
-        """value (B, H, n, E) with its bias, which only simplified positions have."""
-        return value + self.value_bias[:, None] if self.simplified else value
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
-        value = self.biased_value(value)
-        given = (query, key, value, distance_key, *self.biases())
+        if self.simplified:
+            value = value + self.value_bias[:, None]
+            biases = (self.query_bias, self.query_bias)
+        else:
+            biases = (self.content_bias, self.distance_bias)
         dropout = self.config.dropout if self.training else 0.0
+        given = (query, key, value, distance_key, *biases)
         return relative_attention(*given, dropout, measure, in_values=self.simplified)
 
     def mix(self, h: Tensor, attended: Tensor) -> Tensor:
@@ -318,8 +305,8 @@ class Layer(Recomputable):
         evicted = slice(first, first + self.config.segment)
         with torch.no_grad():
             target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
-        matrix = torch.cat([self.key, self.value]).detach()
-        new_key, new_value = split_heads(functional.linear(new, matrix), self.config.heads, 2)
+        matrices = [self.key.detach(), self.value.detach()]
+        new_key, new_value = project(new, self.config.heads, matrices)
         out = content_attention(query.detach(), new_key, new_value)
         return mean_square(out, target)
 
@@ -365,56 +352,54 @@ class Compressive(Model):
         shapes = self.state_shapes(batch)
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
-    def read(self, tokens: Tensor, state: State) -> Reading:
+    def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Reading.auxiliary has a compression loss per layer. Raises ValueError if N is not
-        config.segment, or if the state does not fit this model and B lanes.
+        Reading.auxiliary has a compression loss per layer. With memory_only these, and the last
+        layer's output, are not computed. Raises ValueError if N is not config.segment, or if the
+        state does not fit this model and B lanes.
         """
-        hidden, state, auxiliary, _ = self._read(tokens, state)
-        return Reading(hidden * self.config.width**-0.5, state, auxiliary)
-
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits and compression losses.
-
-        The last layer's output is not computed either.
-        """
-        _, state, _, _ = self._read(tokens, state, memory_only=True)
-        return state
-
-    def usage(self, tokens: Tensor, state: State) -> Tensor:
-        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
-        _, _, _, usages = self._read(tokens, state, measure=True)
-        return torch.stack(usages, 1)
-
-    def _read(
-        self, tokens: Tensor, state: State, memory_only: bool = False, measure: bool = False
-    ) -> tuple[Tensor, State, dict[str, Tensor], list[Tensor]]:
-        """The last layer's output, the next state, auxiliary losses, the usages (B, K) measured."""
         self.check(tokens, state)
-        matrix = self.output_matrix()
-        if isinstance(matrix, AdaptiveSoftmax):
-            h = matrix.look_up(tokens)  # (B, N, D)
-        else:
-            h = look_up(tokens, matrix)
+        h = self.look_up(tokens)  # (B, N, D)
         memories = []
         compresseds = []
         auxiliary = {}
-        usages = []
         for index, layer in enumerate(self.layers):
             remembered = (state.memory[:, index], state.compressed[:, index])
             no_output = memory_only and index == len(self.layers) - 1
-            h, memory, compressed, loss, usage = layer(
-                h, *remembered, self.sinusoids, memory_only, measure, no_output
+            h, memory, compressed, loss = layer(
+                h, *remembered, self.sinusoids, memory_only, no_output
             )
             memories.append(memory)
             compresseds.append(compressed)
             if loss is not None:
                 auxiliary[f"layers.{index}.compression"] = loss
-            if usage is not None:
-                usages.append(usage)
         next_state = State(torch.stack(memories, 1), torch.stack(compresseds, 1))
-        return h, next_state, auxiliary, usages
+        return Reading(h * self.config.width**-0.5, next_state, auxiliary)
+
+    def advance(self, tokens: Tensor, state: State) -> State:
+        """The state after tokens (B, N), without logits and compression losses."""
+        return self.read(tokens, state, memory_only=True).state
+
+    def usage(self, tokens: Tensor, state: State) -> Tensor:
+        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
+        h = self.look_up(tokens)
+        usages = []
+        for index, layer in enumerate(self.layers):
+            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
+            projected = layer.project(h, remembered)
+            distance_key = layer.project_distances(self.sinusoids)
+            attended, usage = layer.attend(*projected, distance_key, measure=True)
+            usages.append(usage)
+            h = layer.mix(h, attended)
+        return torch.stack(usages, 1)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """The first layer's input (B, N, D)."""
+        matrix = self.output_matrix()
+        if isinstance(matrix, AdaptiveSoftmax):
+            return matrix.look_up(tokens)
+        return look_up(tokens, matrix)
 
     def output_matrix(self) -> Tensor | AdaptiveSoftmax:
         """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""

@@ -164,24 +164,12 @@ class Memorizing(Model):
         shapes = self.state_shapes(batch)
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
-    def read(self, tokens: Tensor, state: State) -> Reading:
+    def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if there are not N tokens, or if the state does not fit this model and B
-        lanes.
+        With memory_only the last layer's output is not computed. Raises ValueError if there are not
+        N tokens, or if the state does not fit this model and B lanes.
         """
-        hidden, state = self._read(tokens, state)
-        return Reading(self.output_rows(hidden), state, {})
-
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without the logits and the last layer's own output."""
-        _, state = self._read(tokens, state, memory_only=True)
-        return state
-
-    def _read(
-        self, tokens: Tensor, state: State, memory_only: bool = False
-    ) -> tuple[Tensor, State]:
-        """The last layer's output (B, N, D) and the next state."""
         self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
@@ -194,7 +182,11 @@ class Memorizing(Model):
             no_output = memory_only and index == len(self.layers) - 1
             x, pair = layer(x, previous, memory, offset[index], no_output)
             pairs.append(pair)
-        return x, self.next_state(state, pairs)
+        return Reading(self.output_rows(x), self.next_state(state, pairs), {})
+
+    def advance(self, tokens: Tensor, state: State) -> State:
+        """The state after tokens (B, N), without logits."""
+        return self.read(tokens, state, memory_only=True).state
 
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:
         """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.

@@ -5,12 +5,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.content import sdpa
-from accelerated.attention.heads import at_least_float32
-from accelerated.compressive import Compressive, MostUsed, State
+from accelerated.compressive import Compressive, State
 from accelerated.generation.token_by_token import TokenByToken
 
 
@@ -19,11 +16,8 @@ class Rows(NamedTuple):
 
     keys: list[Tensor]  # per layer (B, H, K, E), of compressed memory, memory and the segment
     values: list[Tensor]
-    distance_keys: list[Tensor]  # (H, E, K), with simplified positions (H, E, R), already scaled
+    distance_keys: list[Tensor]  # (H, E, K), already scaled
     hidden: list[Tensor]  # (B, N, D), inputs of the layer
-    usage: list[
-        Tensor
-    ]  # (B, N, N), each token's attention to the rows to be compressed, if it is needed
 
 
 class Steps(TokenByToken):
@@ -31,33 +25,33 @@ class Steps(TokenByToken):
 
     model: Compressive
 
+    @staticmethod
+    def fits(model: Compressive) -> bool:
+        """Whether a token's attention is SDPA's, which gives no weights: two variants need them."""
+        c = model.config
+        return c.positions == "transformer_xl" and c.compression != "most_used"
+
     def rows_at(self, state: State) -> Rows:
         """The rows at a segment's start."""
         c = self.model.config
         lanes = len(state.memory)
         zeros = state.memory.new_zeros
         empty = zeros(lanes, c.heads, c.segment, c.head_width)
-        rows = Rows([], [], [], [], [])
+        rows = Rows([], [], [], [])
         for index, layer in enumerate(self.model.layers):
             remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
             key, value = layer.project_remembered(remembered)  # (B, H, C + M, E)
             rows.keys.append(torch.cat([key, empty], 2))
-            rows.values.append(torch.cat([layer.biased_value(value), empty], 2))
+            rows.values.append(torch.cat([value, empty], 2))
             distance_key = layer.project_distances(self.model.sinusoids) * c.head_width**-0.5
             rows.distance_keys.append(distance_key.transpose(1, 2))
             rows.hidden.append(zeros(lanes, c.segment, c.width))
-            if isinstance(layer.compression, MostUsed):
-                rows.usage.append(at_least_float32(zeros(lanes, c.segment, c.segment)))
         return rows
 
     def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
         """The hidden row (B, D) after token (B,) at position (1,) of its segment."""
         c = self.model.config
-        embedding = self.model.output_matrix()
-        if isinstance(embedding, AdaptiveSoftmax):
-            h = embedding.look_up(token[:, None])  # (B, 1, D)
-        else:
-            h = functional.embedding(token[:, None], embedding)
+        h = self.model.look_up(token[:, None])  # (B, 1, D)
         place = position + c.compressed_memory + c.memory  # of its key
         number = torch.arange(rows.keys[0].shape[2], device=token.device)  # (K,)
         last = rows.distance_keys[0].shape[2] - 1  # the column of distance 0
@@ -75,44 +69,25 @@ class Steps(TokenByToken):
 
         columns (K,) says which column of distance_keys a key takes, unread (K,) if it is later.
         """
-        c = self.model.config
         layer = self.model.layers[index]
         query, key, value = layer.project_own(h)  # (B, H, 1, E)
         keys = rows.keys[index].index_copy_(2, place, key)
-        values = rows.values[index].index_copy_(2, place, layer.biased_value(value))
+        values = rows.values[index].index_copy_(2, place, value)
 
-        content_bias, distance_bias = layer.biases()
-        content_query = query + content_bias[:, None]
-        distance_query = (query + distance_bias[:, None])[:, :, 0].transpose(0, 1)  # (H, B, E)
+        content_query = query + layer.content_bias[:, None]
+        distance_query = (query + layer.distance_bias[:, None])[:, :, 0]  # (B, H, E)
+        distance_query = distance_query.transpose(0, 1)
         by_distance = torch.bmm(distance_query, rows.distance_keys[index]).transpose(0, 1)
         offset = by_distance.index_select(2, columns).masked_fill(unread, -math.inf)
-        offset = offset[:, :, None]  # (B, H, 1, K)
-        if not rows.usage and not layer.simplified:
-            return sdpa(content_query, keys, values, offset)
-
-        scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
-        weights = at_least_float32(scores).softmax(-1)
-        if rows.usage:
-            evicted = slice(c.compressed_memory, c.compressed_memory + c.segment)
-            position = place - (c.compressed_memory + c.memory)
-            rows.usage[index].index_copy_(1, position, weights.mean(1)[:, :, evicted])
-        weights = weights.to(values.dtype)
-        if not layer.simplified:
-            return weights @ values
-        distances = len(rows.distance_keys[index][0, 0]) - 1 - columns
-        return weights @ values + weights @ layer.positions.index_select(0, distances)
+        return sdpa(content_query, keys, values, offset[:, :, None])
 
     def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment."""
         memories = []
         compresseds = []
-        usage = None
         for index, layer in enumerate(self.model.layers):
-            if rows.usage:  # a sum over queries, not a mean: only the order matters
-                used = rows.usage[index].sum(1)
-                usage = functional.pad(used, (self.model.config.compressed_memory, 0))
             remembered = (state.memory[:, index], state.compressed[:, index])
-            memory, compressed, _, _ = layer.remember(rows.hidden[index], *remembered, usage)
+            memory, compressed, _, _ = layer.remember(rows.hidden[index], *remembered, usage=None)
             memories.append(memory)
             compresseds.append(compressed)
         return State(torch.stack(memories, 1), torch.stack(compresseds, 1))

@@ -18,8 +18,11 @@ def stepper_of(model: Model, capture: bool = True) -> Stepper:
     file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
     if importlib.util.find_spec(file) is None:
         return AnyModel(model)
+    steps = importlib.import_module(file).Steps
+    if not steps.fits(model):
+        return AnyModel(model)
     on_a_gpu = next(model.parameters()).is_cuda
-    return importlib.import_module(file).Steps(model, capture and on_a_gpu)
+    return steps(model, capture and on_a_gpu)
 
 
 class TokenByToken(Stepper):
@@ -32,6 +35,11 @@ class TokenByToken(Stepper):
     def __init__(self, model: Model, captured: bool = False):
         super().__init__(model)
         self.compute = Graph(self.logits_after) if captured else self.plain
+
+    @staticmethod
+    def fits(model: Model) -> bool:
+        """Whether it reads this model; others of its class are for AnyModel."""
+        return True
 
     @abstractmethod
     def hidden_after(self, token: Tensor, position: Tensor, rows: tuple) -> Tensor:
