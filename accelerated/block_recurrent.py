@@ -392,7 +392,7 @@ class BlockRecurrent(Model):
             outs.append(out)
         return Reading(self.output_rows(torch.cat(outs, dim=1)), state, {})
 
-    def advance(self, tokens: Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state, memory_only=True).state
 

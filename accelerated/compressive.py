@@ -377,7 +377,7 @@ class Compressive(Model):
         next_state = State(torch.stack(memories, 1), torch.stack(compresseds, 1))
         return Reading(h * self.config.width**-0.5, next_state, auxiliary)
 
-    def advance(self, tokens: Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits and compression losses."""
         return self.read(tokens, state, memory_only=True).state
 

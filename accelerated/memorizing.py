@@ -184,7 +184,7 @@ class Memorizing(Model):
             pairs.append(pair)
         return Reading(self.output_rows(x), self.next_state(state, pairs), {})
 
-    def advance(self, tokens: Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state, memory_only=True).state
 

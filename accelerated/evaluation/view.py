@@ -16,6 +16,7 @@ import torch
 from accelerated.attention.heads import at_least_float32
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Window, cut, lengths_of
+from accelerated.evaluation.positions import score_of_span
 from accelerated.evaluation.score import (
     Score,
     TrainedRun,
@@ -53,7 +54,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     nats = []
     for clear in (False, True):
         nats += token_nats(model, [document], run.lane_count, clear_memory=clear)
-    scores = [score_of(document, values, run.tokenizer) for values in nats]
+    scores = []
+    for values in nats:
+        score, _ = score_of_span(slice(None), [values], [document], run.tokenizer)
+        scores.append(check_score(score))
     data = about(run, number, scores) | document_data(run, document, windows, nats, shown)
     size = write_page(Path(options.out), data)
 
@@ -97,14 +101,6 @@ def about(run: TrainedRun, number: int, scores: list[Score]) -> dict:
         "bytes": scores[0].text_bytes,
         "bits": [score.nats / BIT for score in scores],
     }
-
-
-def score_of(document: Document, nats: np.ndarray, tokenizer: Tokenizer) -> Score:
-    """The Score of a document from its token_nats; raises InputError if it is NaN."""
-    targets = document.targets[document.scored]
-    text_bytes = int(tokenizer.token_bytes[targets].sum())
-    total = float(nats[document.scored].sum())
-    return check_score(Score(total, len(targets), text_bytes=text_bytes))
 
 
 def document_data(

@@ -1,14 +1,11 @@
 """GPT-2 with recurrence token by token: keys and values of a window's tokens are kept."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import sdpa
-from accelerated.attention.heads import merge_heads
 from accelerated.generation.token_by_token import TokenByToken
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State, with_slots
 
@@ -51,19 +48,16 @@ class Steps(TokenByToken):
         x = functional.embedding(token[:, None], model.embedding)  # (B, 1, D)
         x = x + model.positions.index_select(0, position)
         unread = model.future_keys.index_select(0, position)  # (1, T)
-        offset = added_to_scores(unread, x)
-        beside_slots = offset
+        beside_slots = unread
         if model.module is not None:
-            unread = with_slots(unread, model.config.vectors, rows.present)  # (B, 1, 1, S + T)
-            beside_slots = added_to_scores(unread, x)
+            beside_slots = with_slots(unread, model.config.vectors, rows.present)  # and S vectors
 
         for index, layer in enumerate(model.layers):
             query, key, value = layer.query_key_value(x)  # (B, H, 1, E)
             slots = rows.keys[index].shape[2] - self.length
             keys = rows.keys[index].index_copy_(2, position + slots, key)
             values = rows.values[index].index_copy_(2, position + slots, value)
-            attended = merge_heads(sdpa(query, keys, values, beside_slots if slots else offset))
-            x = x + functional.linear(attended, layer.output, layer.output_bias)
+            x = x + layer.attend(query, keys, values, beside_slots if slots else unread)
             x = x + layer.mlp(x)
             if rows.outputs:
                 rows.outputs[index].index_copy_(1, position, x)
@@ -75,8 +69,3 @@ class Steps(TokenByToken):
             return state
         hidden = self.model.final_norm(rows.outputs[-1])
         return self.model.next_state(state, rows.outputs, hidden)
-
-
-def added_to_scores(unread: Tensor, x: Tensor) -> Tensor:
-    """A mask, true if a query must not see a key, as numbers in x's type."""
-    return x.new_zeros(unread.shape).masked_fill(unread, -math.inf)

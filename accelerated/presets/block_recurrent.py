@@ -20,6 +20,12 @@ BLOCK_RECURRENT = BLOCK_RECURRENT_TRAINING | ON_A_GPU | {
     "steps": 500_000, "batch": 32, "learning_rate": 1.0, "train_bpe": 32_000, "accumulate": 2,
 }  # fmt: skip
 
+RECALL = {
+    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
+    "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
+    "batch": 16, "learning_rate": 3e-3, "warmup": 50,
+}  # fmt: skip
+
 PRESETS = {
     "tiny": {
         "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,),
@@ -58,16 +64,8 @@ PRESETS = {
     }
     for window in (512, 1024, 2048)
 } | {
-    "recall": {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32,
-        "segment": 64, "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
-        "steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50,
-    },
-    "recall-16": FAR | {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 16,
-        "segment": 64, "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
-        "steps": 1000, "batch": 16, "horizon": 6, "learning_rate": 3e-3, "warmup": 50,
-    },
+    "recall": RECALL | {"window": 32, "steps": 1500, "horizon": 3},
+    "recall-16": FAR | RECALL | {"window": 16, "steps": 1000, "horizon": 6},
 }  # fmt: skip
 
 SMALL = Config(

@@ -19,6 +19,12 @@ WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
 
+RECALL = {
+    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+    "compression_rate": 4,
+    "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "recall_questions": 16,
+}  # fmt: skip
+
 # (condition, message): options that do not work together, as those of training/options.py
 CHECKS = (
     (
@@ -66,17 +72,9 @@ PRESETS = {
         "segment": 768, "memory": 768, "compressed_memory": 768, "compression_rate": 4,
         "carry_over_documents": False, "warmup": 4000, "steps": 400_000, "batch": 32,
     },
-    "recall": {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16,
-        "memory": 16, "compressed_memory": 64, "compression_rate": 4,
-        "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "recall_distance": 192,
-        "recall_questions": 16,
-    },
-    "recall-16": {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16,
-        "memory": 16, "compressed_memory": 80, "compression_rate": 4,
-        "steps": 6000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "data": "recall",
-        "recall_distance": 256, "recall_questions": 16,
+    "recall": RECALL | {"compressed_memory": 64, "steps": 4000, "recall_distance": 192},
+    "recall-16": RECALL | {
+        "compressed_memory": 80, "steps": 6000, "data": "recall", "recall_distance": 256,
     },
 }  # fmt: skip
 

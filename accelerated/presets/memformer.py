@@ -12,6 +12,12 @@ MEMFORMER = {
     "weight_decay": 0.0,
 }  # fmt: skip
 
+RECALL = {
+    "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256,
+    "segment": 16, "slots": 8, "max_distance": 16, "retention": 4.0,
+    "backprop": "memory_replay", "warmup": 50,
+}  # fmt: skip
+
 TAKES_TASKS = True  # the options --task-...
 # (condition, message): options that do not work together, as those of training/options.py
 CHECKS = (
@@ -49,17 +55,12 @@ PRESETS = {
     "decoder": MEMFORMER | ON_A_GPU | {  # 3 GB
         "encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4,
     },
-    "recall": {
-        "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16,
-        "feed_forward": 256, "segment": 16, "slots": 8, "max_distance": 16, "retention": 4.0,
-        "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay",
-        "learning_rate": 2e-3, "warmup": 50, "recall_distance": 136, "recall_questions": 16,
+    "recall": RECALL | {
+        "steps": 500, "batch": 32, "horizon": 13, "learning_rate": 2e-3, "recall_distance": 136,
+        "recall_questions": 16,
     },
-    "recall-16": FAR | {
-        "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16,
-        "feed_forward": 256, "segment": 16, "slots": 8, "max_distance": 16, "retention": 4.0,
-        "steps": 1000, "batch": 16, "horizon": 21, "backprop": "memory_replay",
-        "learning_rate": 3e-3, "warmup": 50,
+    "recall-16": FAR | RECALL | {
+        "steps": 1000, "batch": 16, "horizon": 21, "learning_rate": 3e-3,
     },
 }  # fmt: skip
 
