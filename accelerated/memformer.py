@@ -52,29 +52,6 @@ class State(NamedTuple):
     previous: Tensor  # (B, N) token ids, decoder-only (B, 0)
 
 
-class Distances(nn.Module):
-    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
-
-    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
-    rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
-
-    def __init__(self, config: Config, causal: bool):
-        super().__init__()
-        self.length = config.segment
-        if causal and config.encoder_layers:
-            self.length += 1  # the decoder reads the task's token first
-        distances = config.distances(causal)
-        lowest = int(distances[0])
-        highest = int(distances[-1])
-        if config.positions == "simplified":
-            rows = far_to_near(lowest, highest, self.length)
-        else:
-            rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
-        mask = causal_mask(self.length, self.length) if causal else None
-        self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("rows", rows, persistent=False)
-
-
 class Attention(Declared):
     """What all attentions share: a norm, projections of rows to heads, and the projection back."""
 
@@ -109,7 +86,7 @@ class Attention(Declared):
         own_biases = [biases[name] for name in names]
         return project(normal, self.heads, own_weights, own_biases)
 
-    def output_rows(self, attended: Tensor) -> Tensor:
+    def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
         out = functional.linear(merge_heads(attended), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
@@ -118,6 +95,29 @@ class Attention(Declared):
     def attention_dropout(self) -> float:
         """The rate at which weights of attention are dropped."""
         return self.dropout_rate if self.training else 0.0
+
+
+class Distances(nn.Module):
+    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
+
+    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
+    rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__()
+        self.length = config.segment
+        if causal and config.encoder_layers:
+            self.length += 1  # the decoder reads the task's token first
+        distances = config.distances(causal)
+        lowest = int(distances[0])
+        highest = int(distances[-1])
+        if config.positions == "simplified":
+            rows = far_to_near(lowest, highest, self.length)
+        else:
+            rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
+        mask = causal_mask(self.length, self.length) if causal else None
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
 
 
 class SelfAttention(Attention):
@@ -164,11 +164,11 @@ class SelfAttention(Attention):
         mask = distances.mask
         if readable is not None:
             mask = ~readable[:, None, None]  # (B, 1, 1, N)
-        rows = self.far_to_near(distances)
-        return self.output_rows(self.attend(query, key, value, rows, distances.length, mask))
+        rows = self.position_rows(distances)
+        return self.project_back(self.attend(query, key, value, rows, distances.length, mask))
 
-    def far_to_near(self, distances: Distances) -> Tensor:
-        """The rows that belong to the distances, from far to near: R, (2N - 1, E), or W_r R."""
+    def position_rows(self, distances: Distances) -> Tensor:
+        """What each distance adds, from far to near: rows of R, (2N - 1, E), or W_r R."""
         if self.simplified:
             return distances.rows @ self.positions
         [by_distance] = project(distances.rows[None], self.heads, [self.distance_key])
@@ -186,7 +186,7 @@ class SelfAttention(Attention):
         """What the heads attend to, (B, H, n, E).
 
         The last `count` keys have positions: query i and key j take row n - 1 - i + j of `rows`,
-        which are those of far_to_near.
+        which are those of position_rows.
         """
         dropout = self.attention_dropout
         if self.simplified:
@@ -222,7 +222,7 @@ class CrossAttention(Attention):
         """The same as forward, from the source's key and value (B, H, K, E)."""
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
         [query] = self.project(self.norm(x), "query")
-        return self.output_rows(content_attention(query, key, value, mask, self.attention_dropout))
+        return self.project_back(content_attention(query, key, value, mask, self.attention_dropout))
 
 
 class FeedForward(Recomputable):
@@ -341,9 +341,8 @@ class Memformer(Model):
         super().__init__(config)
         specials = 0 if self.decoder_only else len(SPECIALS)
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
-        self.initial_memory = parameter(
-            config.memories, config.slots, config.width
-        )  # (1 or L, S, D)
+        memory = (config.memories, config.slots, config.width)
+        self.initial_memory = parameter(*memory)  # (1 or L, S, D)
         if self.decoder_only:
             self.decoder = MemoryStack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:

@@ -140,7 +140,7 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
             attention.attend,
             query,
             key,
-            rows=attention.far_to_near(distances),
+            rows=attention.position_rows(distances),
             count=distances.length,
             mask=distances.mask,
         )

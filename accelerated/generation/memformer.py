@@ -14,7 +14,7 @@ from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, SelfAtte
 class Rows(NamedTuple):
     """What a segment's tokens read, and what they write for later tokens and the memory."""
 
-    by_distance: list[Tensor]  # per decoder layer, as SelfAttention.far_to_near has it
+    by_distance: list[Tensor]  # per decoder layer, as SelfAttention.position_rows has it
     keys: list[Tensor]  # (B, H, K, E): of memory or of the task's token, then of the N tokens
     values: list[Tensor]
     cross: list[tuple[Tensor, ...]]  # keys and values (B, H, N, E) of the encoded segment
@@ -35,7 +35,7 @@ class Steps(TokenByToken):
         empty = self.model.embedding.new_zeros(shape)  # until tokens come
         rows = Rows([], [], [], [], [], [])
         for index, layer in enumerate(decoder.layers):
-            rows.by_distance.append(layer.attention.far_to_near(decoder.distances))
+            rows.by_distance.append(layer.attention.position_rows(decoder.distances))
             key = value = empty[:, :, :0]
             if isinstance(layer, MemoryLayer):
                 memory = layer.attention.memory_norm(state.memory[:, index])
@@ -115,4 +115,4 @@ def attend(
     keys.index_copy_(2, place, key)
     values.index_copy_(2, place, value)
     attended = attention.attend(query, keys, values, by_key, count, unread)
-    return attention.output_rows(attended)
+    return attention.project_back(attended)

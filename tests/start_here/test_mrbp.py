@@ -125,10 +125,13 @@ class Kept:
         return box
 
     def forget(self):
+        """Called when a graph has let a tensor go."""
         self.now -= 1
 
 
 class Box:
+    """A tensor in an object of its own, whose end can be watched."""
+
     def __init__(self, tensor):
         self.tensor = tensor
 
