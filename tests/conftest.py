@@ -15,40 +15,39 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
-EXTRAS = {
-    name: name for name in ("matplotlib", "datasets", "tokenizers", "sklearn", "safetensors")
-} | {"scikit-learn": "sklearn"}
+EXTRAS = {  # {what an error calls a package that an extra brings: its module}
+    "matplotlib": "matplotlib",
+    "datasets": "datasets",
+    "tokenizers": "tokenizers",
+    "safetensors": "safetensors",
+    "sklearn": "sklearn",
+    "scikit-learn": "sklearn",
+}
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell lets what it runs in the background ignore Ctrl-C,
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup that the terminal goes away
+# A shell lets what it runs in the background ignore Ctrl-C, and nohup that the terminal goes away
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # What a profile does not say is Hypothesis' default, which is another where the variable CI is set
 USUAL = 25
 LIKE = {"deadline": None, "print_blob": True}
-settings.register_profile(
-    "ci", max_examples=USUAL, derandomize=True, **LIKE
-)  # the default: the same examples each time
-settings.register_profile(
-    "dev", max_examples=USUAL, derandomize=False, **LIKE
-)  # others each time; a failure prints its blob
-settings.register_profile(
-    "thorough",
-    max_examples=2000,
-    derandomize=False,
-    suppress_health_check=[HealthCheck.too_slow],
-    **LIKE,
-)
+# The default: the same examples each time
+settings.register_profile("ci", max_examples=USUAL, derandomize=True, **LIKE)
+# Others each time; a failure prints its blob
+settings.register_profile("dev", max_examples=USUAL, derandomize=False, **LIKE)
+LONG = {"suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("thorough", max_examples=2000, derandomize=False, **LONG, **LIKE)
 settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this choice
-torch.set_num_threads(
-    int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
-)  # of processes that tests start, too
+
+THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too
+torch.set_num_threads(int(THREADS))
 
 
 def examples(count: int) -> settings:
-    """The settings of a property that needs another number than USUAL; `thorough` gives it as many
-    as any other.
+    """The settings of a property that needs another number of examples than USUAL.
+
+    The profile `thorough` gives it as many as any other.
     """
     chosen = settings.default.max_examples
     return settings(max_examples=count if chosen == USUAL else chosen)
@@ -62,11 +61,10 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """Import nothing of the marked folders for the proof."""
-    return (
-        config.option.markexpr == PROOF
-        and collection_path.parent == TESTS
-        and collection_path.name in MARKED
-    ) or None
+    is_marked = collection_path.parent == TESTS and collection_path.name in MARKED
+    if is_marked and config.option.markexpr == PROOF:
+        return True
+    return None  # as usual
 
 
 def pytest_collection_modifyitems(items):
@@ -83,8 +81,8 @@ def pytest_runtest_call():
     try:
         return (yield)
     except BaseException as error:
-        found = re.search(r"needs? the package ([\w-]+)|No module named '(\w+)'", str(error))
-        module = EXTRAS.get(found and (found[1] or found[2]))
+        found = re.search(r"(?:needs? the package |No module named ')([\w-]+)", str(error))
+        module = EXTRAS.get(found[1]) if found else None
         if not module or importlib.util.find_spec(module):
             raise
         pytest.skip(f"needs {module}: pip install -e '.[all]'")
@@ -93,7 +91,8 @@ def pytest_runtest_call():
 @pytest.fixture(autouse=True, scope="session")
 def loopback_alone():
     """Fail a test that asks for another machine's address or connects to it."""
-    connect, look_up = socket.socket.connect, socket.getaddrinfo
+    connect = socket.socket.connect
+    look_up = socket.getaddrinfo
 
     def check(host):
         if host not in HERE:

@@ -22,7 +22,7 @@ def drawn(**shapes):
 
 
 def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
-    """size: of the queries and of the offset.
+    """What sliding attention takes; `size` is that of the queries and of the offset.
 
     The first block's keys are zeros, as a document's are.
     """
@@ -33,51 +33,57 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
         values=rows,
         offset=(heads, window, 2 * window),
     )
-    mask = sliding_window.by_query_and_key(
-        sliding_window.tables_by_distance(window, 4, 8)[1], window
-    )
     for name in ("keys", "values"):
         inputs[name][:, :, :window] = 0
-    return inputs | {
-        "query": size * inputs["query"],
-        "offset": (size * inputs["offset"]).masked_fill(~mask, -math.inf),
-    }
+    _, mask = sliding_window.tables_by_distance(window, 4, 8)
+    seen = sliding_window.by_query_and_key(mask, window)
+    inputs["query"] = size * inputs["query"]
+    inputs["offset"] = (size * inputs["offset"]).masked_fill(~seen, -math.inf)
+    return inputs
 
 
 def relative_inputs(batch, heads, length, before, width, rows=None, size=1.0):
-    """rows: of the distance keys, at most as many as there are keys; size: of the queries and the
-    biases.
+    """What relative attention takes; `size` is that of the queries and the biases.
+
+    There are `rows` distance keys, at most as many as there are keys.
     """
-    keys, biases = (
-        (batch, heads, before + length, width),
-        dict.fromkeys(("content_bias", "distance_bias"), (heads, width)),
-    )
-    distances = (heads, min(before + length, rows or before + length), width)
+    keys = before + length
     inputs = drawn(
-        query=(batch, heads, length, width), key=keys, value=keys, distance_key=distances, **biases
+        query=(batch, heads, length, width),
+        key=(batch, heads, keys, width),
+        value=(batch, heads, keys, width),
+        distance_key=(heads, min(keys, rows or keys), width),
+        content_bias=(heads, width),
+        distance_bias=(heads, width),
     )
-    return inputs | {name: size * inputs[name] for name in ("query", *biases)}
+    for name in ("query", "content_bias", "distance_bias"):
+        inputs[name] = size * inputs[name]
+    return inputs
 
 
 def gradients(function, inputs, *rest, **options):
-    """The outputs of function and the gradients of its inputs, by name."""
+    """The outputs of a function and the gradients of its inputs, by name."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    outs = function(*leaves.values(), *rest, **options)
-    outs = {
-        f"out {k}": out
-        for k, out in enumerate(outs if isinstance(outs, tuple) else (outs,))
-        if out is not None
-    }
-    moving = [out for out in outs.values() if out.requires_grad]
-    sum(
-        (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)).sum()
-        for out in moving
-    ).backward()
+    returned = function(*leaves.values(), *rest, **options)
+    if not isinstance(returned, tuple):
+        returned = (returned,)
+    outs = {f"out {k}": out for k, out in enumerate(returned) if out is not None}
+    total = 0.0
+    for out in outs.values():
+        if out.requires_grad:
+            weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype)
+            total = total + (out * weights.view(out.shape)).sum()
+    total.backward()
     return outs | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
 
 
 def in_type(inputs, dtype):
     return {name: x.to(dtype) for name, x in inputs.items()}
+
+
+def types_for(size):
+    """Usual scores are compared in float32 too; large ones would need other tolerances."""
+    return (torch.float64, torch.float32) if size == 1 else (torch.float64,)
 
 
 sizes = st.integers(1, 3)
@@ -92,15 +98,13 @@ sizes = st.integers(1, 3)
     size=SIZES,
 )
 def test_tiled_sliding_attention_equals_plain(batch, heads, blocks, window, width, size):
-    """In float64, and of usual scores in float32 too."""
     inputs = sliding_inputs(batch, heads, blocks, window, width, size)
     expected = gradients(sliding_window.sliding_attention_plain, inputs)
-    for dtype in (torch.float64, torch.float32) if size == 1 else (torch.float64,):
+    for dtype in types_for(size):
         actual = gradients(SlidingAttention.apply, in_type(inputs, dtype))
         assert {x.dtype for x in actual.values()} == {dtype}
-        assert_agree(
-            beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype]
-        )  # sizes are up to 30
+        tolerance = 10 * TOLERANCE["cpu", dtype]  # sizes are up to 30
+        assert_agree(beside_one(expected), beside_one(actual), tolerance)
 
 
 @given(
@@ -117,20 +121,17 @@ def test_tiled_sliding_attention_equals_plain(batch, heads, blocks, window, widt
 def test_tiled_relative_attention_equals_plain(
     batch, heads, length, before, width, tile, rows, in_values, size
 ):
-    """In float64, and of usual scores in float32 too."""
-    inputs, options = (
-        relative_inputs(batch, heads, length, before, width, rows, size),
-        {"measure": True, "in_values": in_values},
-    )
+    inputs = relative_inputs(batch, heads, length, before, width, rows, size)
+    options = {"measure": True, "in_values": in_values}
     expected = gradients(relative_shift.relative_attention_plain, inputs, **options)
-    for dtype in (torch.float64, torch.float32) if size == 1 else (torch.float64,):
+    for dtype in types_for(size):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(on_a_cpu, "TILE", tile)
-            patch.setattr(
-                relative_shift, "relative_attention_plain", None
-            )  # the fast path must not fall back
+            # The fast path must not fall back
+            patch.setattr(relative_shift, "relative_attention_plain", None)
             actual = gradients(relative_shift.relative_attention, in_type(inputs, dtype), **options)
-        assert actual["out 0"].dtype == dtype and not actual["out 1"].requires_grad
+        assert actual["out 0"].dtype == dtype
+        assert not actual["out 1"].requires_grad, "usage has no gradient"
         assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])
 
 
@@ -142,35 +143,41 @@ def test_tiled_relative_attention_equals_plain(
     parts=st.integers(2, 4),
 )
 def test_fast_head_projection_equals_plain(batch, length, heads, width, parts):
-    """In every type, against the plain path in float64; of unit length are all parts except the
-    last.
+    """In each type, against the plain path in float64. All parts except the last have unit length.
+
+    Both take the same rounded inputs.
     """
+
+    def fast(x, weight):
+        return ProjectHeads.apply(x, weight, heads, parts, NORM_EPSILON)
+
+    def plain(x, weight):
+        return project_heads_plain(x, weight, heads, parts)
+
     inputs = drawn(x=(batch, length, 7), weight=(parts * heads * width, 7))
     for dtype in (torch.float64, torch.float32):
         rounded = in_type(inputs, dtype)
-        actual = gradients(
-            lambda x, w: ProjectHeads.apply(x, w, heads, parts, NORM_EPSILON), rounded
-        )
+        actual = gradients(fast, rounded)
         assert {x.dtype for x in actual.values()} == {dtype}
-        expected = gradients(
-            lambda x, w: project_heads_plain(x, w, heads, parts), in_type(rounded, torch.float64)
-        )
+        expected = gradients(plain, in_type(rounded, torch.float64))
         assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
-RELATIVE = relative_shift.relative_attention_plain, relative_shift.relative_attention
-SLIDING = sliding_window.sliding_attention_plain, SlidingAttention.apply
-PROJECT = (
-    lambda x, w, parts: project_heads_plain(x, w, 5, parts),
-    lambda x, w, parts: ProjectHeads.apply(x, w, 5, parts, NORM_EPSILON),
-)
+def five_heads_plain(x, weight, parts):
+    return project_heads_plain(x, weight, 5, parts)
+
+
+def five_heads_fast(x, weight, parts):
+    return ProjectHeads.apply(x, weight, 5, parts, NORM_EPSILON)
+
+
+RELATIVE = (relative_shift.relative_attention_plain, relative_shift.relative_attention)
+SLIDING = (sliding_window.sliding_attention_plain, SlidingAttention.apply)
+PROJECT = (five_heads_plain, five_heads_fast)
+FEW_ROWS = relative_inputs(2, 3, 130, 170, 32, rows=65)
 IN_BFLOAT16 = {  # {case: (plain, fast, inputs, what else both are given)}
     "relative": (*RELATIVE, relative_inputs(2, 3, 130, 170, 32), (0.0, True)),
-    "relative in values": (
-        *RELATIVE,
-        relative_inputs(2, 3, 130, 170, 32, rows=65),
-        (0.0, True, True),
-    ),
+    "relative in values": (*RELATIVE, FEW_ROWS, (0.0, True, True)),
     "sliding": (*SLIDING, sliding_inputs(2, 3, 4, 16, 32), ()),
     "projection": (*PROJECT, drawn(x=(3, 70, 48), weight=(2 * 5 * 32, 48)), (2,)),
 }
@@ -178,27 +185,26 @@ IN_BFLOAT16 = {  # {case: (plain, fast, inputs, what else both are given)}
 
 @pytest.mark.parametrize("case", IN_BFLOAT16)
 def test_fast_paths_in_bfloat16(case, monkeypatch):
-    """Against the plain path in float64; every result is in bfloat16, except usage, which is a mean
-    over many queries.
+    """Against the plain path in float64.
+
+    Every result is in bfloat16, except usage, which is a mean over many queries.
     """
     plain, fast, inputs, rest = IN_BFLOAT16[case]
     inputs = in_type(inputs, torch.bfloat16)
     expected = gradients(plain, in_type(inputs, torch.float64), *rest)
-    monkeypatch.setattr(
-        relative_shift, "relative_attention_plain", None
-    )  # the fast path must not fall back
+    monkeypatch.setattr(relative_shift, "relative_attention_plain", None)  # no falling back
     actual = gradients(fast, inputs, *rest)
-    types = {
-        name: torch.float32 if "relative" in case and name == "out 1" else torch.bfloat16
-        for name in actual
-    }
+    types = dict.fromkeys(actual, torch.bfloat16)
+    if "relative" in case:
+        types["out 1"] = torch.float32  # usage
     assert {name: x.dtype for name, x in actual.items()} == types
     assert_agree(expected, actual, BFLOAT16)
 
 
 def test_sums_over_tiles_are_in_float32(monkeypatch):
-    """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 400 and of
-    600 tiles adds to it.
+    """A sum in bfloat16 stops growing as soon as an addend is below 1/256 of it.
+
+    Here each of 400 tiles adds to it, and each of 600.
     """
     monkeypatch.setattr(on_a_cpu, "TILE", 1)
     relative = in_type(relative_inputs(1, 2, 400, 3, 8), torch.bfloat16)
@@ -206,33 +212,49 @@ def test_sums_over_tiles_are_in_float32(monkeypatch):
     sliding = in_type(sliding_inputs(1, 2, 1, 4, 8), torch.bfloat16)
     rows = sliding["query"].repeat(1, 1, 601, 1)
     sliding |= {"query": rows[:, :, 4:], "keys": rows, "values": rows}
-    cases = ((RELATIVE, relative, (0.0, True), "value"), (SLIDING, sliding, (), "offset"))
-    for (plain, fast), inputs, rest, summed in cases:
-        found = []
-        for attend, dtype in ((plain, torch.float64), (fast, torch.bfloat16)):
-            leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
-            outs = attend(*leaves.values(), *rest)
-            out, *usage = outs if isinstance(outs, tuple) else (outs,)
-            out[..., 0].sum().backward()
-            found.append({summed: leaves[summed].grad} | dict(zip(["usage"], usage, strict=False)))
-        assert_agree(*found, BFLOAT16)
+    assert_sums_agree(RELATIVE, relative, (0.0, True), "value")
+    assert_sums_agree(SLIDING, sliding, (), "offset")
+
+
+def assert_sums_agree(paths, inputs, rest, summed):
+    """The gradient of the input `summed`, and usage if there is one, by both paths."""
+    found = []
+    for attend, dtype in zip(paths, (torch.float64, torch.bfloat16), strict=True):
+        leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
+        returned = attend(*leaves.values(), *rest)
+        out, *usage = returned if isinstance(returned, tuple) else (returned,)
+        out[..., 0].sum().backward()
+        found.append({summed: leaves[summed].grad} | dict(zip(["usage"], usage, strict=False)))
+    assert_agree(*found, BFLOAT16)
 
 
 def test_the_tiled_paths_are_taken_if_possible_and_measure_when_asked(monkeypatch):
     """Dropout, which they do not have, is the plain path's."""
-    taken, plain, tiled = [], sliding_window.sliding_attention_plain, SlidingAttention.apply
-    monkeypatch.setattr(
-        sliding_window, "sliding_attention_plain", lambda *a: taken.append("plain") or plain(*a)
-    )
-    monkeypatch.setattr(SlidingAttention, "apply", lambda *a: taken.append("tiled") or tiled(*a))
+    taken = []
+    plain = sliding_window.sliding_attention_plain
+    tiled = SlidingAttention.apply
+
+    def watched_plain(*given):
+        taken.append("plain")
+        return plain(*given)
+
+    def watched_tiled(*given):
+        taken.append("tiled")
+        return tiled(*given)
+
+    monkeypatch.setattr(sliding_window, "sliding_attention_plain", watched_plain)
+    monkeypatch.setattr(SlidingAttention, "apply", watched_tiled)
     inputs = in_type(sliding_inputs(1, 2, 2, 3, 4), torch.float32)
     sliding_window.sliding_attention(*in_type(inputs, torch.bfloat16).values())
     sliding_window.sliding_attention(*inputs.values(), 0.5)
     assert taken == ["tiled", "plain"]
+
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
     out, usage = relative_shift.relative_attention(*inputs, measure=True)
     dropped, same = relative_shift.relative_attention(*inputs, dropout=0.5, measure=True)
-    assert (
-        not torch.allclose(dropped, out) and torch.allclose(same, usage) and usage.shape == (2, 9)
-    )
-    assert all(attend(*inputs)[1] is None for attend in RELATIVE)
+    assert not torch.allclose(dropped, out)
+    assert torch.allclose(same, usage), "usage is measured before weights are dropped"
+    assert usage.shape == (2, 9)
+    for attend in RELATIVE:
+        _, usage = attend(*inputs)
+        assert usage is None

@@ -1,5 +1,6 @@
-"""Attention by SDPA, a GPU's path, equals the plain path on a CPU: by operation, in whole models,
-with dropout; what it saves.
+"""Attention by SDPA, a GPU's path, equals the plain path on a CPU.
+
+It is compared by operation, in whole models, and with dropout.
 """
 
 import sys
@@ -25,33 +26,41 @@ THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attenti
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Let a CPU take a GPU's paths; returns a list that grows by the arguments of every call of
-    SDPA.
-    """
-    calls = []
+def calls(monkeypatch):
+    """A list that grows by the arguments of every call of SDPA."""
+    found = []
+
+    def watched(*given, **options):
+        found.append(given)
+        return SDPA(*given, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    return found
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch, calls):
+    """Let a CPU take a GPU's paths; returns the list of SDPA's calls."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("accelerated."):
-            if hasattr(module, "takes_sdpa"):
-                monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
-            if hasattr(module, "on_plain_cpu"):
-                monkeypatch.setattr(module, "on_plain_cpu", lambda x: False)
-    monkeypatch.setattr(
-        functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a) or SDPA(*a, **k)
-    )
+        if not name.startswith("accelerated."):
+            continue
+        if hasattr(module, "takes_sdpa"):
+            monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
+        if hasattr(module, "on_plain_cpu"):
+            monkeypatch.setattr(module, "on_plain_cpu", lambda x: False)
     return calls
 
 
 @over(THROUGH_SDPA)
 def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
-    """Logits, states, losses and gradients over segments, with a document start in the second; then
-    five steps.
+    """Logits, states, losses and gradients over segments; a document starts in the second.
+
+    Then five steps.
     """
     config, rng, params, state, _, _ = both_sides(paper, name)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
-    assert as_on_a_gpu or (paper, name) == ("memformer", "decoder-only"), (
-        "whose simplified positions need the weights"
-    )
+    needs_the_weights = (paper, name) == ("memformer", "decoder-only")  # simplified positions
+    assert as_on_a_gpu or needs_the_weights, "no attention went through SDPA"
 
 
 def test_an_offset_takes_the_querys_type(as_on_a_gpu):
@@ -59,10 +68,8 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     inputs = {name: x.float() for name, x in sliding_inputs(2, 3, 2, 8, 16).items()}
     rough = [x.bfloat16() if name != "offset" else x for name, x in inputs.items()]
     out = sliding_window.sliding_attention_sdpa(*rough)
-    assert (
-        out.dtype == torch.bfloat16
-        and [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
-    )
+    assert out.dtype == torch.bfloat16
+    assert [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
     expected = sliding_window.sliding_attention_plain(*inputs.values())
     assert_agree({"out": expected}, {"out": out.float()}, TOLERANCE["cuda", torch.bfloat16])
 
@@ -70,66 +77,79 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
 @pytest.mark.parametrize("offset", [False, True])
 def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
     """Off a CPU: flash, memory-efficient or math, never cuDNN's, whatever is allowed."""
-    flags, backends = [], torch.backends.cuda
+    backends = torch.backends.cuda
+    allowed = []  # (cuDNN, memory-efficient, math) in each call
 
-    def attend(*arguments, **options):
-        flags.append(
-            (
-                backends.cudnn_sdp_enabled(),
-                backends.mem_efficient_sdp_enabled(),
-                backends.math_sdp_enabled(),
-            )
-        )
-        return SDPA(*arguments, **options)
+    def attend(*given, **options):
+        efficient = backends.mem_efficient_sdp_enabled()
+        allowed.append((backends.cudnn_sdp_enabled(), efficient, backends.math_sdp_enabled()))
+        return SDPA(*given, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
     query = torch.empty(2, 3, 4, 5, device="meta")
     before = backends.cudnn_sdp_enabled()
     content.sdpa(query, query, query, query.new_empty(3, 4, 4) if offset else None)
-    assert flags == [(False, True, True)] and backends.cudnn_sdp_enabled() == before
+    assert allowed == [(False, True, True)]
+    assert backends.cudnn_sdp_enabled() == before
 
 
-@pytest.mark.parametrize(
-    "device,off_cpu", [("cpu", 0), ("meta", 1)]
-)  # meta stands for a GPU; off_cpu: calls of SDPA expected
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_the_path_is_that_of_the_device(device, off_cpu, rate, monkeypatch):
-    """Off the CPU each attention is one call of SDPA, unless it measures or has one key; on one
-    only content_attention may be.
-    """
-    rates = []  # of dropout, one for each call of SDPA, whose fifth argument it is
-    monkeypatch.setattr(
-        functional,
-        "scaled_dot_product_attention",
-        lambda *a, **k: rates.append(a[4]) or SDPA(*a, **k),
-    )
-    on = lambda inputs: [x.to(device) for x in inputs.values()]  # noqa: E731
-    sliding_window.sliding_attention(*on(sliding_inputs(2, 3, 2, 4, 5)), rate)
-    query, key, value, _, bias, _ = relative = on(relative_inputs(2, 3, 8, 5, 4))
-    usage = relative_shift.relative_attention(*relative, rate)[1]
+def on(device, inputs):
+    return [x.to(device) for x in inputs.values()]
+
+
+def rates(calls):
+    """The rates of dropout of SDPA's calls since they were last asked for: its fifth argument."""
+    found = [given[4] for given in calls]
+    calls.clear()
+    return found
+
+
+# meta stands for a GPU
+either_device = pytest.mark.parametrize("device, off_cpu", [("cpu", 0), ("meta", 1)])
+either_rate = pytest.mark.parametrize("rate", [0.0, 0.1])
+
+
+@either_device
+@either_rate
+def test_attention_by_position_is_one_call_off_the_cpu(device, off_cpu, rate, calls):
+    sliding_window.sliding_attention(*on(device, sliding_inputs(2, 3, 2, 4, 5)), rate)
+    assert rates(calls) == [rate] * off_cpu
+    relative = on(device, relative_inputs(2, 3, 8, 5, 4))
+    _, usage = relative_shift.relative_attention(*relative, rate)
+    assert usage is None
+    assert rates(calls) == [rate] * off_cpu
     signed_distance.transformer_xl_attention(*relative, 8, None, rate)
-    assert rates == [rate] * (3 * off_cpu) and usage is None
-    block_recurrent.scaled_attention(
-        query, key, value, bias[:, 0]
-    )  # a scale for each head; it has no dropout
-    assert rates == [rate] * (3 * off_cpu) + [0.0] * off_cpu
-    rates.clear()
-    assert (
-        relative_shift.relative_attention(*relative, rate, measure=True)[1].shape == (2, 13)
-        and not rates
-    )
+    assert rates(calls) == [rate] * off_cpu
+
+    _, usage = relative_shift.relative_attention(*relative, rate, measure=True)
+    assert usage.shape == (2, 13)
+    assert not rates(calls), "SDPA does not return the weights, which usage needs"
+
+
+@either_device
+@either_rate
+def test_attention_by_content_is_one_call_off_the_cpu(device, off_cpu, rate, calls):
+    query, key, value, _, bias, _ = on(device, relative_inputs(2, 3, 8, 5, 4))
+    scale = bias[:, 0]  # one for each head
+    block_recurrent.scaled_attention(query, key, value, scale)  # it has no dropout
+    assert rates(calls) == [0.0] * off_cpu
     content.content_attention(query, key, value, dropout=rate)
-    assert rates == (
-        [rate] if off_cpu or not rate else []
-    )  # on a CPU without dropout alone: with it, it would save no scores
-    rates.clear()
+    if device == "meta" or rate == 0:
+        assert rates(calls) == [rate]
+    else:
+        assert not rates(calls), "with dropout SDPA would save no scores on a CPU"
     content.content_attention(*(x.bfloat16() for x in (query, key, value)))
     content.content_attention(query, key.clone().requires_grad_(), value)
-    assert len(rates) == 2 * off_cpu, (
+    assert len(rates(calls)) == 2 * off_cpu, (
         "on a CPU SDPA is slower in bfloat16, and if only keys need gradients"
     )
-    rates.clear()
-    one_key, one_value = key[:, :, :1], value[:, :, :1]
+
+
+@either_device
+def test_one_key_takes_the_plain_path(device, off_cpu, calls):
+    query, key, value, _, bias, _ = on(device, relative_inputs(2, 3, 8, 5, 4))
+    one_key = key[:, :, :1]
+    one_value = value[:, :, :1]
     content.content_attention(query, one_key, one_value)
     block_recurrent.scaled_attention(query, one_key, one_value, bias[:, 0])
-    assert not rates, "of one key the gradient of query and key must be exactly zero"
+    assert not rates(calls), "of one key the gradient of query and key must be exactly zero"

@@ -1,5 +1,6 @@
-"""train.py and eval.py as a user calls them, here or in a process to be killed; a file server; a
-workshop without training.
+"""train.py and eval.py as a user calls them, here or in a process to be killed.
+
+Beside them a file server, and a workshop that trains nothing.
 """
 
 import atexit
@@ -37,32 +38,10 @@ ROOT = Path(__file__).parents[2]
 LITTLE = ["--width", 16, "--heads", 2, "--feed-forward", 32, "--warmup", 2, "--batch", 3]
 LITTLE += ["--validation-segments", 0, "--validate-every", 0]
 BLOCKS = ["--head-width", 8, "--window", 8, "--segment", 16, "--states", 4, "--recurrent-layers", 2]
-ROWS = [
-    "--head-width",
-    8,
-    "--segment",
-    8,
-    "--memory",
-    8,
-    "--compressed-memory",
-    4,
-    "--compression-rate",
-    2,
-]
-SLOTS = [
-    "--head-width",
-    8,
-    "--segment",
-    8,
-    "--encoder-layers",
-    1,
-    "--decoder-layers",
-    1,
-    "--slots",
-    3,
-    "--horizon",
-    3,
-]
+ROWS = ["--head-width", 8, "--segment", 8, "--memory", 8, "--compressed-memory", 4]
+ROWS += ["--compression-rate", 2]
+SLOTS = ["--head-width", 8, "--segment", 8, "--encoder-layers", 1, "--decoder-layers", 1]
+SLOTS += ["--slots", 3, "--horizon", 3]
 KEYS = ["--head-width", 8, "--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3]
 WINDOWS = ["--segment", 8, "--max-positions", 12, "--horizon", 3]
 TINY = [*LITTLE, *BLOCKS, "--layers", 2, "--sample", 5]
@@ -92,9 +71,9 @@ def equal(first, second):
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            equal(first[key], second[key]) for key in first
-        )
+        if first.keys() != second.keys():
+            return False
+        return all(equal(first[key], second[key]) for key in first)
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(equal, first, second))
     return first == second
@@ -107,9 +86,8 @@ def trained_runs(folder):
     """A run of each model, trained for two steps on one text."""
     book = folder / "book.txt"
     content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
-    book.write_bytes(
-        b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100))
-    )
+    pieces = [content[at : at + 100] for at in range(0, 14_000, 100)]
+    book.write_bytes(b" some common words ".join(pieces))
     kinds = {
         "recurrent": TINY,
         "compressive": COMPRESSIVE,
@@ -163,20 +141,20 @@ def refused(capsys, *argv):
     capsys.readouterr()
     with pytest.raises((InputError, SystemExit)) as caught:
         evaluate(*argv)
-    line = (
-        str(caught.value)
-        if isinstance(caught.value, InputError)
-        else capsys.readouterr().err.rstrip("\n")
-    )
-    assert "\n" not in line and (isinstance(caught.value, InputError) or caught.value.code == 2)
+    error = caught.value
+    if isinstance(error, InputError):
+        line = str(error)
+    else:
+        assert error.code == 2
+        line = capsys.readouterr().err.rstrip("\n")
+    assert "\n" not in line
     return line
 
 
 PATIENCE = 120.0  # seconds
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["tests.helpers.programs", "pytest", "torch._dynamo"]
-)  # imported once, before the forks
+# Imported once, before the forks
+SERVER.set_forkserver_preload(["tests.helpers.programs", "pytest", "torch._dynamo"])
 
 
 def run_script(argv, output, errors, environment, hang):
@@ -184,24 +162,24 @@ def run_script(argv, output, errors, environment, hang):
     for path, number in ((output, 1), (errors, 2)):
         with open(path, "ab") as file:
             os.dup2(file.fileno(), number)
-    sys.stdout = os.fdopen(
-        1, "w", closefd=False
-    )  # buffered, as it is for a file, whatever PYTHONUNBUFFERED says
+    # Buffered, as it is for a file, whatever PYTHONUNBUFFERED says
+    sys.stdout = os.fdopen(1, "w", closefd=False)
     os.environ.update(environment)
     if hang:
         hang_in(*hang)
     sys.argv = ["train.py", *argv]
-    run_program(
-        "train.py", training_script.main, *begin_program("train.py", "accelerated.training.options")
-    )
+    given = begin_program("train.py", "accelerated.training.options")
+    run_program("train.py", training_script.main, *given)
 
 
 def hang_in(owner, name, call, marker):
-    """Make a call of the function owner.name, counted from 1, write the file marker and never
-    return.
+    """Make a call of the function owner.name write the file marker and never return.
+
+    Its calls are counted from 1.
     """
     owner = pkgutil.resolve_name(owner)
-    calls, function = [], getattr(owner, name)
+    function = getattr(owner, name)
+    calls = []
 
     def hanging(*given, **others):
         calls.append(name)
@@ -214,28 +192,26 @@ def hang_in(owner, name, call, marker):
 
 
 def start(argv, errors, output=None, hang=None, processes=1):
-    """Begin train.py in that many processes that train together; stderr and, unless output is
-    given, stdout go to `errors`.
+    """Begin train.py in that many processes that train together.
+
+    stderr goes to the file `errors`, and so does stdout unless `output` is given.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     started = []
     for rank in range(processes):
-        environment = (
-            together | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
-        )
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment = together | own if processes > 1 else {}
         given = ([*map(str, argv)], output or errors, errors, environment, hang)
         started.append(SERVER.Process(target=run_script, args=given, daemon=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH", os.pathsep.join(sys.path)
-        )  # the server, which the first start begins, imports from there
+        # The server, which the first start begins, imports from there
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         for process in started:
             process.start()
-            atexit.register(
-                process.kill
-            )  # of a test that fails; by itself it would end only if it heard of SIGTERM
+            # For a test that fails: by itself it would end only if it heard of SIGTERM
+            atexit.register(process.kill)
     return started
 
 
@@ -254,9 +230,7 @@ def killed(started):
 
 
 def hanging(argv, folder, owner, name, call=1):
-    """Begin train.py and return its processes as soon as it hangs in that call of owner.name; see
-    hang_in.
-    """
+    """Begin train.py; returns its processes as soon as it hangs, as hang_in says."""
     marker = folder / f"in-{name}"
     started = start(argv, folder / "errors", hang=(owner, name, call, marker))
     wait_for(marker, started, folder / "errors")
@@ -273,25 +247,26 @@ def wait_for(path, started, errors):
 
 def measurements(run):
     """The records of a run's metrics.jsonl, without its speed."""
-    return [
-        {name: value for name, value in record.items() if name != "tokens_per_second"}
-        for record in read_metrics(run)
-    ]
+    records = read_metrics(run)
+    for record in records:
+        record.pop("tokens_per_second", None)
+    return records
 
 
 def differences(first, second, besides=()):
-    """What two runs differ in: fields of the last checkpoint and of the best one, kept checkpoints,
-    measurements.
-    """
-    found = [path for path in ("best.pt",) if (first / path).exists() != (second / path).exists()]
+    """What two runs differ in: fields of the last checkpoint and of the best, measurements."""
+    found = []
     pairs = [(saved(first), saved(second))]
-    if (first / "best.pt").exists() and not found:
-        pairs.append((load_checkpoint(first / "best.pt"), load_checkpoint(second / "best.pt")))
+    best = [run / "best.pt" for run in (first, second) if (run / "best.pt").exists()]
+    if len(best) == 1:
+        found.append("best.pt")
+    elif best:
+        pairs.append([load_checkpoint(path) for path in best])
     for one, other in pairs:
-        found += [
-            key for key in one.keys() | other.keys() if not equal(one.get(key), other.get(key))
-        ]
-    found += ["metrics.jsonl"] if measurements(first) != measurements(second) else []
+        names = one.keys() | other.keys()
+        found += [name for name in names if not equal(one.get(name), other.get(name))]
+    if measurements(first) != measurements(second):
+        found.append("metrics.jsonl")
     return [name for name in found if name not in besides]
 
 
@@ -350,21 +325,25 @@ def serving(files):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         server.address = f"http://127.0.0.1:{http.server_port}"
-        threading.Thread(
-            target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
+        often = {"poll_interval": 0.01}
+        threading.Thread(target=http.serve_forever, kwargs=often, daemon=True).start()
         yield server
         http.shutdown()
 
 
 class Rehearsal(Workshop):
-    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the
-    options: bits}.
+    """A workshop whose train.py and eval.py only note their arguments.
+
+    loss: {part of the options: bits that training reaches}; 1 for all others
+    fails: {part of the options: the line with which it fails}
     """
 
     def __init__(self, runs, jobs=1, loss=(), fails=()):
-        super().__init__(runs, jobs, say=lambda line: self.said.append(line))
-        self.said, self.calls, self.loss, self.fails = [], [], dict(loss), dict(fails)
+        self.said = []
+        self.calls = []
+        self.loss = dict(loss)
+        self.fails = dict(fails)
+        super().__init__(runs, jobs, say=self.said.append)
 
     def run(self, command):
         words = [str(word) for word in command[1:]]
@@ -375,14 +354,14 @@ class Rehearsal(Workshop):
                 return 2, "some progress\n", line
         if words[0].endswith("eval.py"):
             return 0, json.dumps({"asked": words[1:]}), "a warning"
-        folder = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
+        named = "--out" if "--out" in words else "--resume"
+        folder = Path(words[words.index(named) + 1])
         folder.mkdir(parents=True, exist_ok=True)
-        bits = next((loss for part, loss in self.loss.items() if part in text), 1.0)
-        records = [{"step": 1, "loss": 3.0, "bits_per_byte": -bits}]
-        records.append({"step": 5, "final": True, "validation_bits_per_byte": bits})
-        (folder / "metrics.jsonl").write_text(
-            "".join(json.dumps(record) + "\n" for record in records)
-        )
+        reached = [loss for part, loss in self.loss.items() if part in text]
+        bits = reached[0] if reached else 1.0
+        first = {"step": 1, "loss": 3.0, "bits_per_byte": -bits}
+        last = {"step": 5, "final": True, "validation_bits_per_byte": bits}
+        (folder / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
         return 0, "trained\n", "trained"
 
 
@@ -409,24 +388,19 @@ TWO = Table(
 def record_of(table, **measured):
     """A record of a table with given measures {row: [values by seed]} of its first measure."""
     common = {"choice": "--rate 1", "tuning": {"--rate 1": 2.0}, "parameters": 1234}
-    rows = [
-        {
-            "name": name,
-            **row._asdict(),
-            **common,
-            "step_seconds": seconds,
-            "measured": {table.measures[0].title: measured[name]},
-        }
-        for (name, row), seconds in zip(
-            table.rows.items(), ([0.5, 0.5, 0.5], [1.5, 2.5, 2.0]), strict=False
-        )
-    ]
-    record = {
+    seconds = [[0.5, 0.5, 0.5], [1.5, 2.5, 2.0]]
+    rows = []
+    for (name, row), step_seconds in zip(table.rows.items(), seconds, strict=False):
+        of_row = {"name": name} | row._asdict() | common | {"step_seconds": step_seconds}
+        rows.append(of_row | {"measured": {table.measures[0].title: measured[name]}})
+    return {
         "name": "a-table",
         "date": "2026-01-02",
         "machine": "2 cores",
         "torch": "2.13.0",
         "jobs": 2,
         "rows": rows,
+        "options": "--width 8",
+        "first": "",
+        "grid": ["--rate 1", "--rate 2"],
     }
-    return record | {"options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"]}

@@ -1,6 +1,4 @@
-"""Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in
-memory, a few BPE merges.
-"""
+"""Texts, documents and tokenizers for the tests."""
 
 import base64
 import io
@@ -24,8 +22,12 @@ def text_document(name, text, tokenizer):
 
 def documents_of(lengths):
     """Documents with recognisable tokens: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
-    texts = [bytes((10 * d + 1 + i) % 256 for i in range(n)) for d, n in enumerate(lengths)]
-    return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
+    documents = []
+    for number, length in enumerate(lengths):
+        first = 10 * number + 1
+        text = bytes(token % 256 for token in range(first, first + length))
+        documents.append(text_document(str(number), text, BYTES))
+    return documents
 
 
 def as_zip(members):
@@ -56,25 +58,12 @@ def show_ranks(tokens):
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
-RANKS = (
-    *(bytes([byte]) for byte in range(256)),
-    b"th",
-    b"the",
-    b" the",
-    b"\n\n",
-    b"a ",
-    b"a b",
-    b"\xc3\xa9",
-    b" a b",
-)
-ENCODING = {
-    "pat_str": r"(?s).+",
-    "mergeable_ranks": {token: rank for rank, token in enumerate(RANKS)},
-    "special_tokens": {},
-}
-MERGED = BpeTokenizer(
-    "merged", tiktoken.Encoding("merged", **ENCODING)
-)  # tokens hold white space, only that, or several words
+SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
+# Tokens that hold white space, only that, or several words
+MERGES = [b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b"]
+RANKS = {token: rank for rank, token in enumerate([*SINGLE_BYTES, *MERGES])}
+ENCODING = {"pat_str": r"(?s).+", "mergeable_ranks": RANKS, "special_tokens": {}}
+MERGED = BpeTokenizer("merged", tiktoken.Encoding("merged", **ENCODING))
 
 
 def document_from(text, tokenizer, scored=None):
@@ -82,10 +71,8 @@ def document_from(text, tokenizer, scored=None):
     ids = tokenizer.encode(text)
     ids.flags.writeable = False
     size = max(len(ids) - 1, 0)
-    scored = (
-        np.broadcast_to(True, size) if scored is None else np.resize(np.array(scored, bool), size)
-    )
-    return Document(text, ids[:-1], ids[1:], scored)
+    mask = np.array([True] if scored is None else scored)
+    return Document(text, ids[:-1], ids[1:], np.resize(mask, size))
 
 
 texts = st.text("theab \n\t\r\x0b\x0cé\xa0.", max_size=40)
@@ -95,20 +82,19 @@ either = st.sampled_from([BYTES, MERGED])
 @st.composite
 def documents_and_tokenizer(draw, least=0):
     """Documents with some tokens scored; one has at least `least` to predict."""
-    tokenizer, masks = draw(either), st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
-    documents = [
-        document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))
-    ]
-    documents += (
-        [document_from(draw(texts) + "x" * (least + 1), tokenizer, draw(masks))] if least else []
-    )
-    return documents, tokenizer
+    tokenizer = draw(either)
+    masks = st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
+    drawn = [draw(texts) for _ in range(draw(st.integers(0, 4)))]
+    if least:
+        drawn.append(draw(texts) + "x" * (least + 1))
+    return [document_from(text, tokenizer, draw(masks)) for text in drawn], tokenizer
 
 
 def random_nats(documents, seed):
     """Random losses in the form of token_nats: NaN if a token is not scored."""
     rng = np.random.default_rng(seed)
-    return [
-        np.where(document.scored, rng.exponential(3.0, len(document.inputs)), np.nan)
-        for document in documents
-    ]
+    nats = []
+    for document in documents:
+        losses = rng.exponential(3.0, len(document.inputs))
+        nats.append(np.where(document.scored, losses, np.nan))
+    return nats

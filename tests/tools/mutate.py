@@ -1,5 +1,6 @@
-"""python -m tests.tools.mutate: plants small faults in the maths, one at a time, and lists those
-that no test notices.
+"""Plants small faults in the maths, one at a time, and lists those that no test notices.
+
+    python -m tests.tools.mutate
 
 A fault (mutants.py) is compiled in place of its file, in a child process that is forked before the
 project is imported. The child runs the tests until one fails, first those with the file's name in
@@ -28,91 +29,81 @@ from accelerated.models import NAMES
 from tests.tools.mutants import Mutant, mutants_of, planted, sample
 
 ROOT = Path(__file__).parents[2]
-FILES = (
-    *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in NAMES),
-    *("reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"),
-    *(f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")),
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("accelerated/attention/[a-z]*.py")),
-    *(
-        "accelerated/data/windows.py",
-        "accelerated/evaluation/score.py",
-        "accelerated/training/optimization.py",
-    ),
-)
-TESTS = (
-    *(
-        "tests/reference",
-        "tests/attention",
-        *(str(path) for path in sorted(ROOT.glob("tests/test_*.py"))),
-    ),
-    *(
-        "tests/data/test_lanes.py",
-        "tests/data/test_windows.py",
-        "tests/evaluation/test_positions.py",
-    ),
-    *("tests/evaluation/test_score.py", "tests/lab/reports", "tests/lab/systems/test_roberta.py"),
-    *("tests/training/test_optimization.py", "tests/house/test_check.py"),
-)
+ROOMS = ("accelerated/attention", "accelerated/generation")
+FILES = [f"{side}/{model}.py" for side in ("reference", "accelerated") for model in NAMES]
+FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"]
+FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
+for room in ROOMS:
+    FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))
+FILES += [
+    "accelerated/data/windows.py",
+    "accelerated/evaluation/score.py",
+    "accelerated/training/optimization.py",
+]
+TESTS = ["tests/reference", "tests/attention", "tests/generation"]
+TESTS += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))
+TESTS += [
+    "tests/data/test_lanes.py",
+    "tests/data/test_windows.py",
+    "tests/evaluation/test_positions.py",
+    "tests/evaluation/test_score.py",
+    "tests/lab/reports",
+    "tests/lab/systems/test_roberta.py",
+    "tests/training/test_optimization.py",
+    "tests/house/test_check.py",
+]
 EQUIVALENT = ROOT / "tests" / "tools" / "equivalent_mutants.txt"
 FORK = multiprocessing.get_context("fork")
 
 
 def main() -> int:
     """Plant the faults that the command line asks for; return the exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m tests.tools.mutate", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument(
-        "--count",
-        type=int,
-        default=400,
-        help="faults, drawn in turn from every file and kind (default 400)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument(
-        "--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in"
-    )
-    parser.add_argument(
-        "--tests",
-        nargs="+",
-        default=[str(ROOT / test) for test in TESTS],
-        metavar="TEST",
-        help="tests to run",
-    )
-    parser.add_argument(
-        "--equivalent",
-        type=Path,
-        default=EQUIVALENT,
-        metavar="FILE",
-        help="survivors that change nothing",
-    )
-    parser.add_argument("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
-    options = parser.parse_args()
-    found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
-    chosen = sample(found, options.count, options.seed)
-    explained = read_equivalent(options.equivalent)
-    faults = [
-        mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained
-    ]
-    print(
-        f"{len(faults)} of {len(found)} faults, "
-        f"and {len(chosen) - len(faults)} that change nothing",
-        flush=True,
-    )
+    options = parse_options()
+    faults = faults_to_plant(options)
     if any(code for _, code in tried([None], options.tests, 1)):
         print("Without any fault these tests do not pass")
         return 2
     survivors = []
-    for mutant, code in tried(faults, options.tests, options.jobs):
+    for fault, code in tried(faults, options.tests, options.jobs):
         verdict = "caught" if code else "survived"
-        place = f"{mutant.file}:{mutant.line}"
-        print(f"{verdict:<9} {place} {mutant.kind}: {mutant.after}", flush=True)
-        survivors += [] if code else [mutant]
-    print(
-        *(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors),
-        sep="\n",
-    )
+        print(f"{verdict:<9} {fault.file}:{fault.line} {fault.kind}: {fault.after}", flush=True)
+        if not code:
+            survivors.append(fault)
+    for fault in survivors:
+        print(f"\n{fault.file}:{fault.line} {fault.kind} survived")
+        print(f"- {fault.before}\n+ {fault.after}")
     return 1 if survivors else 0
+
+
+def parse_options() -> argparse.Namespace:
+    """The options of the command line."""
+    summary = __doc__.partition("\n\n")[0]
+    parser = argparse.ArgumentParser("python -m tests.tools.mutate", description=summary)
+    add = parser.add_argument
+    drawn = "faults, drawn in turn from every file and kind (default 400)"
+    add("--count", type=int, default=400, help=drawn)
+    add("--seed", type=int, default=0, help="of the draw")
+    add("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
+    tests = [str(ROOT / test) for test in TESTS]
+    add("--tests", nargs="+", default=tests, metavar="TEST", help="tests to run")
+    explained = "survivors that change nothing"
+    add("--equivalent", type=Path, default=EQUIVALENT, metavar="FILE", help=explained)
+    add("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
+    return parser.parse_args()
+
+
+def faults_to_plant(options: argparse.Namespace) -> list[Mutant]:
+    """The faults that are drawn, without those that are explained; says how many."""
+    found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
+    chosen = sample(found, options.count, options.seed)
+    explained = read_equivalent(options.equivalent)
+    faults = []
+    for mutant in chosen:
+        if (mutant.file, mutant.before, mutant.after) not in explained:
+            faults.append(mutant)
+    unplanted = len(chosen) - len(faults)
+    print(f"{len(faults)} of {len(found)} faults, and {unplanted} that change nothing", flush=True)
+    return faults
 
 
 def tried(faults: Iterable[Mutant | None], tests: list[str], jobs: int) -> Iterator[tuple]:
@@ -142,23 +133,9 @@ def run_tests(fault: Mutant | None, tests: list[str]) -> None:
         plugins.append(NearestFirst(Path(fault.file).stem))
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    words = [
-        "-x",
-        "-q",
-        "-o",
-        "addopts=",
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-        "--no-header",
-        "--tb=no",
-    ]
-    sys.exit(
-        pytest.main(
-            [*words, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", *tests],
-            plugins,
-        )
-    )
+    words = "-x -q -o addopts= -p no:cacheprovider --import-mode=importlib --no-header --tb=no"
+    places = [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+    sys.exit(pytest.main([*words.split(), *places, *tests], plugins))
 
 
 class NearestFirst:
@@ -177,11 +154,9 @@ def plant(fault: Mutant) -> None:
     unchanged = SourceFileLoader.get_code
 
     def get_code(loader, name):
-        return (
-            compile(planted(fault), path, "exec")
-            if loader.path == path
-            else unchanged(loader, name)
-        )
+        if loader.path != path:
+            return unchanged(loader, name)
+        return compile(planted(fault), path, "exec")
 
     SourceFileLoader.get_code = get_code
 
