@@ -205,4 +205,4 @@ def heading(run: TrainedRun, cleared: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_program("eval.py", main, *command)
+    run_program("eval.py", main, *command, heard=True)

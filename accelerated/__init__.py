@@ -53,28 +53,20 @@ def generate(
     """The text that continues a prompt of any length; with `stream` an iterator of its pieces.
 
     It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability;
-    temperature 0 takes the most probable one each time. Raises InputError if temperature is below
-    0, if top_p is not above 0 and at most 1, if the prompt has no token, or if the model predicts
-    NaN.
+    temperature 0 takes the most probable one each time. Raises InputError for what `eval.py sample`
+    refuses, in its words, or if the model predicts NaN.
     """
     import torch
 
-    from accelerated.evaluation.sample import stream_text
-    from accelerated.generation.continuation import Sampling, continue_text
-    from accelerated.program.errors import InputError
+    from accelerated.evaluation.options import check_sampling
+    from accelerated.evaluation.sample import ids_of, sampling_of, stream_text
+    from accelerated.generation.continuation import continue_text
 
-    if temperature < 0:
-        raise InputError(
-            f"temperature is {temperature}; give 0 for the most probable token, or more"
-        )
-    if not 0 < top_p <= 1:
-        raise InputError(f"top_p is {top_p}; it must be above 0 and at most 1")
-    ids = tokenizer.encode(prompt).tolist()
-    if not ids:
-        raise InputError("the prompt is empty, or has no token for this tokenizer; give another")
+    check_sampling(tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+    sampling = sampling_of(temperature, top_p)
+    ids = ids_of(tokenizer, prompt)
     device = model.embedding.device
     generator = torch.Generator(device).manual_seed(seed)
-    sampling = Sampling(temperature, top_p)
     given = torch.tensor([ids], device=device)
     drawn = continue_text(model, given, tokens, sampling, generator)
     pieces = stream_text(tokenizer, drawn)

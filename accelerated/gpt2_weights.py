@@ -19,6 +19,7 @@ import torch
 
 from accelerated.presets.pretrained_recurrence import GPT2
 from accelerated.program.errors import InputError, optional_package
+from accelerated.program.files import regular
 from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
@@ -76,7 +77,7 @@ def load_gpt2(path: str | Path) -> dict:
     tensors = {name: reader.get_tensor(name) for name in names}
     check_output(file, tensors)
     parameters = {}
-    for name, tensor in renamed(of_gpt2(tensors), config).items():
+    for name, tensor in renamed(of_gpt2(tensors), config.layers).items():
         parameters[name] = tensor.float().contiguous()
     return {
         "model": "pretrained_recurrence",
@@ -97,7 +98,7 @@ def open_file(path: Path) -> tuple[Path, Any]:
     safetensors = optional_package("safetensors", "a GPT-2 needs", "gpt2")
     file = path / WEIGHTS if path.is_dir() else path
     try:
-        return file, safetensors.safe_open(file, "pt")
+        return file, safetensors.safe_open(regular(file), "pt")
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{file} is not a whole safetensors file ({error}); {EXPECTED}") from None
 
@@ -152,7 +153,7 @@ def settings_beside(file: Path) -> dict[str, Any]:
     Raises InputError if they say that it computes something else than our model.
     """
     try:
-        described = dict(json.loads((file.parent / SETTINGS).read_text()))
+        described = dict(json.loads(regular(file.parent / SETTINGS).read_text()))
     except (OSError, TypeError, ValueError, RecursionError):
         return {}
     for name, values in COMPUTED.items():
@@ -229,10 +230,10 @@ def check_output(file: Path, tensors: dict[str, torch.Tensor]) -> None:
             raise InputError(f"{wrong}; {EXPECTED}")
 
 
-def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
+def renamed(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
     """{our name: tensor} of GPT-2's: matrices are transposed, query, key and value split."""
     ours = {name: tensors[theirs] for name, theirs in OF_MODEL.items()}
-    for layer in range(config.layers):
+    for layer in range(layers):
         for name, theirs in OF_LAYER.items():
             ours[f"layers.{layer}.{name}"] = tensors[f"h.{layer}.{theirs}"].t()
         for kind, names in JOINED.items():
@@ -240,3 +241,34 @@ def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch
             for name, part in zip(names, parts, strict=True):
                 ours[f"layers.{layer}.{name}"] = part
     return ours
+
+
+# Written, for eval.py export
+
+
+def as_published(parameters: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
+    """{GPT-2's name: tensor} of ours, as `renamed` reads them and the package transformers does."""
+    theirs = {name: parameters[ours] for ours, name in OF_MODEL.items()}
+    for layer in range(layers):
+        for ours, name in OF_LAYER.items():
+            theirs[f"h.{layer}.{name}"] = parameters[f"layers.{layer}.{ours}"].t()
+        for kind, names in JOINED.items():
+            parts = [parameters[f"layers.{layer}.{name}"].t() for name in names]
+            theirs[f"h.{layer}.attn.c_attn.{kind}"] = torch.cat(parts, -1)
+    return {f"transformer.{name}": tensor.contiguous() for name, tensor in theirs.items()}
+
+
+def published_config(config: Config) -> dict[str, Any]:
+    """What the config.json of a published GPT-2 of these sizes says."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocabulary,
+        "n_positions": config.max_positions,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.feed_forward,
+        "bos_token_id": None,  # ours has no such token
+        "eos_token_id": None,
+    } | {name: values[0] for name, values in COMPUTED.items()}

@@ -196,8 +196,11 @@ def overlap_of(config: ModelConfig) -> int:
 def initialise(model: Model, init_params: Callable, seed: int) -> None:
     """Load the weights that a reference's init_params draws from the seed.
 
-    Raises RuntimeError unless the names are the same.
+    On the meta device a model has sizes alone, and no weights are drawn. Raises RuntimeError unless
+    the names are the same.
     """
+    if model.embedding.is_meta:
+        return
     params = init_params(model.config, np.random.default_rng(seed))
     model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 

@@ -1209,7 +1209,8 @@ def check_compression(config):
     n = config.segment
     c = config.compression_rate
     if config.compressed_memory and n % c:
-        divisors = [rate for rate in range(1, n + 1) if n % rate == 0]
+        rates = range(1, min(n, 2 * c, 10_000) + 1)  # 1 is nearer than what is above 2c
+        divisors = [rate for rate in rates if n % rate == 0]
         nearest = min(divisors, key=lambda rate: abs(rate - c))
         raise ValueError(f"compression_rate {c} does not divide segment {n}; {nearest} does")
     rates = config.dilations
@@ -1235,6 +1236,10 @@ def check_cutoffs(config):
 
 
 if __name__ == "__main__":
+    import signal
+
+    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "compressive")
         runpy.run_module("reference.gradients", run_name="__main__")

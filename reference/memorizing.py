@@ -801,6 +801,10 @@ def check_config(config):
 
 
 if __name__ == "__main__":
+    import signal
+
+    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "memorizing")
         runpy.run_module("reference.gradients", run_name="__main__")

@@ -645,4 +645,8 @@ def check_config(config):
 
 
 if __name__ == "__main__":
+    import signal
+
+    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     demonstrate()

@@ -1,6 +1,7 @@
 """Settings of all tests: same examples each time, float64 by default, one thread, no network."""
 
 import importlib.util
+import multiprocessing
 import os
 import re
 import signal
@@ -86,6 +87,13 @@ def pytest_runtest_call():
         if not module or importlib.util.find_spec(module):
             raise
         pytest.skip(f"needs {module}: pip install -e '.[all]'")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """A test that fails leaves no process running."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,42 +1,37 @@
 """One run from its first step to its export: trained, killed, resumed, evaluated, exported."""
 
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from accelerated.training.folder import checkpoint_path, read_metrics
+from accelerated.training.folder import read_metrics
 from tests.helpers.programs import (
     COMPRESSIVE,
-    PATIENCE,
     ROOT,
     as_json,
     differences,
     evaluate,
+    killed,
     saved,
+    start,
     train,
+    wait_for,
 )
 
 OFTEN = ["--save-every", 1, "--log-every", 1, "--schedule", "constant", "--dropout", 0.1]
 
 
 def killed_after_a_checkpoint(options, run):
-    """Begin train.py as a program, and end it by SIGKILL as soon as there is a checkpoint."""
-    argv = [sys.executable, "train.py", *options, "--steps", 100_000, "--out", run]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([str(word) for word in argv], cwd=ROOT, **silent)
-    began = time.monotonic()
-    try:
-        while not checkpoint_path(run).exists():
-            assert process.poll() is None, "train.py ended before it wrote a checkpoint"
-            assert time.monotonic() - began < PATIENCE, "train.py wrote no checkpoint"
-            time.sleep(0.02)
-    finally:
-        process.kill()
-        process.wait()
+    """Begin train.py as a program, and end it by SIGKILL when it has trained a step."""
+    errors = run.with_suffix(".errors")
+    started = start([*options, "--steps", 100_000, "--out", run], errors)
+    wait_for(run / "metrics.jsonl", started, errors)
+    while saved(run)["step"] == 0:
+        assert started[0].is_alive(), errors.read_text()
+        time.sleep(0.02)
+    assert killed(started)
 
 
 @pytest.fixture(scope="module")

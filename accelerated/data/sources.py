@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
+from accelerated.program.files import regular
 
 SUFFIXES = ".txt .text .raw .tokens .md .py .tex .c .h .rst .json .html .xml"
 TEXT_SUFFIXES = {*SUFFIXES.split(), ""}
@@ -55,7 +56,7 @@ class Source(NamedTuple):
 def read_file(path: Path) -> bytes:
     """The bytes of a file; raises InputError if it cannot be read."""
     try:
-        return path.read_bytes()
+        return regular(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give another --data") from None
 

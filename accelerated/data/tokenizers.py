@@ -10,6 +10,7 @@ import base64
 import codecs
 import hashlib
 import re
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,7 +25,7 @@ import numpy as np
 from accelerated.data.config import ENCODINGS, DataConfig
 from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import written_whole
+from accelerated.program.files import regular, written_whole
 
 if TYPE_CHECKING:
     import tiktoken
@@ -34,6 +35,12 @@ GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\
 LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
+MOST_IDS = 1 << 24
+PROBE = """
+import sys, tokenizers
+characters = [chr(code) for code in range(1 << 16) if not 0xD800 <= code < 0xE000]
+tokenizers.Tokenizer.from_str(sys.stdin.buffer.read().decode()).encode("".join(characters))
+"""
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 ADVICE = f"give a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
 OFFLINE = (
@@ -116,7 +123,10 @@ class PackagedTokenizer(Tokenizer):
     """
 
     def __init__(self, name: str, content: bytes):
-        self.model = tokenizers_package("a tokenizer.json").Tokenizer.from_str(content.decode())
+        package = tokenizers_package("a tokenizer.json")
+        if b'"Precompiled"' in content:
+            check_precompiled(content)
+        self.model = package.Tokenizer.from_str(content.decode())
         self.model.encode("\ue000")  # raises if the model needs an unknown token and has none
         self.model.encode_special_tokens = True
         self.model.no_padding()
@@ -126,7 +136,10 @@ class PackagedTokenizer(Tokenizer):
         is_of_bytes = "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}"
         symbols = byte_of_symbol() if is_of_bytes else {}
         tokens = {number: token for token, number in self.model.get_vocab().items()}
-        spellings = [b""] * (1 + max(tokens))  # of ids that are left unused
+        largest = max(tokens)
+        if largest >= MOST_IDS:
+            raise ValueError(f"its ids go up to {largest:,}, and not all below are used")
+        spellings = [b""] * (1 + largest)  # of ids that are left unused
         for number, token in tokens.items():
             spellings[number] = spelling_of(token, symbols, self.kind)
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
@@ -140,6 +153,19 @@ class PackagedTokenizer(Tokenizer):
         for part in parts:
             ids += self.model.encode(part, add_special_tokens=False).ids
         return np.array(ids, self.dtype)
+
+
+def check_precompiled(content: bytes) -> None:
+    """Raise ValueError if a normalizer's table, which the package does not check, ends a process.
+
+    Its faults can abort the process that meets them, so they are looked for in another one.
+    """
+    probe = [sys.executable, "-c", PROBE]
+    done = subprocess.run(
+        probe, input=content, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise ValueError("its Precompiled normalizer is damaged")
 
 
 def as_string(text: str | bytes) -> str:
@@ -202,8 +228,8 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
     name = str(path)
     merges = Path(path).parent / "merges.txt"
     try:
-        content = Path(path).read_bytes()
-        if Path(path).name == "vocab.json" and merges.exists():
+        content = regular(Path(path)).read_bytes()
+        if Path(path).name == "vocab.json" and merges.is_file():
             content = with_merges(name, str(merges))
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
@@ -212,7 +238,9 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
         raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from None
-    except Exception as error:  # the package tokenizers raises no other type
+    except BaseException as error:  # of the package tokenizers: Exception, or a panic
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise InputError(f"{path} cannot be used: {error}; {advice}") from None
 
 

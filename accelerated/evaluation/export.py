@@ -1,21 +1,35 @@
 """eval.py export: a run as a folder that other programs read, and that --init takes back.
 
-model.safetensors has the parameters by the reference's names; matrices are (out, in). config.json
-has the settings. A tokenizer of the run's own has a file of its own. config.json is written last: a
-folder without it is not whole.
+model.safetensors has the parameters by the reference's names; matrices are (out, in). A plain GPT-2
+has them as it is published, for the package transformers. config.json has the settings. A tokenizer
+of the run's own has a file of its own. config.json is written last: a folder without it is not
+whole.
 """
 
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from accelerated.evaluation.score import TrainedRun
+from accelerated.gpt2_weights import as_published, published_config
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.folder import EXPORT, WEIGHTS, write_settings
 from accelerated.training.settings import settings_contents
 
 ADVICE = "give another FOLDER"
+README = """\
+# {what}
+
+`accelerated.load(FOLDER)` of the project that wrote this folder opens it, as `eval.py FOLDER` and
+`train.py --init FOLDER` do. {names}
+"""
+OURS = """\
+The package transformers has no such model. model.safetensors has the parameters by the names of
+reference/{model}.py; model_config in config.json has the sizes."""
+PUBLISHED = """\
+It is a plain GPT-2, so `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)` opens it too."""
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -33,8 +47,14 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
+    size = sum(value.numel() for value in parameters.values())
+    names, published = OURS.format(model=run.settings.model), {}
+    config: Any = run.model.config
+    if getattr(config, "vectors", 1) == 0:
+        names, published = PUBLISHED, published_config(config)
+        parameters = as_published(parameters, config.layers)
     with written_whole(folder / WEIGHTS, ADVICE) as path:
-        safetensors.save_file(parameters, path, {"format": "pt"})
+        path.write_bytes(safetensors.save(parameters, {"format": "pt"}))
     tokenizer_file = run.settings.data.tokenizer_file
     if tokenizer_file:
         run.tokenizer.save(folder / tokenizer_file)
@@ -44,12 +64,13 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         "tokenizer": run.tokenizer.fingerprint,
         "sha256": file_checksum(folder / WEIGHTS),  # --init checks it
     }
-    write_settings(folder, about | settings_contents(run.settings), ADVICE)
+    what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
+    with written_whole(folder / "README.md", ADVICE) as path:
+        path.write_text(README.format(what=what, names=names))
+    write_settings(folder, published | about | settings_contents(run.settings), ADVICE)
 
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = sorted(path.relative_to(folder).as_posix() for path in paths)
-    size = sum(value.numel() for value in parameters.values())
-    what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     lines = [
         f"{what}, in {folder}: {', '.join(files)}",
         f"train on from there with: python train.py --init {shlex.quote(str(folder))}",

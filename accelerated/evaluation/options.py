@@ -16,9 +16,9 @@ from accelerated.data.config import DataConfig, check_data
 from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.program.files import check_writable
-from accelerated.program.parser import OptionParser, whole_numbers
-from accelerated.training.fields import add_data_dir, field_help
+from accelerated.program.files import check_writable, regular
+from accelerated.program.parser import OptionParser, integer, whole_numbers
+from accelerated.training.fields import TYPES, add_data_dir, field_help
 from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
 
@@ -48,7 +48,7 @@ def number(kind: type, fits: Callable[[Any], bool], expected: str) -> Callable[[
 
 def at_least(least: int) -> Callable[[str], int]:
     """A type for argparse: a whole number that is at least `least`."""
-    return number(int, lambda value: value >= least, f"at least {least}")
+    return number(integer, lambda value: value >= least, f"at least {least}")
 
 
 TEMPERATURE = number(
@@ -103,7 +103,7 @@ SAMPLING = (
     option(
         "--prompt-file",
         "file to continue, of any length",
-        lambda path: Path(path).read_bytes(),
+        lambda path: regular(Path(path)).read_bytes(),
         "FILE",
     ),
     option(
@@ -117,6 +117,7 @@ SAMPLING = (
         "sample from the fewest tokens with total probability P (default 1: all)",
         PROBABILITY,
         "P",
+        default=1.0,
     ),
     option("--seed", "seed of the random numbers (default 0)", SEED, "N", default=0),
     option(
@@ -184,6 +185,19 @@ CONSTANT = option(
 FOLDER = option(
     "folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER"
 )
+
+
+def check_sampling(**values: Any) -> None:
+    """Raise InputError if one of {name: value} is none that `eval.py sample` takes."""
+    kinds = {name: how["type"] for name, how in SAMPLING if "type" in how}
+    for name, value in values.items():
+        kind = kinds[option_name(name)]
+        try:
+            kind(str(value))
+        except argparse.ArgumentTypeError as error:
+            raise InputError(f"{name}: {error}") from None
+        except ValueError:
+            raise InputError(f"{name}: invalid {kind.__name__} value: {str(value)!r}") from None
 
 
 class Report(NamedTuple):
@@ -371,6 +385,7 @@ def add_sizes(parser: OptionParser, only: str | None) -> None:
             config = presets_of(models[0]).Config
             text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
             kind = type(getattr(config, size))
+            kind = TYPES.get(kind, kind)
             parser.add_argument(option_name(size), type=kind, metavar="SIZE", help=text)
 
 

@@ -52,8 +52,6 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
 
     Raises InputError if there are none, or if the options do not fit together or the run.
     """
-    if options.temperature == 0 and options.top_p:
-        raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")
     if options.new_window and not hasattr(run.model.config, "overlap"):
@@ -62,20 +60,29 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
     given = options.prompt if options.prompt_file is None else options.prompt_file
     if given is None:
         given = b"\n"
-    prompt = run.tokenizer.encode(given).tolist()
-    if not prompt:
-        raise InputError(
-            "the prompt is empty, or has no token for the run's tokenizer; "
-            "give another --prompt or --prompt-file"
-        )
-    return prompt
+    return ids_of(run.tokenizer, given)
+
+
+def ids_of(tokenizer: Tokenizer, prompt: str | bytes) -> list[int]:
+    """The tokens of a prompt; raises InputError if there are none."""
+    ids = tokenizer.encode(prompt).tolist()
+    if not ids:
+        raise InputError("the prompt is empty, or has no token for the tokenizer; give another")
+    return ids
+
+
+def sampling_of(temperature: float, top_p: float) -> Sampling:
+    """How to sample; raises InputError if that does not go together."""
+    if temperature == 0 and top_p < 1:
+        raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
+    return Sampling(temperature, top_p)
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Write the prompt and its continuation token by token; with --json return both instead."""
     device = next(run.model.parameters()).device
     prompt = prompt_of(run, options)
-    sampling = Sampling(options.temperature, options.top_p or 1.0)
+    sampling = sampling_of(options.temperature, options.top_p)
     generator = torch.Generator(device).manual_seed(options.seed)
     given = torch.tensor([prompt], device=device)
     tokens = continue_text(

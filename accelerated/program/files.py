@@ -22,6 +22,13 @@ DATA_ADVICE = "give another --data-dir"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def regular(path: Path) -> Path:
+    """The path; raises OSError if it is a pipe, which would be waited for, or a device."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "Not a file", str(path))
+    return path
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
     """Turn the error of a full or read-only disk into an InputError that ends with the advice."""

@@ -2,9 +2,14 @@
 
 import argparse
 import difflib
+import re
 import shlex
+import sys
 from collections.abc import Callable
 from typing import NoReturn
+
+MOST = 1 << 63
+EMPTY = re.compile(r"--[\w-]+=")
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -12,6 +17,17 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+    def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
+        """As of argparse; an empty word, such as an unset variable, stands for no default."""
+        words = sys.argv[1:] if args is None else args
+        for before, word in zip(["", *words], words, strict=False):
+            option = word if word.startswith("-") else before
+            if word == "" or EMPTY.fullmatch(word):
+                self.error(f"{option.rstrip('=')} is empty; give a value, or leave it out")
+            if "\0" in word:
+                self.error(f"{option!r} holds a NUL byte; leave it out")
+        return super().parse_known_args(words, namespace)
 
     def parse(
         self, argv: list[str], place_of: Callable[[str], str] | None = None
@@ -40,12 +56,20 @@ class OptionParser(argparse.ArgumentParser):
         return f"unknown option {option}; did you mean {nearest}? --help lists all"
 
 
+def integer(text: str) -> int:
+    """Convert text to a whole number that fits into 64 bits."""
+    value = int(text)
+    if not -MOST <= value < MOST:
+        raise argparse.ArgumentTypeError(f"{text} was given; it must be below 2^63")
+    return value
+
+
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Convert '4,10' to (4, 10) and 'none' to (): layers, cutoffs, dilations or overlaps."""
     if text == "none":
         return ()
     try:
-        return tuple(int(number) for number in text.split(","))
+        return tuple(integer(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r}; give numbers joined by commas, like 4,10, or none"

@@ -15,7 +15,7 @@ class Progress(tqdm):
     """A tqdm on stderr that leaves nothing behind.
 
     If stderr is no terminal it prints a line every few seconds instead, and nothing of work that
-    takes less. Work goes on if stderr cannot be written.
+    takes less.
 
     total: how much there is to do, None if that is unknown
     done: how much was done before
@@ -52,18 +52,12 @@ class Progress(tqdm):
 
         Returns whether a bar was shown: then tqdm moves the cursor back at the end.
         """
-        with contextlib.suppress(OSError):
-            if not self.lines:
-                super().display(msg, pos)
-                return True
-            if msg is None:
-                print(self, file=self.fp, flush=True)
+        if not self.lines:
+            super().display(msg, pos)
+            return True
+        if msg is None:
+            print(self, file=self.fp, flush=True)
         return False
-
-    def close(self) -> None:
-        """End: a bar disappears, lines stay."""
-        with contextlib.suppress(OSError):
-            super().close()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -80,13 +74,8 @@ class Progress(tqdm):
 
     @staticmethod
     def say(text: str) -> None:
-        """Print a line, above the bars if there are some.
-
-        An stdout that is full or gone stops no work.
-        """
-        with contextlib.suppress(OSError):
-            if sys.stderr.isatty():
-                tqdm.write(text, file=sys.stdout)
-            else:
-                print(text)
-            sys.stdout.flush()
+        """Print a line, above the bars if there are some."""
+        if sys.stderr.isatty():
+            tqdm.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)

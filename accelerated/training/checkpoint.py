@@ -18,6 +18,7 @@ from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
 from accelerated.protocol import Model
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
+from accelerated.training.process import check_memory
 from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
@@ -160,6 +161,11 @@ def load_exported(folder: str | Path) -> dict | None:
         )
     contents = UNKNOWN | described | {"parameters": safetensors.load_file(weights)}
     check_contents(contents, OF_WEIGHTS, config)
+    if described.get("model_type") == "gpt2":
+        from accelerated.gpt2_weights import of_gpt2, renamed  # here: few runs need it
+
+        tensors = of_gpt2(contents["parameters"])
+        contents["parameters"] = renamed(tensors, described["model_config"]["layers"])
     return contents
 
 
@@ -248,6 +254,7 @@ def open_model(
     config, if given, may have other sizes.
     """
     config = config or settings.model_config
+    check_memory(settings.model, config)
     before = torch.get_default_dtype()
     torch.set_default_dtype(parameter_type(settings))
     try:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelerated.data.config import default_data_dir
 from accelerated.program.errors import InputError, option_name
-from accelerated.program.parser import OptionParser, whole_numbers
+from accelerated.program.parser import OptionParser, integer, whole_numbers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
+TYPES = {int: integer}
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME"}
 FIELD = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
@@ -52,7 +53,8 @@ def add_options(
         elif isinstance(default, tuple):
             option |= {"type": whole_numbers, "metavar": "INT,..."}
         else:
-            option |= {"type": type(default), "metavar": METAVARS[type(default)]}
+            kind = type(default)
+            option |= {"type": TYPES.get(kind, kind), "metavar": METAVARS[kind]}
         name = prefix + field.name
         group.add_argument(option_name(name), dest=name, **option)
 

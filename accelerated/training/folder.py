@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import UNFINISHED, disk_errors, written_whole
+from accelerated.program.files import UNFINISHED, disk_errors, regular, written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -73,7 +73,7 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
 def read_settings(run: Path) -> dict:
     """What a folder's config.json holds, with tuples for lists; {} if it is no such file."""
     try:
-        held = json.loads((run / SETTINGS).read_text(), object_hook=with_tuples)
+        held = json.loads(regular(run / SETTINGS).read_text(), object_hook=with_tuples)
     except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
@@ -98,10 +98,10 @@ def read_metrics(run: str | Path) -> list[dict]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in regular(path).read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)

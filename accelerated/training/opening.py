@@ -8,8 +8,11 @@ import dataclasses
 import math
 import os
 import shlex
-import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,27 +71,10 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
         raise InputError(
             f"--accumulate {training.accumulate} does not divide each process's {lanes} lanes"
         )
-    check_memory(settings)
+    tokens = training.batch * training.horizon * settings.model_config.segment
+    process.check_memory(settings.model, settings.model_config, training.batch, tokens, copies=3)
     check_compiler(training, device)
     return device
-
-
-def check_memory(settings: Settings) -> None:
-    """Raise InputError if the model or a step certainly takes more memory than there is."""
-    config, training = settings.model_config, settings.training
-    tokens = training.batch * training.horizon * config.segment
-    layers = getattr(config, "decoder_layers", getattr(config, "layers", 1))
-    embedding = config.width * config.vocabulary
-    feed_forwards = 2 * layers * config.width * getattr(config, "feed_forward", 0)
-    # Bytes: int64 inputs and targets; the value and two moments of each parameter
-    least = 16 * tokens + 12 * (embedding + feed_forwards)
-    if not hasattr(os, "sysconf"):
-        return
-    if least > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise InputError(
-            f"a model of these sizes, or a step of {tokens:,} tokens, does not fit into memory; "
-            "give smaller ones"
-        )
 
 
 def check_compiler(training: TrainingConfig, device: torch.device) -> None:
@@ -100,15 +86,25 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
         )
     if training.compile != "inductor" or device.type != "cpu":
         return
-    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    if not any(shutil.which(compiler) for compiler in compilers):
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if not compiles(compiler):
         raise InputError(
-            "--compile inductor needs a C++ compiler on a CPU, and there is none; "
-            "install g++ or omit --compile"
+            f"--compile inductor needs a C++ compiler on a CPU, and {compiler} compiles nothing; "
+            "install one and name it in CXX, or omit --compile"
         )
     if training.dtype == "bfloat16":
         crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
         raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
+
+
+def compiles(compiler: str) -> bool:
+    """Whether a C++ compiler makes a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "made")
+        command = [compiler, "-x", "c++", "-c", os.devnull, "-o", made]
+        with contextlib.suppress(OSError):
+            subprocess.run(command, capture_output=True)
+        return made.exists()
 
 
 @contextlib.contextmanager

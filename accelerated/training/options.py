@@ -71,9 +71,6 @@ def first_options(argv: list[str]) -> argparse.Namespace:
     for name in ("model", "preset", "data", "resume", "init", "out"):
         parser.add_argument(f"--{name}")
     first, _ = parser.parse_known_args(argv)
-    for name in ("init", "resume", "out"):
-        if getattr(first, name) == "":
-            raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     return first
 
 

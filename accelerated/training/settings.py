@@ -13,6 +13,7 @@ from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice
+from accelerated.program.parser import MOST
 
 COMPILERS = ("none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda")
@@ -180,12 +181,14 @@ def by_config(model: str, values: dict) -> dict[str, dict]:
 
 
 def is_of_type(value: object, kind: type) -> bool:
-    """Whether a saved value has this type.
+    """Whether a saved value has this type, and fits into 64 bits.
 
     A whole number may stand for a float; true and false only for a bool.
     """
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
+    if isinstance(value, int) and abs(value) >= MOST:
+        return False
     return isinstance(value, (int, float) if kind is float else kind)
 
 

@@ -9,8 +9,11 @@ import argparse
 import base64
 import html
 import json
+import multiprocessing
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -282,10 +285,22 @@ def write_page(out: Path, path: Path) -> int:
     return (out / name).write_bytes(page.encode())
 
 
+def end_with_parent() -> None:
+    """In a worker: end as soon as the process that started it does, even if that is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def build(out: Path) -> dict[str, int]:
     """Write all pages, in two processes; returns {page: bytes}."""
     out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(2) as workers:
+    with ProcessPoolExecutor(2, initializer=end_with_parent) as workers:
         sizes = {page: workers.submit(write_page, out, path) for path, page in pages().items()}
         return {page: size.result() for page, size in sizes.items()}
 
@@ -297,10 +312,12 @@ def main(argv: list[str] | None = None) -> int:
     a_folder = "the folder; index.html is its first page"
     parser.add_argument("--out", type=Path, required=True, help=a_folder)
     out = parser.parse_args(argv).out
-    if out.exists() and not out.is_dir():
-        print(f"--out {out} is a file; give a folder", file=sys.stderr)
+    try:
+        sizes = build(out)
+    except OSError as error:
+        print(f"cannot write --out {out}: {error.strerror}; give another folder", file=sys.stderr)
         return 2
-    for page, size in sorted(build(out).items()):
+    for page, size in sorted(sizes.items()):
         print(f"{size / 1e6:6.2f} MB  {out / page}")
     return 0
 

@@ -3,7 +3,6 @@
 Beside them a file server, and a workshop that trains nothing.
 """
 
-import atexit
 import contextlib
 import json
 import math
@@ -157,8 +156,19 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.helpers.programs", "pytest", "torch._dynamo"])
 
 
+def end_with_parent():
+    """In a child: end as soon as the tests do, even if they are killed."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def run_script(argv, output, errors, environment, hang):
     """In a child: be train.py with these arguments, environment, stdout and stderr."""
+    end_with_parent()
     for path, number in ((output, 1), (errors, 2)):
         with open(path, "ab") as file:
             os.dup2(file.fileno(), number)
@@ -210,8 +220,6 @@ def start(argv, errors, output=None, hang=None, processes=1):
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         for process in started:
             process.start()
-            # For a test that fails: by itself it would end only if it heard of SIGTERM
-            atexit.register(process.kill)
     return started
 
 

@@ -1,5 +1,6 @@
 """accelerated.load opens a run and its export alike; a model names what it cannot read."""
 
+import math
 from functools import partial
 
 import pytest
@@ -8,7 +9,20 @@ import torch
 import accelerated
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.models import NAMES, model_class, presets_of
-from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, train
+from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, refused, train
+
+REFUSED = [
+    ({"temperature": -1}, "temperature: -1 was given; it must be 0 for the most probable token, "
+     "or at least 0.001"),
+    ({"top_p": 0}, "top_p: 0 was given; it must be above 0 and at most 1"),
+    ({"top_p": 2}, "top_p: 2 was given; it must be above 0 and at most 1"),
+    ({"top_p": math.nan}, "top_p: nan was given; it must be above 0 and at most 1"),
+    ({"tokens": -1}, "tokens: -1 was given; it must be at least 1"),
+    ({"tokens": 2.5}, "tokens: invalid integer value: '2.5'"),
+    ({"seed": 2**70}, f"seed: {2**70} was given; it must be at least 0 and below 2^32"),
+    ({"temperature": 0, "top_p": 0.5}, "--temperature 0 takes the most probable token; "
+     "leave --top-p out"),
+]  # fmt: skip
 
 
 def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
@@ -29,9 +43,14 @@ def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
     ]
     assert drawn[0] != drawn[1] and drawn[0] != drawn[2] == drawn[3]
     assert "the prompt is empty" in refusal(accelerated.generate, *first[:2], "")
-    colder = partial(accelerated.generate, temperature=-1)
-    assert "temperature is -1" in refusal(colder, *first[:2], "a")
-    assert "top_p is 0" in refusal(partial(accelerated.generate, top_p=0), *first[:2], "a")
+    for how, words in REFUSED:
+        line = refusal(partial(accelerated.generate, **how), *first[:2], "a")
+        assert line == words, how
+        [(name, value), *others] = how.items()
+        if not others:
+            option = f"--{name.replace('_', '-')}={value}"
+            said = refused(capsys, "sample", run, option)
+            assert said == f"eval.py sample: argument {option.split('=')[0]}{words[len(name) :]}"
     assert "--checkpoint none" in refusal(accelerated.load, run, "none")
     ours, theirs = (as_json(capsys, "score", folder) for folder in (run, tmp_path / "export"))
     assert ours == theirs | {"run": str(run)}

@@ -175,6 +175,7 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
             dropout=[1.0],
         ),
         ({"segment": 10}, "compression_rate 4 does not divide segment 10; 5 does"),
+        ({"segment": 10**22 + 1}, "segment 10000000000000000000001; 1 does"),
         ({"width": 7}, "width 7 is odd"),
         ({"dilations": (0, 1)}, "dilations"),
         ({"dilations": (1, 1)}, "each rate once"),

@@ -1,7 +1,9 @@
 """Tokenizers: any text survives; files of them are read and kept; BPE and words are learned."""
 
+import base64
 import functools
 import json
+import os
 import random
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +24,7 @@ from accelerated.data.tokenizers import (
     PackagedTokenizer,
     open_tokenizer,
     run_tokenizer,
+    tokenizer_of_file,
     tokenizer_of_ranks,
     train_bpe,
     train_words,
@@ -321,6 +324,34 @@ def packaged(kind):
         made.enable_truncation(5)
         made.enable_padding(length=500)
     return made.to_str(pretty=kind == "bytes").encode()
+
+
+DAMAGED_TABLES = {
+    "no table": b"",
+    "a table of one entry": (4).to_bytes(4, "little") + bytes(4) + b"abc",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_TABLES)
+def test_a_table_that_would_end_the_program_is_refused(tmp_path, kind):
+    """Of a Precompiled normalizer: the package panics, now or at some later text, or aborts."""
+    described = json.loads(packaged("like BERT"))
+    table = base64.b64encode(DAMAGED_TABLES[kind]).decode()
+    described["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    words = "tokenizer.json cannot be used: its Precompiled normalizer is damaged; give a"
+    assert words in refusal(tokenizer_of_file, path)
+
+
+def test_ids_that_are_too_large_are_refused_at_once(tmp_path):
+    """A list of all ids below would take gigabytes. A pipe is not waited for."""
+    path = tmp_path / "tokenizer.json"
+    model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 3 * 10**8}, "unk_token": "<unk>"}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    assert "its ids go up to 300,000,000, and not" in refusal(tokenizer_of_file, path)
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "pipe.json: Not a file; give" in refusal(tokenizer_of_file, tmp_path / "pipe.json")
 
 
 @given(text=st.text(max_size=40).map(lambda text: text + "def f(x):<|end|> é"))

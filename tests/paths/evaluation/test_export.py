@@ -2,6 +2,8 @@
 
 import importlib
 import json
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,7 +53,7 @@ def test_the_reference_reads_what_was_exported(model, text, tmp_path, capsys):
     run = trained(model, text, tmp_path / "run")
     record, described, params = exported(capsys, run, tmp_path / "exported")
     learned = ["tokenizer.tiktoken"] if model == "block_recurrent" else []
-    assert record["files"] == ["config.json", "model.safetensors", *learned]
+    assert record["files"] == ["README.md", "config.json", "model.safetensors", *learned]
     assert described["step"] == 1
     assert described["tokenizer"] == saved(run)["tokenizer"]
 
@@ -67,6 +69,36 @@ def test_the_reference_reads_what_was_exported(model, text, tmp_path, capsys):
     output = network(torch.tensor(tokens), network.initial_state(2))
     np.testing.assert_allclose(output.logits.detach().numpy(), logits, atol=2e-5)
     np.testing.assert_allclose(output.state[0].detach().numpy(), after[0], atol=2e-5)
+
+
+def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
+    """With all its weights, and the same logits; --init and `load` take it back as it was."""
+    transformers = pytest.importorskip("transformers", reason="compares with its GPT-2")
+    run, folder = tmp_path / "run", tmp_path / "exported"
+    train(*programs.WINDOWED, "--vectors", 0, "--data", text, "--steps", 2, "--out", run)
+    as_json(capsys, "export", run, folder)
+    theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not (loaded["missing_keys"] or loaded["unexpected_keys"])
+    ours = accelerated.load(folder).model
+    tokens = torch.randint(256, (2, 8))
+    expected = theirs(tokens).logits
+    logits = ours(tokens, ours.initial_state(2)).logits
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    for name, value in saved(run)["parameters"].items():
+        assert torch.equal(ours.state_dict()[name], value), name
+    assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+
+
+def test_a_disk_that_is_full_leaves_no_export(text, tmp_path, capsys, monkeypatch):
+    run = trained("compressive", text, tmp_path / "run")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
+    line = refused(capsys, "export", run, tmp_path / "exported")
+    words = "model.safetensors: No space left on device; free some space, or give another FOLDER"
+    assert line.endswith(words)
+    assert not [*(tmp_path / "exported").iterdir()]
 
 
 @pytest.mark.parametrize("model", NAMES)
@@ -90,7 +122,7 @@ def test_nothing_is_overwritten(text, tmp_path, capsys):
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for there in (text, folder, run):
         assert "nothing is overwritten" in refused(capsys, "export", run, there)
-    assert "already holds config.json, and nothing is replaced" in refusal(
+    assert "already holds README.md, and nothing is replaced" in refusal(
         train, "--init", folder, "--out", folder
     )
     assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

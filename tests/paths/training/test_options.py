@@ -48,7 +48,11 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
     "--optimizer adam --weight-decay 0.1": "--weight-decay is 0.1, and adam has none",
     "--compile cudagraphs --horizon 2": "all 2 of --horizon first; give --horizon 1 or --backprop",
-    "--out ''": "--out is empty; give a folder or a file, or leave it out",
+    "--out ''": "--out is empty; give a value, or leave it out",
+    "--model ''": "--model is empty; give a value, or leave it out",
+    "--preset=": "--preset is empty; give a value, or leave it out",
+    "--out 'a\0b'": "'--out' holds a NUL byte; leave it out",
+    "--segment 10000000000000000000000": "argument --segment: ... was given; it must be below 2^63",
     "'my book.txt' --steps 3": "unknown option my book.txt; did you mean --data 'my book.txt'?",
     # An option of another model, or of other data, and what argparse refuses
     "--memory 64": "--memory is an option of --model compressive or memorizing",

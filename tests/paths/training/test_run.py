@@ -20,13 +20,16 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
     (
         [*ON_A_CPU, "inductor"],
         {"PATH": "", "CXX": "no"},
-        "needs a C++ compiler on a CPU, and there is none",
+        "needs a C++ compiler on a CPU, and no compiles nothing; install one",
     ),
     (
         [*ON_A_CPU, "cudagraphs"],
         {},
         "--compile cudagraphs needs --device cuda, and this is cpu",
     ),
+    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
+    (["--states", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit"),
+    (["--layers", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit"),
     (
         ["--horizon", 10**12],
         {},
