@@ -4,6 +4,7 @@ once.
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import math
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated.data.windows import cut
 from accelerated.evaluation.sample import show_text, stream_text, write_continuation
-from accelerated.generation import continuation
+from accelerated.generation import continuation, token_by_token
 from accelerated.generation.any_model import AnyModel
 from accelerated.generation.continuation import (
     Sampling,
@@ -107,6 +108,57 @@ def test_two_hundred_greedy_tokens_are_those_of_any_model(paper, name):
         start = read_prompt(stepper, prompt)
         continued.append([*continuation.drawn_tokens(*start, 200, GREEDY, None, step=stepper.step)])
     assert continued[0] == continued[1] and len(continued[0]) == 200
+
+
+class OnAGpu(torch.nn.Parameter):
+    """A parameter that only says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@over(ONE_OF_EACH)
+def test_a_models_own_file_is_used_and_captured_only_on_a_gpu(paper, name, monkeypatch):
+    monkeypatch.setattr(token_by_token, "Graph", lambda function: "captured")
+    model = random_model(paper, name)
+    if importlib.util.find_spec(f"accelerated.generation.{paper}") is None:
+        assert type(stepper_of(model)) is AnyModel
+        return
+    assert stepper_of(model).compute != "captured"
+    first, _ = next(model.named_parameters())
+    setattr(model, first, OnAGpu(model.get_parameter(first)))
+    assert stepper_of(model).compute == "captured"
+    assert stepper_of(model, capture=False).compute != "captured"
+
+
+def test_compressive_variants_that_need_the_weights_of_attention_generate_as_any_model_does():
+    for name in ("most_used-none", "simplified-attention_reconstruction"):
+        assert type(stepper_of(random_model("compressive", name))) is AnyModel
+
+
+def test_a_state_of_another_model_is_refused_when_a_segment_starts():
+    stepper = stepper_of(random_model("block_recurrent", "fixed-skip"))
+    other = random_model("compressive", "conv-bptt").initial_state(2)
+    with pytest.raises(ValueError, match=r"the state is a compressive\.State, this model takes"):
+        stepper.start(other)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_progress_counts_the_prompts_tokens_once(overlap, monkeypatch):
+    """Windows that overlap read some tokens twice, but these are counted once."""
+    model = random_model("pretrained_recurrence", "overlapping", overlap=overlap)
+    counted = []
+
+    class Bar(contextlib.nullcontext):
+        update = staticmethod(counted.append)
+
+    def shown(title, total, show):
+        counted.append(-total)
+        return Bar(Bar)
+
+    monkeypatch.setattr(continuation, "Progress", shown)
+    read_prompt(stepper_of(model), torch.randint(11, (1, 4 * model.config.segment + 1)))
+    assert len(counted) > 3
+    assert sum(counted) == 0
 
 
 @pytest.mark.parametrize("training", [True, False])
