@@ -24,13 +24,14 @@ from accelerated.models import NAMES
 from docs.book.record import Function, Recorder
 from docs.book.replay import replay_data
 from docs.book.text import chapter_html, code_html
+from reference.check import load
 from reference.gradients import (
     Case,
     case_names,
-    default_case,
     gradients_of,
     holding_what_is_stopped,
     inputs_of,
+    path_of,
     read_case,
 )
 
@@ -134,6 +135,16 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
     else:
         pairs = [(segment.tokens, segment.targets) for segment in segments]
         yield reference.loss_and_gradients, *given, pairs
+
+
+def default_case(paper: str) -> str:
+    """The first case whose file has what a layer puts out, or else the first."""
+    names = case_names(paper)
+    for name in names:
+        rows, _ = load(path_of(paper, name))
+        if any(row.endswith("layer_output") for row in rows):
+            return name
+    return names[0] if names else ""
 
 
 def recorded(method: str, name: str, case: Case) -> Recorder:

@@ -86,12 +86,12 @@ def with_mistake(judged: ModuleType, mistake: Mistake) -> ModuleType:
 
 
 def changed(module: ModuleType, function: str, old: str, new: str) -> ModuleType:
-    """A module with another text in a function; ValueError if the function does not have the old.
+    """A module with another text in a function, or anywhere if that is ""; ValueError without it.
 
     An empty old text changes nothing.
     """
     whole = inspect.getsource(module)
-    source = inspect.getsource(getattr(module, function))
+    source = inspect.getsource(getattr(module, function)) if function else whole
     if old not in source:
         raise ValueError(f"{module.__name__}.{function} has no {old!r}")
     text = whole.replace(source, source.replace(old, new)) if old else whole

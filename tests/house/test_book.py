@@ -16,13 +16,14 @@ import pytest
 from filelock import FileLock
 
 from docs.excerpts import definitions
-from reference.gradients import default_case, read_case
+from reference.gradients import read_case
 from reference.rollout import rollout_forward
 
-METHODS = pytest.importorskip(
+BOOK = pytest.importorskip(
     "docs.book.__main__",
     reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments",
-).METHODS  # the models that have a chapter
+)
+METHODS = BOOK.METHODS  # the models that have a chapter
 ROOT = Path(__file__).parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.timeout(
@@ -72,7 +73,7 @@ def test_every_function_is_on_its_methods_page(book, method):
 @methods
 def test_values_are_those_of_the_reference(book, method):
     data = data_of(book / f"{method}.html")
-    case = read_case(method, default_case(method))
+    case = read_case(method, BOOK.default_case(method))
     rows, _, _ = rollout_forward(
         case.reference, case.params, case.config, case.segments, case.state
     )

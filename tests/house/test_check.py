@@ -7,95 +7,52 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from docs.practice.tasks import changed
 from reference import check, gradients
 from tests.helpers.variants import PAPERS
 from tests.tools.vectors import FOLDER, computed
 
 ROOT = Path(__file__).parents[2]
-DEFAULTS = {
-    "block_recurrent": "fixed-skip",
-    "compressive": "conv-attention_reconstruction",
-    "memformer": "all-tasks",
-}
-DEFAULTS |= {"memorizing": "retrieval", "pretrained_recurrence": "mean"}
-
-
-def reference_with(old, new, paper):
-    """The reference of a paper with another text in place of one."""
-    source = Path(PAPERS[paper].reference.__file__).read_text()
-    assert old in source
-    module = ModuleType(f"changed_{paper}")
-    module.__file__ = f"{paper}.py"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, module)  # dataclasses ask for it
-        exec(compile(source.replace(old, new), module.__file__, "exec"), vars(module))
-    return module
+ANSWERS = Path(__file__).parent / "answers"
 
 
 # Gradients by finite differences
 
 
-@pytest.mark.parametrize("paper,case", DEFAULTS.items())
-def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
-    """The default case is one whose layers are in its file.
-
-    What the paper stops is held meanwhile, in tables too.
-    """
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_right_reference_passes_and_is_left_as_it_was(paper, capsys):
+    """All its cases; what the paper stops is held meanwhile, in tables too."""
     reference = PAPERS[paper].reference
     before = vars(reference) | {"AUXILIARY": dict(getattr(reference, "AUXILIARY", {}))}
-    status = gradients.main(paper, ["--check"])
-    table = capsys.readouterr().out
-    assert status == 0
-    assert "grad/embedding" in table
-    assert "grad_state/" in table, table
-    assert table.startswith(f"{paper}, case {case}: ")
+    assert gradients.main(paper, ["--check"]) == 0
+    *rows, verdict = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(f"All {len(rows)} cases of {paper} are right")
     assert before == {"AUXILIARY": {}} | vars(reference)
+    case = gradients.read_case(paper, gradients.case_names(paper)[0])
+    calls = gradients.Calls(reference)
+    gradients.gradients_of(case, calls)
+    assert gradients.guilty(case, calls)[-1] == "backward", "a right function is said to be wrong"
 
 
-@pytest.mark.parametrize(
-    "paper,case,place,first,named",
-    [
-        (
-            "compressive",
-            "conv-bptt",
-            '{"weight": @dweight}',
-            "layers.1.compression.weight",
-            "conv_backward",
-        ),
-        (
-            "block_recurrent",
-            "lstm-dual",
-            "= @df_linear.sum((0, 1))",
-            "attention_gate.bias_f",
-            "lstm_gate_backward",
-        ),
-        (
-            "memformer",
-            "recall",
-            '{"retention": @dretention}',
-            "writer.retention",
-            "slot_attention_backward",
-        ),
-        ("pretrained_recurrence", "plain", "{name: @dweight}", "layers.1.key", "affine_backward"),
-    ],
-)
-def test_a_wrong_backward_is_named_with_its_file(
-    paper, case, place, first, named, capsys, monkeypatch
-):
-    """Wrong by a thousandth where @ stands; named is the function that returns the gradient."""
-    wrong = reference_with(place.replace("@", ""), place.replace("@", "1.001 * "), paper)
+FAULTS = [block.split("\n") for block in (ANSWERS / "faults.txt").read_text().strip().split("\n\n")]
+
+
+@pytest.mark.parametrize("head,old,new", FAULTS)
+def test_a_wrong_backward_is_named_with_its_file(head, old, new, capsys, monkeypatch):
+    """One line of a backward function is wrong: the verdict comes first, then that function."""
+    paper, case, function = head.split()
+    wrong = changed(PAPERS[paper].reference, function, old[2:], new[2:])
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
-    *_, verdict, advice = capsys.readouterr().out.splitlines()
-    assert first in verdict
-    assert f"look at {named} (reference/{paper}.py:" in advice
-    assert advice.split()[-1] == "backward"
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(f"WRONG: {paper}, case {case}: ")
+    accused = [line.split()[2] for line in lines if line.startswith("  look at")]
+    assert accused[0] == function
 
 
 def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_path):
@@ -299,7 +256,7 @@ WRONG = [*read_wrong()]
 def test_a_broken_rule_is_noticed_and_named(rule, paper, case, first, old, new):
     """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
     expected, metadata = check.load(FOLDER / paper / f"{case}.safetensors")
-    found = computed(paper, case, reference_with(old, new, paper), steps=False)
+    found = computed(paper, case, changed(PAPERS[paper].reference, "", old, new), steps=False)
     rows = check.compare(expected, found, json.loads(metadata["inner"]))
     failing = [
         row.name for row in rows if not row.passes and not row.name.startswith(("sgd/", "adamw/"))

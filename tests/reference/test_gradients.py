@@ -82,16 +82,3 @@ def test_model_gradient_with_dropout(paper, name):
 
     found = grads | named("state", dstate)
     check_directions(objective, inputs, {key: found[key] for key in inputs}, rng, f"{paper} {name}")
-
-
-def test_a_wrong_gradient_leads_to_the_function_that_knows_most_of_its_name():
-    """`scale` is in the results of many functions, `norm.scale` of few.
-
-    Then it leads to the function inside that made it.
-    """
-    inside = gradients.Call("norm_backward", 3, {"scale"}, [])
-    other = gradients.Call("other_backward", 1, {"scale"}, [])
-    layer = gradients.Call("layer_backward", 2, {"norm.scale"}, [inside])
-    for calls in ([other, layer], [layer, other]):
-        assert gradients.path_to(calls, "layers.0.norm.scale") == [layer, inside]
-    assert gradients.path_to([other, layer], "embedding") == []
