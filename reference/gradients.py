@@ -237,7 +237,6 @@ def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
 
 # ----------------------------------------------------------------------------
 # who is guilty: each backward function by itself, on random numbers
-RESULT_OF = {"dnext_compressed": 1}  # the result of forward, if it is not the next one
 JOINED = {"window_projections_backward": ("inserted", "x")}  # inputs with one gradient, in order
 
 
@@ -258,8 +257,7 @@ class Calls:
         if code.co_filename != self.reference.__file__:
             return
         if name.endswith("forward") and event == "call":
-            names = code.co_varnames[: code.co_argcount]
-            given = {argument: frame.f_locals[argument] for argument in names}
+            given = dict(frame.f_locals)  # of a call that begins: its arguments
             shapes = str([(key, array.shape) for key, array in leaves(given)])
             self.given[name].setdefault(shapes, given)
         elif name.endswith("backward") and event == "call":
@@ -345,7 +343,8 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
         elif not argument.startswith("d") or argument == "dropout_mask":
             arguments.append(cache)
         elif len(arriving) < len(results):
-            number = RESULT_OF.get(argument, len(arriving))
+            is_second = argument == "dnext_compressed"  # the first result is data
+            number = len(arriving) + is_second
             arriving[number] = without_data(case, random_like(results[number], rng))
             arguments.append(arriving[number])
         else:
@@ -494,8 +493,7 @@ def check(paper: str, name: str, whole: bool) -> float:
 def print_guilty(case: Case, calls: Calls) -> None:
     """Print the functions to look at, and how their gradients come to the loss."""
     for name in guilty(case, calls):
-        file = case.reference.__file__
-        print(f"  look at {name} ({file}:{calls.first_line[name]})")
+        print(f"  look at {name} ({case.reference.__name__}, line {calls.first_line[name]})")
         print(f"  callers, on the way to the loss: {', '.join(callers(calls, name)) or 'none'}")
 
 
