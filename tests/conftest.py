@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import engine
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -39,6 +40,7 @@ settings.register_profile("ci", max_examples=USUAL, derandomize=True, **LIKE)
 settings.register_profile("dev", max_examples=USUAL, derandomize=False, **LIKE)
 LONG = {"suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("thorough", max_examples=2000, derandomize=False, **LONG, **LIKE)
+engine.MAX_SHRINKING_SECONDS = 5  # for a smaller example of a failure; its default is 300
 settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this choice
 
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too

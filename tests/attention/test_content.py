@@ -32,3 +32,13 @@ def test_attention_is_a_weighted_mean_of_values(n, k, masked, size, seed):
     given = (*map(torch.tensor, (query, key, value)), mask)
     actual = {"plain": content_attention_plain(*given), "fast": content_attention(*given)}
     assert_agree(dict.fromkeys(actual, expected), actual, 1e-12)
+
+
+def test_a_causal_query_sees_no_later_key():
+    """By both paths: it is attention with a mask of all later keys."""
+    query, key, value = torch.randn(3, 2, 3, 5, 4)
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    for path in (content_attention_plain, content_attention):
+        masked = path(query, key, value, later)
+        torch.testing.assert_close(path(query, key, value, causal=True), masked)
+        assert not torch.allclose(path(query, key, value), masked)

@@ -10,6 +10,7 @@ import torch
 from accelerated.block_recurrent import BlockRecurrent, Config
 from accelerated.program.errors import InputError
 from accelerated.training.optimization import (
+    TrainedModel,
     average_and_clip,
     check_finite,
     learning_rate,
@@ -18,6 +19,8 @@ from accelerated.training.optimization import (
     update_due,
 )
 from accelerated.training.settings import TrainingConfig, preset_settings
+from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import back_propagated, setting
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
 QUARTER = 0.5 * (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)))  # of the cosine
@@ -162,3 +165,13 @@ def test_nan_and_infinite_values_stop_a_run(value):
     said = f"the gradient's norm is {value} at step 3; what was saved before stays; try"
     with pytest.raises(InputError, match=said):
         check_finite(3, {"loss": 2.0, "gradient's norm": value})
+
+
+def test_layers_that_are_computed_again_drop_the_same_entries():
+    """--checkpoint-layers; all models and methods: tests/compile/test_checkpoint_layers.py."""
+    model, *given = setting("memformer", "decoder-only")
+    assert model.config.dropout > 0
+    expected = back_propagated("through_time", model, *given)
+    trained = TrainedModel(model, TrainingConfig(checkpoint_layers=True))
+    found = back_propagated("through_time", model, *given, trained=trained)
+    assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")
