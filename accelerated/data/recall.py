@@ -2,14 +2,15 @@
 
 A document has facts, then filler, then questions, out of attention's reach. A fact is a key and its
 value; a question is ? and a key. The answer is the prediction at the question's last byte; only
-answers are scored. Answers never appear in the input, so the facts are their only source. Each key
-has values of its own, and `rewrites` facts change in the filler: the last value counts.
+answers are scored. Answers never appear in the input, so the facts are their only source. Keys
+share their values, so a memory must associate: which value was told is not enough, it must know of
+which key.
 
-    BdA8CkDM=-:.,...?A:,?B;-        four facts, filler, two questions
+    B3A8C3D1=-:.,...?A:,?B;-        four facts, filler, two questions
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import factorial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ OTHERS = sorted(set(range(256)) - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VA
 # All bytes that facts may use: values are taken from the front, keys from the back
 SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
 SIZES = {"train": 100_000, "valid": 64, "test": 64}  # documents in each split
-LEAST = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2}
+LEAST = {"pairs": 1, "values": 2, "questions": 1, "distance": 0, "spacing": 2}
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,11 @@ class RecallConfig:
         pairs: facts at the beginning of a document
         vary_pairs: let each training document draw its number of facts, up to that one, evenly on a
             logarithmic scale
-        values: values that a key can have; a guess is right with probability 1 / values
-        rewrites: how many facts get a new value in the filler
+        values: values that a key can have
+        own_values: give each key values of its own: a first rung, membership without association
         questions: questions in a document; a model learns from many in minutes, from two hardly at
             all
-        distance: tokens of filler between the last pair and the first question; rewritten facts
-            stand in it
+        distance: tokens of filler between the last pair and the first question
         vary_distance: let each training document draw its distance, up to that one, evenly on a
             logarithmic scale
         spacing: tokens from one question to the next, at least 2
@@ -48,7 +48,7 @@ class RecallConfig:
     pairs: int = 4
     vary_pairs: bool = False
     values: int = 10
-    rewrites: int = 0
+    own_values: bool = False
     questions: int = 24
     distance: int = 88
     vary_distance: bool = False
@@ -58,16 +58,12 @@ class RecallConfig:
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        needed = self.pairs * (1 + self.values)  # bytes for the keys and values
+        sets = self.pairs if self.own_values else 1  # of values
+        needed = self.pairs + sets * self.values  # bytes for the keys and values
         if needed > len(SYMBOLS):
             raise ValueError(
                 f"pairs is {self.pairs}: with {self.values} values they need {needed} "
                 f"of {len(SYMBOLS)} bytes; give fewer of either"
-            )
-        in_filler = 2 * self.rewrites  # tokens
-        if in_filler > self.distance:
-            raise ValueError(
-                f"distance is {self.distance}; what stands in the filler needs {in_filler} tokens"
             )
 
     @property
@@ -81,29 +77,27 @@ class RecallConfig:
         return self.opening + self.distance + self.questions * self.spacing
 
 
-class Told(NamedTuple):
-    """What a document tells: facts, and the answers that follow from them."""
+def chances(config: RecallConfig) -> dict[str, float]:
+    """{what is known: the share of right answers} of who does not know which key had which value.
 
-    opening: np.ndarray  # (2 pairs,) the facts at its beginning
-    changes: np.ndarray  # (rewrites, 2) those in its filler
-    keys: np.ndarray  # (pairs,)
-    answers: np.ndarray  # (pairs,) their last values
+    Who knows the values that a document told, without their keys, takes the most frequent one; if
+    keys have values of their own, that is enough to know all.
+    """
+    told = 1.0 if config.own_values else most_frequent(config.pairs, config.values)
+    return {"a guess": 1 / config.values, "the values without their keys": told}
 
 
-def tell(config: RecallConfig, pairs: int, rng: np.random.Generator) -> Told:
-    """Draw what a document with so many facts tells."""
-    keys = SYMBOLS[::-1][:pairs]
-    values = SYMBOLS[: pairs * config.values].reshape(pairs, config.values)
-    every = np.arange(pairs)
-    drawn = rng.integers(config.values, size=pairs)
-    facts = np.stack([keys, values[every, drawn]], 1)  # (pairs, 2)
-    opening = facts[rng.permutation(pairs)].flatten()
-
-    changed = rng.integers(pairs, size=config.rewrites)
-    new = rng.integers(config.values, size=config.rewrites)
-    changes = np.stack([keys[changed], values[changed, new]], 1)
-    drawn[changed] = new  # of several the last one counts
-    return Told(opening, changes, keys, values[every, drawn])
+def most_frequent(draws: int, values: int) -> float:
+    """The expected share of the most frequent of `values` equally likely ones among the draws."""
+    expected = 0.0  # times that it is drawn: the sum of P(it is drawn more than `most` times)
+    for most in range(draws):
+        of_one = [1 / factorial(times) for times in range(most + 1)]  # exponential series of one
+        of_all = np.ones(1)
+        for _ in range(values):
+            of_all = np.convolve(of_all, of_one)[: draws + 1]
+        ways = of_all[draws] * factorial(draws) if len(of_all) > draws else 0.0
+        expected += 1 - ways / values**draws
+    return expected / draws
 
 
 def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
@@ -111,10 +105,13 @@ def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
     return int((largest + 1) ** rng.random())
 
 
-def drawn_distance(config: RecallConfig, rng: np.random.Generator) -> int:
-    """2 x rewrites, which need room, to config.distance, evenly on a logarithmic scale."""
-    room = 2 * config.rewrites
-    return room + drawn_up_to(config.distance - room + 1, rng) - 1
+def drawn_facts(config: RecallConfig, pairs: int, rng: np.random.Generator) -> np.ndarray:
+    """(pairs, 2) keys and their values."""
+    every = np.arange(pairs)
+    first = every * config.values if config.own_values else np.zeros_like(every)
+    drawn = rng.integers(config.values, size=pairs)
+    keys = SYMBOLS[::-1][:pairs]
+    return np.stack([keys, SYMBOLS[first + drawn]], 1)
 
 
 def recall_document(
@@ -126,22 +123,20 @@ def recall_document(
     facts for far ones.
     """
     pairs = drawn_up_to(config.pairs, rng) if training and config.vary_pairs else config.pairs
-    told = tell(config, pairs, rng)
+    facts = drawn_facts(config, pairs, rng)
+    told = facts[rng.permutation(pairs)].flatten()
     inputs = rng.choice(FILLER, config.length)
-    inputs[config.opening - 2 * pairs : config.opening] = told.opening
+    inputs[config.opening - 2 * pairs : config.opening] = told
 
-    distance = drawn_distance(config, rng) if training and config.vary_distance else config.distance
-    if config.rewrites:
-        free = rng.permutation(distance - config.rewrites)[: config.rewrites]
-        places = np.sort(free) + np.arange(config.rewrites)  # none overlap
-        inputs[config.opening + places[:, None] + np.arange(2)] = told.changes
-
+    distance = config.distance
+    if training and config.vary_distance:
+        distance = drawn_up_to(config.distance + 1, rng) - 1
     asked = rng.integers(pairs, size=config.questions)
     at = config.opening + distance + config.spacing * np.arange(config.questions)
     inputs[at] = ASK
-    inputs[at + 1] = told.keys[asked]
+    inputs[at + 1] = facts[asked, 0]
     targets = np.zeros_like(inputs)
-    targets[at + 1] = told.answers[asked]
+    targets[at + 1] = facts[asked, 1]
     scored = np.zeros(config.length, bool)
     scored[at + 1] = True
     return Document(name, inputs, targets, scored)

@@ -362,7 +362,7 @@ def recalling(tmp_path_factory):
     """A run that was trained on recall."""
     run = tmp_path_factory.mktemp("recall") / "run"
     task = ["--recall-distance", 8, "--recall-pairs", 4, "--recall-questions", 3]
-    task += ["--recall-rewrites", 2, "--steps", 1]
+    task += ["--steps", 1]
     train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--out", run)
     return run
 
@@ -393,8 +393,6 @@ def test_what_recall_has_not_is_refused(recalling, capsys):
     assert words in refused(capsys, recalling, "--data", "stdlib", "--recall-pairs", 2)
     words = "--carry-over-documents is for texts"
     assert words in refused(capsys, recalling, "--carry-over-documents")
-    words = "--recall-distance is 3; what stands in the filler needs 4 tokens"
-    assert words in refused(capsys, recalling, "--recall-distance", 3)
 
 
 def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
