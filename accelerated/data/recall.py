@@ -87,6 +87,11 @@ def chances(config: RecallConfig) -> dict[str, float]:
     return {"a guess": 1 / config.values, "the values without their keys": told}
 
 
+def chances_in_words(config: RecallConfig) -> str:
+    """The chances in a line, for beside a share of right answers."""
+    return ", ".join(f"{known} {share:.0%}" for known, share in chances(config).items())
+
+
 def most_frequent(draws: int, values: int) -> float:
     """The expected share of the most frequent of `values` equally likely ones among the draws."""
     expected = 0.0  # times that it is drawn: the sum of P(it is drawn more than `most` times)
@@ -97,7 +102,7 @@ def most_frequent(draws: int, values: int) -> float:
             of_all = np.convolve(of_all, of_one)[: draws + 1]
         ways = of_all[draws] * factorial(draws) if len(of_all) > draws else 0.0
         expected += 1 - ways / values**draws
-    return expected / draws
+    return float(expected / draws)
 
 
 def drawn_up_to(largest: int, rng: np.random.Generator) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.data.lanes import Segment, joined_for_lanes, one_pass
+from accelerated.data.recall import RecallDocuments, chances, chances_in_words
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Documents, count_windows, lengths_of
 from accelerated.program.errors import InputError, counted
@@ -365,7 +366,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     words = run.words()
     total = run.count_predictions()
     lines = score_lines(score, words, total)
-    if run.data == "recall":
-        chance = f"(chance {1 / run.settings.recall.values:.0%})"
-        lines.append(f"right answers       {score.accuracy:.1%} {chance}")
-    return score_record(score, words) | {"split_tokens": total}, lines
+    record = score_record(score, words) | {"split_tokens": total}
+    documents = run.splits[run.split]
+    if isinstance(documents, RecallDocuments):
+        record["chances"] = chances(documents.config)
+        chance = chances_in_words(documents.config)
+        lines.append(f"right answers       {score.accuracy:.1%} ({chance})")
+    return record, lines

@@ -143,9 +143,9 @@ ROWS = {
 }
 EVERY = 20  # updates between target_squares
 WATCHED = 32  # lanes and segments of each
-ABOUT = """The papers say of some things that they made learning worse, or were needed, without a
-number. Here models are trained with and without, on the bytes of the standard library. All ways of
-a seed begin alike and read the same text."""
+TITLE = "What trains the compression, and what are its stop-gradients for?"
+ANSWER = """A loss of its own trains the compression; if it also trains the model, it shrinks what
+is to be reconstructed, and at the weight of the paper's norm it harms the model."""
 
 
 def gradient_norms(model: Model, settings: Settings, lanes: Lanes) -> Iterator[float]:
@@ -236,14 +236,15 @@ def result(record: dict, name: str) -> str:
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    how = """, one thread. Mean (least .. most) of the seeds. The gradient's norm, before it is
+    how = """, one thread, on bytes of Python's standard library. All ways of a seed begin alike
+    and read the same text. Mean (least .. most) of the seeds. The gradient's norm, before it is
     clipped, is that of the second half of training, a mean of the seeds. The methods are in their
     chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
-    parts = ["![the mean square of what compression is to reconstruct, by updates](ablations.svg)"]
+    parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = f"## {name.capitalize().replace('-', ' ')}"
         parts += [title, wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
-    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, *parts)
+    return laid_out(record, TITLE, "ablations", "ablations", ANSWER, how, *parts)
 
 
 def draw(record: dict, path: Path) -> None:

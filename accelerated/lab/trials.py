@@ -58,8 +58,9 @@ class Workshop:
         self.say = say
         self.children = set()
         self.stopping = False
-        threads = max(1, (os.cpu_count() or 1) // jobs)
-        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
+        threads = str(self.threads)
+        self.environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run.

@@ -16,6 +16,7 @@ import torch
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
 from accelerated.data.lanes import Lanes
+from accelerated.data.recall import chances_in_words
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
@@ -197,7 +198,7 @@ class Run:
         if self.settings.data.data != "recall":
             return f"{what}, bits per byte: {both}"
         right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
-        chance = f"chance {1 / self.settings.recall.values:.0%}"
+        chance = chances_in_words(self.settings.recall)
         return f"{what}, bits per byte: {both}\nright answers: {right} ({chance})"
 
     # Saved and restored

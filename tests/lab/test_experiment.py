@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from accelerated.lab import ablations, experiment
-from accelerated.lab.systems import agent, questions
+from accelerated.lab.systems import agent
 from accelerated.program.errors import InputError
 
 
@@ -99,7 +99,7 @@ def test_two_commands_do_not_write_one_record(conduct, tmp_path):
     assert not conduct.trained
 
 
-KEPT = {"ablations": ablations, "compressive-figure-5": agent, "pretrained_recurrence-3": questions}
+KEPT = {"ablations": ablations, "compressive-figure-5": agent}
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -368,11 +368,14 @@ def recalling(tmp_path_factory):
 
 
 def test_training_and_evaluation_report_right_answers(tmp_path, capsys):
-    argv = ["--data", "recall", "--steps", 1, "--out", tmp_path / "run"]
+    argv = ["--data", "recall", "--recall-pairs", 4, "--steps", 1, "--out", tmp_path / "run"]
     train(*WINDOWED, "--overlap", 2, *argv)
-    words = r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)"
-    assert re.search(words, capsys.readouterr().out)
-    assert "(chance 10%)" in printed(capsys, tmp_path / "run")
+    chances = "(a guess 10%, the values without their keys 38%)"
+    right = r"right answers: \S+% with the memory, \S+% with it cleared "
+    assert re.search(right + re.escape(chances), capsys.readouterr().out)
+    assert chances in printed(capsys, tmp_path / "run")
+    fewer = printed(capsys, tmp_path / "run", "--recall-pairs", 1)
+    assert "(a guess 10%, the values without their keys 100%)" in fewer, "of what was asked"
 
 
 def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(recalling, capsys):

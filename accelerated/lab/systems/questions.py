@@ -177,14 +177,14 @@ def page(record: dict) -> str:
         for chosen in PARTS.values():
             cells.append(mean_and_spread([share(run, chosen) for run in runs], ".0f"))
         table.append(cells)
-    title = "Adding Recurrence, Table 3: question answering"
+    title = "Does the vector carry what a question of two hops needs?"
+    answer = "Yes: spans that need a fact of another window are right with it, guesses without."
     how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its
     parts. The method and the questions are in the
     [chapter](../pretrained_recurrence.md#question-answering)."""
-    picture = f"![exact match by the distance between the hops]({NAME}.svg)"
     numbers = markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)
     settings = wrapped(f"Settings: {json.dumps(record['settings'])}.")
-    return laid_out(record, title, "systems.questions", "", how, picture, numbers, settings)
+    return laid_out(record, title, NAME, "systems.questions", answer, how, numbers, settings)
 
 
 def draw(record: dict, path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Every table tunes each of its rows alike on seed 0, then trains seeds 0, 1 and 2, of headline rows 0
 to 4, in one to three hours on two cores. What was interrupted is resumed by the same command; what
-was trained before, for this table or another, is not trained again.
+was trained before, for this table or another, is not trained again. With --rows or --seeds a few
+runs of a published table are made again, beside what its record says.
 """
 
 import argparse
@@ -12,9 +13,9 @@ import sys
 from pathlib import Path
 
 from accelerated.evaluation.options import at_least
-from accelerated.lab.tables.measure import measure
+from accelerated.lab.tables.measure import measure, measure_again
 from accelerated.lab.tables.table import TABLES
-from accelerated.lab.trials import Workshop
+from accelerated.lab.trials import SEEDS, Workshop
 from accelerated.program.errors import InputError, check_choice, run_program
 from accelerated.program.files import disk_errors
 from accelerated.program.parser import OptionParser
@@ -39,8 +40,13 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", default=runs, help=of_runs, **a_folder)
     of_jobs = f"runs at a time (default one a core, {cores})"
     parser.add_argument("--jobs", type=at_least(1), default=cores, metavar="N", help=of_jobs)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="(default all)")
+    a_seed = {"type": at_least(0), "metavar": "N"}
+    parser.add_argument("--seeds", nargs="+", help="(default 0 1 2)", **a_seed)
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
+    for row in options.rows or ():
+        check_choice("--rows", row, TABLES[options.name].rows, InputError)
     for folder in (options.out, options.runs):
         with disk_errors(folder, "give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +59,14 @@ def main(argv: list[str]) -> None:
     # as Ctrl-C: the runs are told to save
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     workshop = Workshop(options.runs.absolute(), options.jobs)
+    table = TABLES[options.name]
     try:
-        measure(options.name, TABLES[options.name], workshop, options.out)
+        if options.rows or options.seeds:
+            rows = options.rows or list(table.rows)
+            seeds = options.seeds or list(SEEDS)
+            measure_again(options.name, rows, seeds, workshop, options.out)
+            return
+        measure(options.name, table, workshop, options.out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("runs are saved; continue with the same command") from None
     print(f"wrote {options.out / options.name}.md and .json")

@@ -3,19 +3,21 @@
 import datetime
 import json
 import math
+import platform
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from accelerated.data.recall import chances
 from accelerated.evaluation.figures import figure_class
 from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
 from accelerated.lab.tables.page import names_and_rows, page
-from accelerated.lab.tables.table import Table
+from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import (
     HEADLINE_SEEDS,
     LOG,
@@ -27,8 +29,11 @@ from accelerated.lab.trials import (
     machine,
 )
 from accelerated.models import model_class
+from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
 from accelerated.protocol import overlap_of
+from accelerated.training.checkpoint import load_checkpoint
+from accelerated.training.folder import checkpoint_path
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
@@ -52,21 +57,27 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     workshop.evaluate(questions(table, trials))
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
     if table.timed:
+        torch.set_num_threads(workshop.threads)  # as the runs were trained
         settings = [settings_of(trials[name][0]) for name in table.rows]
         for row, seconds in zip(rows, step_times(settings), strict=True):
             row["step_seconds"] = seconds
 
+    one = trials[next(iter(trials))][0]
     record = {
         "name": name,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "torch": torch.__version__.partition("+")[0],
+        "python": platform.python_version(),  # whose library --data stdlib is
+        "corpus": corpus_of(one, workshop),
         "jobs": workshop.jobs,
         "options": table.options,
         "first": table.first,
         "grid": table.grid,
         "rows": rows,
         "tuned_by": table.tuned_by[1],
+        "chances": chances_of(settings_of(one)),
+        "seeds": list(SEEDS),
     }
     with written_whole(pages / f"{name}.json", ADVICE) as temporary:
         temporary.write_text(json.dumps(record, indent=1) + "\n")
@@ -79,12 +90,59 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         workshop.say(f"{label}: {' '.join(folders)}")
 
 
+def corpus_of(trial: Trial, workshop: Workshop) -> str:
+    """The digest of what a trained trial has read; empty if its documents are generated."""
+    path = checkpoint_path(workshop.folder(trial))
+    return load_checkpoint(path)["corpus"] if path.exists() else ""
+
+
+def chances_of(settings: Settings) -> dict[str, float]:
+    """{what is known: share of right answers} without a memory; {} if no answers are asked for."""
+    return chances(settings.recall) if settings.data.data == "recall" else {}
+
+
+def measure_again(name: str, rows: list[str], seeds: list[int], workshop: Workshop, pages: Path):
+    """Train rows of a published table again, each with its own choice, beside what stands there.
+
+    Nothing is written. The records hold Python's version, whose library `--data stdlib` reads, and
+    a digest of the text: another text gives other numbers. Raises InputError if there is no record.
+    """
+    path = pages / f"{name}.json"
+    if not path.exists():
+        raise InputError(f"{path} is not there; measure the whole table, without --rows or --seeds")
+    record = json.loads(path.read_text())
+    table = TABLES[name]
+    first = Trial("the first run", table.first)
+    if table.first:
+        workshop.train([first])
+    begun = str(workshop.folder(first))
+    published = {row["name"]: row for row in record["rows"]}
+    trials = {}
+    for row in rows:
+        options = join(table.options, table.rows[row].options, published[row]["choice"])
+        options = options.replace("FIRST", begun)
+        trials[row] = [Trial(row, options, seed) for seed in seeds]
+    workshop.train(trial for of_row in trials.values() for trial in of_row)
+    workshop.evaluate(questions(table, trials))
+
+    for row, of_row in trials.items():
+        before = published[row]["measured"]
+        chosen = {published[row]["choice"]: 0.0}
+        again = record_of_row(table, row, chosen, of_row, workshop)["measured"]
+        for title, values in again.items():
+            seen = f"seeds {seeds}: {values}, in the record {before[title]}"
+            workshop.say(f"{row}, {title}, {seen}")
+    corpus = corpus_of(trials[rows[0]][0], workshop)
+    for what, here in (("python", platform.python_version()), ("corpus", corpus)):
+        workshop.say(f"{what}: {here}, in the record {record.get(what, 'not said')}")
+
+
 def questions(table: Table, trials: dict[str, list[Trial]]) -> Iterator[tuple[Trial, str]]:
     """What eval.py is asked about the trials of a table's rows: (trial, words of eval.py)."""
-    for name, row in table.rows.items():
+    for name, of_row in trials.items():
         for each in table.measures:
-            for trial in trials[name]:
-                yield trial, each.words(row)
+            for trial in of_row:
+                yield trial, each.words(table.rows[name])
 
 
 def train_rows(

@@ -1,13 +1,20 @@
 """What a page shows beside a table's numbers: its picture, and notes that one table alone has."""
 
 import math
-import statistics
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.evaluation.figures import figure_class, new_figure, save_figure
 from accelerated.lab.speed.timing import markdown_table
+from accelerated.lab.tables.orderings import (
+    differences,
+    in_words,
+    mean_and_interval,
+    mean_of,
+    values_of,
+    verdict,
+)
 from accelerated.lab.tables.table import Panel, Table
 
 WIDTH = 118  # of a page's prose
@@ -17,29 +24,6 @@ def wrapped(text: str) -> str:
     """Paragraphs of prose, wrapped."""
     paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     return "\n\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in paragraphs)
-
-
-def mean_of(values: list[float | None]) -> float:
-    """The mean of the seeds that did not diverge, NaN if all did."""
-    finite = [value for value in values if value is not None]
-    return statistics.mean(finite) if finite else math.nan
-
-
-def values_of(record: dict, side: str) -> list:
-    """What a side of an ordering was for each seed of a record; None if a run diverged."""
-    rows = {row["name"]: row["measured"] for row in record["rows"]}
-    first_row = next(iter(rows))
-    first_measure = next(iter(rows[first_row]))
-    names, _, title = side.partition(" @ ")
-    better, _, subtracted = names.partition(" - ")
-    if better not in rows:  # a measure alone
-        return rows[first_row][side]
-    values = rows[better][title or first_measure]
-    if not subtracted:
-        return values
-    others = rows[subtracted][title or first_measure]
-    pairs = zip(values, others, strict=False)
-    return [None if None in pair else pair[0] - pair[1] for pair in pairs]
 
 
 def pareto(record: dict) -> str:
@@ -55,32 +39,6 @@ def pareto(record: dict) -> str:
             best = bits
             names.append(name)
     return wrapped(f"On the Pareto line of Figure 5, cheap ones first: {'; '.join(names)}.")
-
-
-def sign_test(nearer: int, farther: int) -> float:
-    """The two-sided probability that a fair coin is as uneven."""
-    count, fewer = nearer + farther, min(nearer, farther)
-    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
-
-
-def topics(record: dict) -> str:
-    """For each seed in how many contexts the recurrent model's divergence is lower.
-
-    Those that are as near do not count.
-    """
-    plain = values_of(record, "GPT-2 @ divergences")
-    recurrent = values_of(record, "recurrent @ divergences")
-    rows = []
-    for seed, pair in enumerate(zip(plain, recurrent, strict=True)):
-        if None in pair:  # a run diverged
-            continue
-        gains = [a - b for a, b in zip(*pair, strict=True)]
-        nearer = sum(gain > 0 for gain in gains)
-        farther = sum(gain < 0 for gain in gains)
-        share = nearer / max(1, nearer + farther)
-        rows.append([seed, nearer, farther, f"{share:.1%}", f"{sign_test(nearer, farther):.2g}"])
-    head = ["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"]
-    return markdown_table(head, *rows)
 
 
 def facts_known(record: dict) -> str:
@@ -107,27 +65,55 @@ def facts_known(record: dict) -> str:
     return f"{text}\n\n{markdown_table(['facts known at most', *states.values()], *lines)}"
 
 
-NOTES = {"pareto": pareto, "topics": topics, "facts known": facts_known}
+NOTES = {"pareto": pareto, "facts known": facts_known}
 
 
 def draw(table: Table, record: dict, path: Path) -> None:
-    """Draw a table's picture."""
+    """Draw a table's lines, or if it has none its orderings."""
+    if not table.picture:
+        draw_orderings(table, record, path)
+        return
+    names = dict.fromkeys(name for panel in table.picture for name in panel.names)
+    colours = {name: f"C{number}" for number, name in enumerate(names)}
     figure, all_axes = new_figure(len(table.picture))
     for panel, axes in zip(table.picture, all_axes, strict=True):
-        draw_panel(axes, panel, record)
+        draw_panel(axes, panel, record, colours)
         title_names_measure = any(" @ " in side for side in panel.sides.values())
         axes.set(title=panel.title, xlabel=panel.xlabel)
         axes.set_ylabel("" if title_names_measure else table.measures[0].title)
-        axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
-def draw_panel(axes: Any, panel: Panel, record: dict) -> None:
-    """Draw a panel's lines of means over seeds, and what a guess reaches."""
+COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.5"}
+
+
+def draw_orderings(table: Table, record: dict, path: Path) -> None:
+    """Draw the mean difference of each ordering with its interval, its words above it."""
+    height = 0.5 * len(table.orderings) + 0.8
+    figure = figure_class()(figsize=(8, height), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.axvline(0, color="0.3", linewidth=1)
+    for line, ordering in enumerate(table.orderings):
+        by_seed = differences(record, ordering)
+        mean, half = mean_and_interval(by_seed)
+        colour = COLOURS[verdict(by_seed)]
+        axes.errorbar(mean, -line, xerr=half, fmt="o", color=colour, capsize=3)
+        words = f"{in_words(ordering)}: {mean:+.3f} ± {half:.3f}"
+        place = axes.get_yaxis_transform()
+        axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour)
+    axes.set(ylim=(-len(table.orderings) + 0.5, 0.7), yticks=[])
+    axes.set_xlabel(f"{table.measures[0].title}: how far the first is ahead, 95% interval")
+    save_figure(figure, path)
+
+
+def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -> None:
+    """Draw a panel's lines of means over seeds, each with its name at its end, and a guess."""
     numeric = next(iter(panel.sides))[0].isdigit()
     places = list(panel.sides)
     if numeric:
         places = [int(place.replace(",", "")) for place in places]
+    ends = {}  # {name: (x, y) of its line's end}
     for number, name in enumerate(panel.names):
         sides = [side.replace("*", name) for side in panel.sides.values()]
         if panel.across:
@@ -135,9 +121,29 @@ def draw_panel(axes: Any, panel: Panel, record: dict) -> None:
         means = [mean_of(values_of(record, side)) for side in sides]
         line = "--" if number % 2 else "-"
         marker = "osv^D<>P"[number]
-        axes.plot(places, means, linestyle=line, marker=marker, markersize=4, label=name)
-    if isinstance(places[0], int) and len(places) < 9:  # few, each twice the one before
+        axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])
+        ends[name] = (places[-1], means[-1])
+    if isinstance(places[0], int) and places[-1] > 10 * places[0]:
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, list(panel.sides), fontsize=7)
-    if panel.guess:
-        axes.axhline(float(panel.guess), color="0.5", linewidth=1, linestyle=":")
+    label_ends(axes, ends, colours)
+    for known, share in record.get("chances", {}).items():
+        axes.axhline(share, color="0.5", linewidth=1, linestyle=":")
+        axes.text(places[0], share, known, color="0.4", fontsize=7, va="bottom")
+    if panel.seen:
+        seen = float(panel.seen)
+        axes.axvspan(0, seen, color="0.93", zorder=0)
+        place = axes.get_xaxis_transform()
+        axes.text(seen, 1.0, "seen in training ", transform=place, fontsize=7, ha="right")
+
+
+def label_ends(axes: Any, ends: dict[str, tuple[float, float]], colours: dict[str, str]) -> None:
+    """Write each line's name right of its end; names that would overlap are moved up."""
+    lowest, highest = axes.get_ylim()
+    least = (highest - lowest) / 18  # between two names
+    height = -math.inf
+    for name, (x, y) in sorted(ends.items(), key=lambda end: end[1][1]):
+        height = max(y, height + least)
+        where = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(name, (x, height), color=colours[name], fontsize=8, **where)
+    axes.margins(x=0.05)

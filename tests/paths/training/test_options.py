@@ -37,7 +37,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--epochs nan": "--epochs is nan; it must be at least 0",
     "--learning-rate inf": "must be positive and finite",
     f"--seed {2**63}": "it must be below 2^63",
-    "--data recall --recall-pairs 99": "--recall-pairs is 99",
+    "--data recall --recall-pairs 250": "--recall-pairs is 250",
     "--model pretrained_recurrence --insertion-layers 5": "--insertion-layers (5,) must lie in",
     "--model memformer --encoder-layers 0 --task-recall 0.1": "decoder-only model; leave them out",
     "--model memformer --segment 1 --task-infilling 0.5": "--segment 1 has no parts; give",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.score import Score
 from accelerated.training import opening
 from accelerated.training.options import Saved, Start, parse
@@ -95,12 +96,13 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(
 
 
 def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
-    data = SimpleNamespace(data=SimpleNamespace(data="recall"), recall=SimpleNamespace(values=10))
+    data = SimpleNamespace(data=SimpleNamespace(data="recall"), recall=RecallConfig())
     run = SimpleNamespace(validation_share=0.25, settings=data)
     carried, cleared = Score(6.0, 4, 3, 4), Score(6.0, 4, 1, 4)
     lines = Run.last_lines(run, carried, cleared).splitlines()
     assert lines[0].endswith("cleared each segment")
-    assert lines[1] == ("right answers: 75.0% with the memory, 25.0% with it cleared (chance 10%)")
+    right = "right answers: 75.0% with the memory, 25.0% with it cleared"
+    assert lines[1] == f"{right} (a guess 10%, the values without their keys 38%)"
     assert "validation on 4 tokens (25% of the split): " in Run.last_lines(run, carried, None)
 
 

@@ -1,0 +1,74 @@
+"""Judges an ordering "better < worse" of a record, for the page and its picture.
+
+Runs of one seed read the same text in the same order, so an ordering is judged by the differences
+of the same seeds.
+"""
+
+import math
+import statistics
+
+# {values - 1: standard errors within which the mean is, 95 times in 100}
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+def mean_of(values: list[float | None]) -> float:
+    """The mean of the seeds that did not diverge, NaN if all did."""
+    finite = [value for value in values if value is not None]
+    return statistics.mean(finite) if finite else math.nan
+
+
+def values_of(record: dict, side: str) -> list:
+    """What a side of an ordering was for each seed of a record; None if a run diverged."""
+    rows = {row["name"]: row["measured"] for row in record["rows"]}
+    first_row = next(iter(rows))
+    first_measure = next(iter(rows[first_row]))
+    names, _, title = side.partition(" @ ")
+    better, _, subtracted = names.partition(" - ")
+    if better not in rows:  # a measure alone
+        return rows[first_row][side]
+    values = rows[better][title or first_measure]
+    if not subtracted:
+        return values
+    others = rows[subtracted][title or first_measure]
+    pairs = zip(values, others, strict=False)
+    return [None if None in pair else pair[0] - pair[1] for pair in pairs]
+
+
+def differences(record: dict, ordering: str) -> list[float]:
+    """worse - better of an ordering "better < worse" for each seed that both have.
+
+    A run that diverged is infinitely bad.
+    """
+    better, worse = (values_of(record, side) for side in ordering.split(" < "))
+    better = [math.inf if value is None else value for value in better]
+    worse = [math.inf if value is None else value for value in worse]
+    return [b - a for a, b in zip(better, worse, strict=False)]
+
+
+def mean_and_interval(differences: list[float]) -> tuple[float, float]:
+    """The mean of differences, and half the width of its 95% interval.
+
+    That is infinite of one value, and NaN if a run diverged.
+    """
+    mean = statistics.fmean(differences)
+    if len(differences) == 1:
+        return mean, math.inf
+    if not all(map(math.isfinite, differences)):
+        return mean, math.nan
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return mean, STUDENT[len(differences) - 1] * error
+
+
+def verdict(differences: list[float]) -> str:
+    """What worse - better of each seed says of an ordering."""
+    mean, half = mean_and_interval(differences)
+    if mean - half > 0 or min(differences) == math.inf:
+        return "holds"
+    if mean + half < 0 or max(differences) == -math.inf:
+        return "does not hold"
+    return "cannot be told"
+
+
+def in_words(ordering: str) -> str:
+    """An ordering as a reader sees it, each side with the measure that it names."""
+    return ordering.replace(" < ", " against ").replace(" @ ", ", ")
