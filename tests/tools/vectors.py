@@ -1,10 +1,10 @@
-"""python -m tests.tools.vectors: writes docs/vectors from the references, for those who port a
-method (docs/porting.md).
+"""Writes docs/vectors from the references, for those who port a method (docs/porting.md).
+
+    python -m tests.tools.vectors
 
 A case is one config, its parameters, a rollout of three segments and all that a port should compute
-from them. Its numbers are
-drawn from its name. rules.json holds what needs no arithmetic: masks, distances, buckets, windows,
-schedules, a task's documents.
+from them. Its numbers are drawn from its name. rules.json holds what needs no arithmetic: masks,
+distances, buckets, windows, schedules, a task's documents.
 """
 
 import dataclasses
@@ -81,10 +81,11 @@ def given_of(params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of what a port is given."""
     given = {f"param/{name}": value for name, value in params.items()} | named("state/", state)
     for k, segment in enumerate(segments):
-        given |= {
-            f"{k}/{name}": array for name, array in segment._asdict().items() if name != "task"
-        }
-        given |= named(f"{k}/task.", segment.task) if segment.task else {}
+        for name, array in segment._asdict().items():
+            if name != "task":
+                given[f"{k}/{name}"] = array
+        if segment.task:
+            given |= named(f"{k}/task.", segment.task)
     return {GIVEN + name: array for name, array in given.items()}
 
 
@@ -99,38 +100,36 @@ def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
 
 
 def part_of(values: dict, path: str) -> object:
-    """What a path names: "projected.query" is values["projected"]["query"], "return.0" the first of
-    a tuple; None if missing.
+    """What a path names, None if it is missing.
+
+    "projected.query" is values["projected"]["query"], "return.0" the first of a tuple.
     """
     value = values
     for part in path.split("."):
-        value = (
-            value.get(part)
-            if isinstance(value, dict)
-            else value
-            if value is None
-            else value[int(part)]
-        )
+        if value is None:
+            return None
+        value = value.get(part) if isinstance(value, dict) else value[int(part)]
     return value
 
 
 def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
     """Add a copy of what is named for the last of these calls and was not found before."""
     for functions, names in specifications:
-        pattern = "/(?:.*/)?".join(
-            re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions
-        )
-        if re.search(f"/{pattern}$", calls):
-            for local, name in names.items():
-                if name not in found and (value := part_of(values, local)) is not None:
-                    found[name] = np.where(
-                        np.isfinite(value), value, 0
-                    )  # -inf is the score of a hidden key
+        patterns = [re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions]
+        pattern = "/(?:.*/)?".join(patterns)
+        if not re.search(f"/{pattern}$", calls):
+            continue
+        for local, name in names.items():
+            value = part_of(values, local)
+            if value is not None and name not in found:
+                # -inf is the score of a hidden key
+                found[name] = np.where(np.isfinite(value), value, 0)
 
 
 def recorded(specifications: list, reference: object, *arguments: object) -> dict:
-    """{name: array} of what specifications name, from the functions of a reference that return
-    during rollout_forward.
+    """{name: array} of what specifications name, while a reference runs rollout_forward.
+
+    The values are those of its functions when they return.
     """
     stack = [("", Counter())]
     found = {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
@@ -162,20 +161,21 @@ def hidden_of(paper: str, config: object) -> dict:
     """
     if paper in ("block_recurrent", "memorizing"):
         window = config.window if paper == "block_recurrent" else config.segment
-        return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(window))
+        mask = block_recurrent.tile_mask(window)
+        return {"position_bias": mask, "similarity": mask}
     if paper == "compressive":
         keys = config.compressed_memory + config.memory + config.segment
-        return dict.fromkeys(
-            ("scores_by_distance_shifted", "scores"), compressive.causal_mask(config.segment, keys)
-        )
+        mask = compressive.causal_mask(config.segment, keys)
+        return {"scores_by_distance_shifted": mask, "scores": mask}
     return {}
 
 
 def inner_of(
     paper: str, name: str, reference: object, params: dict, state: tuple, segments: list
 ) -> dict:
-    """{name: array} of values inside a layer while the first segment is read, in the order of
-    computation.
+    """{name: array} of values inside a layer while the first segment is read.
+
+    They are in the order of computation.
     """
     listed = inner_values(paper, name)
     config = config_of(paper, name)
@@ -190,8 +190,9 @@ def inner_of(
 
 
 def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
-    """{name: array} of the parameters after a step of gradient descent, and after three of AdamW on
-    the same segments.
+    """{name: array} of the parameters after a step of gradient descent, and after three of AdamW.
+
+    All steps read the same segments.
     """
     once = {}
     after = params
@@ -201,9 +202,8 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
         grads, _ = rollout_backward(reference, after, config, caches)
         once = once or sgd(params, grads)
         after, moments = adamw(after, grads, moments, step)
-    return {f"sgd/{name}": value for name, value in once.items()} | {
-        f"adamw/{name}": value for name, value in after.items()
-    }
+    rows = {f"sgd/{name}": value for name, value in once.items()}
+    return rows | {f"adamw/{name}": value for name, value in after.items()}
 
 
 def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
@@ -215,11 +215,12 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     params, state, segments = inputs_of(paper, name)
     rows = inner_of(paper, name, reference, params, state, segments)
     rows |= reference_rollout(reference, params, config, segments, state)
-    tokens = {
-        f"grad_state/{field}" for field, value in state._asdict().items() if value.dtype.kind != "f"
-    }
-    rows = {name: row for name, row in rows.items() if name not in tokens}
-    return rows | (steps_of(reference, config, params, state, segments) if steps else {})
+    for field, value in state._asdict().items():
+        if value.dtype.kind != "f":  # tokens have no gradient
+            rows.pop(f"grad_state/{field}", None)
+    if steps:
+        rows |= steps_of(reference, config, params, state, segments)
+    return rows
 
 
 def case_file(paper: str, name: str) -> tuple[dict, dict]:
@@ -227,15 +228,16 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     reference = PAPERS[paper].reference
     config = config_of(paper, name)
     rows = given_of(*inputs_of(paper, name)) | computed(paper, name, reference)
-    rows = {
-        n: np.array(row, order="C") for n, row in rows.items() if row.size
-    }  # what is empty stands in no file
-    inner = [n for n in rows if n.startswith(INNER)]
-    steps = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
-    parts = {"config": dataclasses.asdict(config), "inner": inner, "steps": steps}
-    return rows, {"paper": paper, "case": name} | {
-        key: json.dumps(part) for key, part in parts.items()
+    # What is empty stands in no file
+    rows = {key: np.array(row, order="C") for key, row in rows.items() if row.size}
+    metadata = {
+        "paper": paper,
+        "case": name,
+        "config": json.dumps(dataclasses.asdict(config)),
+        "inner": json.dumps([key for key in rows if key.startswith(INNER)]),
+        "steps": json.dumps({"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}),
     }
+    return rows, metadata
 
 
 def rows_of(mask: np.ndarray) -> list[str]:
@@ -273,113 +275,106 @@ def schedule(name: str, **fields: float) -> dict:
 
 def rules() -> dict:
     """What rules.json holds: masks, distances and buckets by paper, schedules, recall."""
-    w = 4
-    (n, k) = (4, 9)
-    position_bucket = block_recurrent.position_bucket
-    shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
-    windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
-    pooling = [
-        pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
-        for pool in pretrained_recurrence.POOLS
-    ]
-    recall = RecallConfig(pairs=3, questions=4, distance=6)
-    documents = [
-        recall_document(recall, np.random.default_rng([0, 0, number]), str(number))
-        for number in range(2)
+    schedules = [
+        schedule("cosine", final_fraction=0.1),
+        schedule("constant"),
+        schedule("inverse_square_root"),
     ]
     return {
-        "block_recurrent": {
-            "mask": {
-                "window": w,
-                "queries by keys of a tile": rows_of(block_recurrent.tile_mask(w)),
-            },
-            "distance": {
-                "window": w,
-                "of a query and a key of its tile": block_recurrent.tile_distance(w).tolist(),
-            },
-            "buckets": [
-                {
-                    "buckets": b,
-                    "max_distance": most,
-                    "of distances from 0": position_bucket(np.arange(200), b, most).tolist(),
-                }
-                for b, most in ((32, 128), (6, 5), (4, 6))
-            ],
-        },
-        "compressive": {
-            "mask": {
-                "queries": n,
-                "keys": k,
-                "queries by keys": rows_of(compressive.causal_mask(n, k)),
-            },
-            "relative shift": {
-                "queries": n,
-                "keys": k,
-                "row of the distances that a query and a key take; -1 is hidden": np.where(
-                    shift < k, shift, -1
-                ).tolist(),
-                "distance of a row": list(range(k - 1, -1, -1)),
-            },
-        },
-        "memformer": {
-            "special tokens": {name: MEMFORMER.special(name) for name in memformer.SPECIALS},
-            "distances": [
-                distance_rule(config_of("memformer", name), causal)
-                for name in ("decoder-only", "continuation")
-                for causal in (False, True)
-            ],
-        },
-        "pretrained_recurrence": {
-            "mask": {
-                "a window came before, by lane": [True, False],
-                "vectors": 2,
-                "by lane": [rows_of(m[0]) for m in windows],
-            },
-            "windows": [
-                {
-                    "tokens": tokens,
-                    "window": t,
-                    "overlap": o,
-                    "[start, stop, first scored]": [*map(list, cut(tokens, t, o))],
-                }
-                for tokens, t, o in (
-                    (1, 4, 0),
-                    (5, 4, 0),
-                    (12, 4, 0),
-                    (12, 4, 1),
-                    (13, 6, 4),
-                    (3, 6, 2),
-                )
-            ],
-            "pooled positions": [
-                {
-                    "window": 6,
-                    "overlap": 2,
-                    "pool": c.pool,
-                    "tokens": n,
-                    "pooled": pretrained_recurrence.pooled_rows(c, n),
-                }
-                for c in pooling
-                for n in (6, 4, 2, 1)
-            ],
-        },
-        "schedules": [
-            schedule("cosine", final_fraction=0.1),
-            schedule("constant"),
-            schedule("inverse_square_root"),
-        ],
-        "recall task": {
-            "config": dataclasses.asdict(recall),
-            "documents": [
-                {
-                    "inputs": bytes(d.inputs).decode(),
-                    "targets": d.targets.tolist(),
-                    "scored": d.scored.astype(int).tolist(),
-                }
-                for d in documents
-            ],
-        },
+        "block_recurrent": block_recurrent_rules(),
+        "compressive": compressive_rules(),
+        "memformer": memformer_rules(),
+        "pretrained_recurrence": pretrained_recurrence_rules(),
+        "schedules": schedules,
+        "recall task": recall_rules(),
     }
+
+
+def block_recurrent_rules() -> dict:
+    """The mask and the distances of a tile, and the buckets that distances take."""
+    window = 4
+    mask = rows_of(block_recurrent.tile_mask(window))
+    distance = block_recurrent.tile_distance(window).tolist()
+    buckets = []
+    for count, most in ((32, 128), (6, 5), (4, 6)):
+        taken = block_recurrent.position_bucket(np.arange(200), count, most).tolist()
+        buckets.append({"buckets": count, "max_distance": most, "of distances from 0": taken})
+    return {
+        "mask": {"window": window, "queries by keys of a tile": mask},
+        "distance": {"window": window, "of a query and a key of its tile": distance},
+        "buckets": buckets,
+    }
+
+
+def compressive_rules() -> dict:
+    """The mask, and which distance a query and a key have."""
+    queries = 4
+    keys = 9
+    shift = np.arange(keys)[None, :] + queries - 1 - np.arange(queries)[:, None]
+    rows = np.where(shift < keys, shift, -1).tolist()
+    sizes = {"queries": queries, "keys": keys}
+    mask = rows_of(compressive.causal_mask(queries, keys))
+    shifted = {
+        "row of the distances that a query and a key take; -1 is hidden": rows,
+        "distance of a row": list(range(keys - 1, -1, -1)),
+    }
+    return {"mask": sizes | {"queries by keys": mask}, "relative shift": sizes | shifted}
+
+
+def memformer_rules() -> dict:
+    """The special tokens, and the signed distances of both models."""
+    specials = {name: MEMFORMER.special(name) for name in memformer.SPECIALS}
+    distances = []
+    for name in ("decoder-only", "continuation"):
+        for causal in (False, True):
+            distances.append(distance_rule(config_of("memformer", name), causal))
+    return {"special tokens": specials, "distances": distances}
+
+
+def pretrained_recurrence_rules() -> dict:
+    """The mask, how documents are cut into windows, and which positions of one are pooled."""
+    present = [True, False]
+    masks = pretrained_recurrence.window_mask(3, 2, np.array(present))
+    by_lane = [rows_of(mask[0]) for mask in masks]
+    windows = []
+    cuts = ((1, 4, 0), (5, 4, 0), (12, 4, 0), (12, 4, 1), (13, 6, 4), (3, 6, 2))
+    for tokens, window, overlap in cuts:
+        found = [list(each) for each in cut(tokens, window, overlap)]
+        sizes = {"tokens": tokens, "window": window, "overlap": overlap}
+        windows.append(sizes | {"[start, stop, first scored]": found})
+    return {
+        "mask": {"a window came before, by lane": present, "vectors": 2, "by lane": by_lane},
+        "windows": windows,
+        "pooled positions": pooling_rules(),
+    }
+
+
+def pooling_rules() -> list[dict]:
+    """How many positions are pooled of whole windows and of shorter ones."""
+    rules = []
+    for pool in pretrained_recurrence.POOLS:
+        config = pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
+        for tokens in (6, 4, 2, 1):
+            pooled = pretrained_recurrence.pooled_rows(config, tokens)
+            rule = {"window": 6, "overlap": 2, "pool": pool, "tokens": tokens, "pooled": pooled}
+            rules.append(rule)
+    return rules
+
+
+def recall_rules() -> dict:
+    """Two documents of the recall task."""
+    config = RecallConfig(pairs=3, questions=4, distance=6)
+    documents = []
+    for number in range(2):
+        rng = np.random.default_rng([0, 0, number])
+        document = recall_document(config, rng, str(number))
+        shown = {
+            "inputs": bytes(document.inputs).decode(),
+            "targets": document.targets.tolist(),
+            "scored": document.scored.astype(int).tolist(),
+        }
+        documents.append(shown)
+    return {"config": dataclasses.asdict(config), "documents": documents}
 
 
 def main() -> None:
@@ -389,9 +384,8 @@ def main() -> None:
         rows, metadata = case_file(paper, name)
         save_file(rows, FOLDER / paper / f"{name}.safetensors", metadata)
     text = json.dumps(rules(), indent=1)
-    text = re.sub(
-        r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text
-    )  # a list of numbers in one line
+    # A list of numbers in one line
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)
     (FOLDER / "rules.json").write_text(text + "\n")
 
 
