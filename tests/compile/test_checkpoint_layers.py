@@ -1,5 +1,6 @@
-"""--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass,
-with the same gradients.
+"""--checkpoint-layers: layers keep only their inputs, and the gradients are the same.
+
+Each layer is computed again in the backward pass.
 """
 
 import dataclasses
@@ -13,22 +14,15 @@ from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import MEMFORMER, saved, train
 from tests.helpers.rollouts import back_propagated, setting
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
-CASES = [
-    *ONE_OF_EACH,
-    *(("block_recurrent", name) for name in ("lstm-dual-feedback", "adjacent-recurrent-lstm")),
-    *(
-        ("compressive", name)
-        for name in ("conv-attention_reconstruction", "conv-auto_encoding", "most_used-none")
-    ),
-    *(
-        ("memformer", "encoder-decoder-xl"),
-        ("pretrained_recurrence", "plain"),
-        ("pretrained_recurrence", "at-every-layer"),
-    ),
-]
+CASES = ONE_OF_EACH + pairs(
+    block_recurrent="lstm-dual-feedback adjacent-recurrent-lstm",
+    compressive="conv-attention_reconstruction conv-auto_encoding most_used-none",
+    memformer="encoder-decoder-xl",
+    pretrained_recurrence="plain at-every-layer",
+)
 
 
 def recomputed(model):
@@ -44,41 +38,42 @@ def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
     In bfloat16 a layer has the same copies of parameters.
     """
     model, *given = setting(paper, name)
-    expected = {
-        method: (back_propagated(method, model, *given, dtype), torch.get_rng_state())
-        for method in replay.BACKPROP
-    }
+    expected = {}
+    random = {}
+    for method in replay.BACKPROP:
+        expected[method] = back_propagated(method, model, *given, dtype)
+        random[method] = torch.get_rng_state()
     trained = recomputed(model)
-    for method, (rows, random) in expected.items():
-        assert_agree(
-            rows, back_propagated(method, model, *given, dtype, trained), TOLERANCE, method
-        )
-        assert torch.equal(torch.get_rng_state(), random)
+    for method in replay.BACKPROP:
+        found = back_propagated(method, model, *given, dtype, trained)
+        assert_agree(expected[method], found, TOLERANCE, method)
+        assert torch.equal(torch.get_rng_state(), random[method]), method
 
 
 def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
-    """As --compile has it, without its code generator.
-
-    Of one layer: each takes seconds to compile.
-    """
+    """As --compile has it, without its code generator. A layer takes seconds to compile: one."""
     model, *given = setting("memformer", "decoder-only", decoder_layers=1)
     expected = back_propagated("through_time", model, *given)
     trained = recomputed(model)
     trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    assert_agree(
-        expected, back_propagated("through_time", model, *given, trained=trained), TOLERANCE
-    )
+    found = back_propagated("through_time", model, *given, trained=trained)
+    assert_agree(expected, found, TOLERANCE)
 
 
 def saved_bytes(model, segment, state):
     """Bytes that are kept for the backward pass of a segment, beside the parameters."""
-    kept, weights = [], {p.untyped_storage()._cdata for p in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
-    ):
+    sizes = {}  # of each storage, which several tensors may share
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.read(segment, state)
-    sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in kept}
-    return sum(size for storage, size in sizes.items() if storage not in weights)
+    for parameter in model.parameters():
+        sizes.pop(parameter.untyped_storage()._cdata, None)
+    return sum(sizes.values())
 
 
 @over(ONE_OF_EACH)
@@ -89,7 +84,8 @@ def test_only_the_layers_inputs_are_kept(paper, name):
     config = dataclasses.replace(variant(paper, name), **sizes)
     with torch.device("meta"):
         model = PAPERS[paper].model(config).train()
-        tokens, state = torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2)
+        tokens = torch.zeros(2, config.segment, dtype=torch.long)
+        state = model.initial_state(2)
     whole = saved_bytes(model, tokens, state)
     recomputed(model)
     assert saved_bytes(model, tokens, state) < 0.25 * whole
@@ -97,30 +93,22 @@ def test_only_the_layers_inputs_are_kept(paper, name):
 
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch):
     """In groups of lanes; the parameters are those of a run without it."""
-    options = [
-        *MEMFORMER,
-        "--data",
-        text,
-        "--dtype",
-        "float64",
-        "--dropout",
-        0.2,
-        "--accumulate",
-        3,
-        "--schedule",
-        "constant",
-    ]
-    checkpointed, checkpoint = [], protocol.checkpoint
-    monkeypatch.setattr(
-        protocol,
-        "checkpoint",
-        lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how),
-    )
+    options = [*MEMFORMER, "--data", text, "--dtype", "float64", "--dropout", 0.2]
+    options += ["--accumulate", 3, "--schedule", "constant"]
+    checkpoint = protocol.checkpoint
+    checkpointed = []
+
+    def watched(*given, **how):
+        checkpointed.append(given)
+        return checkpoint(*given, **how)
+
+    monkeypatch.setattr(protocol, "checkpoint", watched)
     train(*options, "--steps", 3, "--out", tmp_path / "plain")
     train(*options, "--steps", 2, "--out", tmp_path / "run")
     assert not checkpointed
     train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
-    assert checkpointed and saved(tmp_path / "run")["training"]["checkpoint_layers"]
-    assert_agree(
-        saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE
-    )
+    assert checkpointed
+    expected = saved(tmp_path / "plain")
+    found = saved(tmp_path / "run")
+    assert found["training"]["checkpoint_layers"]
+    assert_agree(expected["parameters"], found["parameters"], TOLERANCE)

@@ -1,5 +1,6 @@
-"""--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes
-what it computed before.
+"""--compile: a model's `read` is one graph, and computes what it computed before.
+
+It is compiled in the first two iterations only.
 """
 
 import itertools
@@ -24,25 +25,29 @@ from tests.helpers.programs import TINY, refusal
 from tests.helpers.rollouts import back_propagated, gradients, rows_of_state, setting
 from tests.helpers.variants import ONE_OF_EACH
 
-CASES = list(zip(ONE_OF_EACH, itertools.cycle(("through_time", "memory_replay")), strict=False))
-TYPED = [*((*each, torch.float64) for each in CASES), (*CASES[1], torch.bfloat16)]
+METHODS = itertools.cycle(["through_time", "memory_replay"])
+TYPED = [(case, method, torch.float64) for case, method in zip(ONE_OF_EACH, METHODS, strict=False)]
+TYPED += [(ONE_OF_EACH[1], "memory_replay", torch.bfloat16)]
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A list that grows by one for each graph that is compiled; without torch's code generator,
-    which takes minutes.
+    """A list that grows by one for each graph that is compiled.
+
+    It is without torch's code generator, which takes minutes.
     """
-    found, compile_whole = [], torch.compile
+    compile_whole = torch.compile
+    found = []
 
     def without_generating(function, fullgraph, dynamic, mode):
-        assert fullgraph and not dynamic
-        return compile_whole(
-            function,
-            backend=lambda graph, _: found.append(mode) or graph.forward,
-            fullgraph=True,
-            dynamic=False,
-        )
+        assert fullgraph
+        assert not dynamic
+
+        def backend(graph, _):
+            found.append(mode)
+            return graph.forward
+
+        return compile_whole(function, backend=backend, fullgraph=True, dynamic=False)
 
     monkeypatch.setattr(torch, "compile", without_generating)
     torch._dynamo.reset()
@@ -50,19 +55,18 @@ def graphs(monkeypatch):
 
 
 def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
-    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in
-    between.
+    """The last gradients and state of a model after four rollouts in dtype.
 
-    A document starts in the first rollout, and in both lanes of the last.
+    It is evaluated in between. A document starts in the first rollout, and in both lanes of the
+    last.
     """
     model, segments, _ = setting(paper, name, dropout=0.2)
     compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
+    nowhere = torch.zeros(2, dtype=torch.bool)
+    first, *others = (segment._replace(starts=nowhere) for segment in segments)
     for number in range(4):
-        first, *others = (
-            segment._replace(starts=torch.zeros(2, dtype=torch.bool)) for segment in segments
-        )
         first = first._replace(starts=torch.tensor([number in (0, 3), number == 3]))
         model.zero_grad()
         torch.manual_seed(number)
@@ -75,16 +79,21 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     return {"loss": loss[None]} | gradients(model) | rows_of_state(state)
 
 
-@pytest.mark.parametrize(
-    "case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]
-)
+NAMES = [f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]
+
+
+@pytest.mark.parametrize("case, method, dtype", TYPED, ids=NAMES)
 def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs):
-    """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay
-    needs one for all states.
+    """Neither for a state that documents begin, nor for fewer lanes in evaluation.
+
+    Memory replay needs one for all states.
     """
-    counts = []
+    counts = []  # of graphs, after each rollout
     actual = trained(*case, method, "inductor", lambda: counts.append(len(graphs)), dtype)
-    assert counts[0] >= 1 and counts[1] <= 3 and counts[1:] == counts[1:2] * 3
+    first, second, *later = counts
+    assert first >= 1
+    assert second <= 3
+    assert later == [second, second], "it was compiled again in a later rollout"
     if dtype == torch.float64:
         assert_agree(trained(*case, method, "none"), actual, 1e-12)
 
@@ -94,7 +103,9 @@ def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
 
     In float32 a parameter's .grad would otherwise be the graph's result itself.
     """
-    result, modes, found = torch.full((5, 3), 2.0), [], []
+    result = torch.full((5, 3), 2.0)
+    modes = []
+    found = []
 
     class Graph(torch.autograd.Function):
         """Its backward pass gives the embedding the gradient `result`, and the scale none."""
@@ -108,43 +119,48 @@ def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
             return result.view(5, 3), None
 
     def read(tokens, state):
-        found.append(
-            Reading(Graph.apply(model.embedding, model.scale), state, {"a loss": torch.ones(())})
-        )
-        return found[-1]
+        hidden = Graph.apply(model.embedding, model.scale)
+        reading = Reading(hidden, state, {"a loss": torch.ones(())})
+        found.append(reading)
+        return reading
 
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode, **options: modes.append(mode) or function
-    )
+    def noted(function, mode, **options):
+        modes.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
     model = Dropping()
     model.read = read
-    reading = TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(
-        None, model.initial_state(2)
-    )
+    compiled = TrainedModel(model, TrainingConfig(compile="cudagraphs"))
+    reading = compiled.read(None, model.initial_state(2))
     assert modes == ["reduce-overhead"]
     for own, copy in zip(tree_leaves(found), tree_leaves(reading), strict=True):
-        assert torch.equal(own, copy) and own.data_ptr() != copy.data_ptr()
+        assert torch.equal(own, copy)
+        assert own.data_ptr() != copy.data_ptr()
     reading.hidden.sum().backward()
-    assert (
-        torch.equal(model.embedding.grad, result)
-        and model.embedding.grad.data_ptr() != result.data_ptr()
-    )
+    assert torch.equal(model.embedding.grad, result)
+    assert model.embedding.grad.data_ptr() != result.data_ptr()
     assert model.scale.grad is None
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
-    """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's
-    own generator is faster.
+    """There `advance` must draw the same dropout masks, and is compiled too.
+
+    Elsewhere inductor's own generator is faster.
     """
+    replays = method == "memory_replay"
     names = []
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: names.append(function.__name__) or function
-    )
-    with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
+
+    def noted(function, **options):
+        names.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
+    with torch._inductor.config.patch(fallback_random=not replays):
         TrainedModel(Dropping(), TrainingConfig(backprop=method, compile="inductor"))
-        assert torch._inductor.config.fallback_random == (method == "memory_replay")
-    assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
+        assert torch._inductor.config.fallback_random == replays
+    assert names == (["read", "advance"] if replays else ["read"])
 
 
 def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
@@ -160,37 +176,41 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
     check("cudagraphs --horizon 1 --backprop through_time --device cuda")
     check("cudagraphs --horizon 2 --backprop memory_replay --device cuda")
     check("inductor --dtype bfloat16 --device cuda")
-    assert "--compile inductor with --dtype bfloat16 crashed" in refusal(
-        check, "inductor --dtype bfloat16 --device cpu"
-    )
+    line = refusal(check, "inductor --dtype bfloat16 --device cpu")
+    assert "--compile inductor with --dtype bfloat16 crashed" in line
 
 
 @pytest.mark.parametrize(
     "paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")]
 )
 def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
-    """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which
-    are read only then.
+    """A CUDA graph writes a segment's gradients where it wrote those of the segment before.
+
+    These are read only then.
     """
     model, segments, state = setting(paper, name)
-    leaves, arriving = [], []
-    leaf_of, backward = replay.require_gradient, torch.autograd.backward
-    monkeypatch.setattr(
-        replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1]
-    )
-    monkeypatch.setattr(
-        torch.autograd,
-        "backward",
-        lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads),
-    )
+    leaf_of = replay.require_gradient
+    backward = torch.autograd.backward
+    fields = []  # of the states that get gradients
+    arriving = []  # the places of gradients that are passed on
+
+    def watched_leaf(state):
+        leaf = leaf_of(state)
+        fields.extend(leaf)
+        return leaf
+
+    def watched_backward(roots, gradients):
+        arriving.extend(gradient.data_ptr() for gradient in gradients[1:])
+        return backward(roots, gradients)
+
+    monkeypatch.setattr(replay, "require_gradient", watched_leaf)
+    monkeypatch.setattr(torch.autograd, "backward", watched_backward)
     replay.memory_replay(model, segments, state)
-    own = {
-        field.grad.data_ptr()
-        for leaf in leaves
-        for field in leaf
-        if field.grad is not None and field.numel()
-    }
-    assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
+    with_gradient = [field for field in fields if field.grad is not None and field.numel()]
+    own = {field.grad.data_ptr() for field in with_gradient}
+    assert own
+    assert arriving
+    assert not own & set(arriving)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, or the stub")
@@ -200,31 +220,25 @@ def test_cuda_graphs_run_group_after_group(method):
     torch._dynamo.reset()
     torch.set_default_dtype(torch.float32)
     model = Dropping().cuda().train()
-    segments = [
-        segment.to(torch.device("cuda"))
-        for segment in some_segments(3 if method == "memory_replay" else 1)
-    ]
-    trained, state = (
-        TrainedModel(model, TrainingConfig(compile="cudagraphs", backprop=method)),
-        model.initial_state(2),
-    )
+    count = 3 if method == "memory_replay" else 1
+    segments = [segment.to(torch.device("cuda")) for segment in some_segments(count)]
+    trained = TrainedModel(model, TrainingConfig(compile="cudagraphs", backprop=method))
+    state = model.initial_state(2)
     for number in range(9):
-        model.zero_grad() if number % 3 == 0 else None
-        state = replay.BACKPROP[method](trained, segments, state)[2]
+        if number % 3 == 0:
+            model.zero_grad()
+        _, _, state = replay.BACKPROP[method](trained, segments, state)
     assert torch.isfinite(model.embedding.grad).all()
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
-    seen = by_query_and_key(sliding_window.tables_by_distance(4, 4, 8)[1], 4)
-    offset = torch.randn(3, 4, 8).masked_fill(
-        ~seen, -torch.inf
-    )  # three heads, two blocks of four queries
-    inputs = [
-        x.to(device).requires_grad_()
-        for x in (*(torch.randn(2, 3, length, 5) for length in (8, 12, 12)), offset)
-    ]
+    _, mask = sliding_window.tables_by_distance(4, 4, 8)
+    seen = by_query_and_key(mask, 4)
+    offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads
+    rows = [torch.randn(2, 3, length, 5) for length in (8, 12, 12)]  # two blocks of four queries
+    inputs = [x.to(device).requires_grad_() for x in (*rows, offset)]
     compiled = torch.compile(sliding_window.sliding_attention_sdpa, backend="eager", fullgraph=True)
     out = compiled(*inputs, 0.1)
     out.sum().backward()
@@ -258,10 +272,10 @@ class Dropping(Model):
         return Total(torch.zeros(batch, 3).to(self.embedding))
 
     def read(self, tokens, state):
-        kept = torch.nn.functional.dropout(
-            state.rows + self.scale * self.embedding[tokens].sum(1), 0.5, self.training
-        )
-        return Reading(kept[:, None].expand(-1, tokens.shape[1], -1), Total(kept), {})
+        rows = state.rows + self.scale * self.embedding[tokens].sum(1)
+        kept = torch.nn.functional.dropout(rows, 0.5, self.training)
+        hidden = kept[:, None].expand(-1, tokens.shape[1], -1)
+        return Reading(hidden, Total(kept), {})
 
     def advance(self, tokens, state):
         return self.read(tokens, state).state
@@ -269,10 +283,9 @@ class Dropping(Model):
 
 def some_segments(count):
     """Segments for it, of four tokens in two lanes."""
-    return [
-        Segment(each, each, each >= 0, torch.zeros(2, dtype=torch.bool))
-        for each in torch.randint(5, (count, 2, 4))
-    ]
+    nowhere = torch.zeros(2, dtype=torch.bool)
+    drawn = torch.randint(5, (count, 2, 4))
+    return [Segment(each, each, each >= 0, nowhere) for each in drawn]
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
@@ -282,11 +295,8 @@ def test_both_compiled_passes_drop_out_what_uncompiled_ones_do():
     Otherwise memory replay would not recompute the states that it stored.
     """
     torch._dynamo.reset()
-    model, segments = Dropping().train(), some_segments(3)
-    expected = back_propagated("memory_replay", model, segments, model.initial_state(2))
+    model = Dropping().train()
+    given = ("memory_replay", model, some_segments(3), model.initial_state(2))
+    expected = back_propagated(*given)
     trained = TrainedModel(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
-    assert_agree(
-        expected,
-        back_propagated("memory_replay", model, segments, model.initial_state(2), trained=trained),
-        1e-11,
-    )
+    assert_agree(expected, back_propagated(*given, trained=trained), 1e-11)

@@ -1,5 +1,6 @@
-"""A training step asks its device for no number: on a GPU the answer would wait for all work before
-it.
+"""A training step asks its device for no number.
+
+On a GPU the answer would wait for all work before it.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from accelerated.generation.token_by_token import stepper_of
 from accelerated.training import optimization
 from tests.helpers.programs import COMPRESSIVE, train
 from tests.helpers.rollouts import both_sides, setting
-from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, over
+from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, over, pairs
 
 aten = torch.ops.aten
 QUESTIONS = {
@@ -27,15 +28,12 @@ QUESTIONS = {
     aten._unique2,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-CASES = [
-    *ONE_OF_EACH,
-    *(("compressive", name) for name in ("most_used-none", "conv-attention_reconstruction")),
-    *(
-        ("memformer", "encoder-decoder-xl"),
-        ("block_recurrent", "lstm-dual-feedback"),
-        ("pretrained_recurrence", "plain"),
-    ),
-]
+CASES = ONE_OF_EACH + pairs(
+    compressive="most_used-none conv-attention_reconstruction",
+    memformer="encoder-decoder-xl",
+    block_recurrent="lstm-dual-feedback",
+    pretrained_recurrence="plain",
+)
 
 
 class NoQuestions(TorchDispatchMode):
@@ -43,23 +41,25 @@ class NoQuestions(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kind = function.overloadpacket
-        by_mask = kind in INDEXING and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-        if kind in QUESTIONS or by_mask:
+        indices = args[1] if kind in INDEXING else []
+        types = {index.dtype for index in indices if index is not None}
+        if kind in QUESTIONS or types & {torch.bool, torch.uint8}:
             raise AssertionError(f"{function} asks the device")
         return function(*args, **(kwargs or {}))
 
 
-def test_questions_are_refused():
-    for ask in (
-        torch.is_nonzero,
-        torch.nonzero,
-        lambda x: x[x > 0],
-        lambda x: x.index_put_((x > 0,), x),
-    ):
-        with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
-            ask(torch.ones(1))
+def keep_by_mask(x):
+    return x[x > 0]
+
+
+def put_by_mask(x):
+    return x.index_put_((x > 0,), x)
+
+
+@pytest.mark.parametrize("ask", [torch.is_nonzero, torch.nonzero, keep_by_mask, put_by_mask])
+def test_questions_are_refused(ask):
+    with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
+        ask(torch.ones(1))
 
 
 @over(CASES)
@@ -71,28 +71,27 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
     """
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     model, segments, state = setting(paper, name)
+    methods = list(replay.BACKPROP)
+    if device == "meta":  # its operations are slow: only what calls all of it
+        methods = ["memory_replay"]
+        segments = segments[:2]
     for segment in segments:
         segment.scored[1, len(segment.scored[1]) // 2 :] = False
-    segments = [
-        segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]
-    ]
-    scored, model, segments = (
-        replay.count_scored(segments),
-        model.to(device),
-        [s.to(torch.device(device)) for s in segments],
-    )
+    segments = [segment.keep_lanes(slice(0, 2)) for segment in segments]
+    scored = replay.count_scored(segments)
+    model = model.to(device)
+    segments = [segment.to(torch.device(device)) for segment in segments]
     state = type(state)(*(field.to(device) for field in state))
-    methods = (
-        ["memory_replay"] if device == "meta" else replay.BACKPROP
-    )  # meta operations are slow: only what calls all of it
     for method, chunk in itertools.product(methods, [50, replay.CHUNK]):
         monkeypatch.setattr(replay, "CHUNK", chunk)
         model.zero_grad()
         with NoQuestions():
             loss, _, _ = replay.BACKPROP[method](model, segments, state, scored)
             norm = optimization.average_and_clip(model, 2, 1.0)
-        assert loss.device.type == norm.device.type == device and loss.shape == norm.shape == ()
-        assert any(p.grad is not None for p in model.parameters())
+        for number in (loss, norm):
+            assert number.device.type == device
+            assert number.shape == ()
+        assert any(parameter.grad is not None for parameter in model.parameters())
 
 
 @over(MORE_KINDS)
@@ -100,7 +99,8 @@ def test_a_token_asks_nothing(paper, name):
     """Over two segments, on a CPU and on the meta device."""
     *_, model, state = both_sides(paper, name)
     for device in ("cpu", "meta"):
-        model, state = model.to(device), type(state)(*(field.to(device) for field in state))
+        model = model.to(device)
+        state = type(state)(*(field.to(device) for field in state))
         token = torch.zeros(2, dtype=torch.long, device=device)
         stepper = stepper_of(model)
         with NoQuestions():
@@ -123,18 +123,6 @@ def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypa
 
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    options = [
-        "--batch",
-        2,
-        "--accumulate",
-        2,
-        "--update-every",
-        2,
-        "--steps",
-        4,
-        "--sample",
-        0,
-        "--validation-segments",
-        1,
-    ]
+    options = ["--batch", 2, "--accumulate", 2, "--update-every", 2, "--steps", 4]
+    options += ["--sample", 0, "--validation-segments", 1]
     train(*COMPRESSIVE, "--data", text, *options, "--out", tmp_path / "run")

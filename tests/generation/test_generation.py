@@ -142,6 +142,15 @@ def test_a_state_of_another_model_is_refused_when_a_segment_starts():
         stepper.start(other)
 
 
+def test_what_is_no_token_of_each_lane_is_refused():
+    stepper = stepper_of(random_model("block_recurrent", "fixed-skip"))
+    stream = stepper.start(stepper.model.initial_state(2))
+    with pytest.raises(ValueError, match="expected a tensor of ids"):
+        stepper.step(torch.zeros(2), stream)
+    with pytest.raises(ValueError, match="has 2 lanes, expected 3"):
+        stepper.step(torch.zeros(3, dtype=torch.long), stream)
+
+
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_progress_counts_the_prompts_tokens_once(overlap, monkeypatch):
     """Windows that overlap read some tokens twice, but these are counted once."""

@@ -1,5 +1,6 @@
-"""GPT-2's weights give the logits of the package transformers, its folder the tokens; any other
-file is refused in one line.
+"""GPT-2's weights give the logits of the package transformers, its folder the tokens.
+
+Any other file is refused in one line.
 """
 
 import json
@@ -39,14 +40,15 @@ CONFIG = Config(
 
 
 def gpt2_tensors():
-    """Random weights under GPT-2's names and shapes, (in, out); that these are GPT-2's, those of
-    transformers show.
+    """Random weights under GPT-2's names, with its shapes, (in, out).
+
+    That these are GPT-2's is shown by those of transformers.
     """
     rng = np.random.default_rng(0)
-    return {
-        name: torch.tensor(0.2 * rng.standard_normal(s), dtype=torch.float32)
-        for name, s in gpt2_shapes(CONFIG).items()
-    }
+    tensors = {}
+    for name, shape in gpt2_shapes(CONFIG).items():
+        tensors[name] = torch.tensor(0.2 * rng.standard_normal(shape), dtype=torch.float32)
+    return tensors
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +75,9 @@ def model_of(path, config=CONFIG):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A GPT2LMHeadModel with random weights, the folder that its own save_pretrained wrote, with a
-    tokenizer, and tokens.
+    """(A GPT2LMHeadModel with random weights, its folder, tokens).
+
+    Its own save_pretrained wrote the folder, to which a tokenizer was added.
     """
     transformers = pytest.importorskip(
         "transformers", reason="the comparison needs the package transformers: .[all]"
@@ -86,9 +89,8 @@ def published(tmp_path_factory):
     torch.set_default_dtype(torch.float32)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, attn_pdrop=0.0)).eval()
     with torch.no_grad():
-        for (
-            parameter
-        ) in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
+        for parameter in model.parameters():
+            # Biases and norms start at 0 and 1, which would hide a mistake
             parameter.add_(0.2 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("gpt2")
     model.save_pretrained(folder, safe_serialization=True)
@@ -99,13 +101,15 @@ def published(tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers(published):
-    """In float32, with random weights saved by that package; the NumPy reference gives the same
-    logits too.
+    """In float32, with random weights saved by that package.
+
+    The NumPy reference gives the same logits too.
     """
     model, folder, tokens = published
     ours = model_of(folder)
     with torch.no_grad():
-        expected, actual = model(tokens).logits, ours(tokens, ours.initial_state(2)).logits
+        expected = model(tokens).logits
+        actual = ours(tokens, ours.initial_state(2)).logits
     assert expected.abs().max() > 3, "large enough to be wrong"
     assert (expected - actual).abs().max() <= 1e-5, "the worst measured is 1.2e-6"
     params = {name: value.double().numpy() for name, value in ours.state_dict().items()}
@@ -120,83 +124,54 @@ def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published):
     model(tokens, labels=tokens).loss.backward()
     logits = ours(tokens, ours.initial_state(2)).logits[:, :-1]
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    expected = renamed(
-        {name: p.grad for name, p in model.transformer.named_parameters()}, CONFIG.layers
-    )
+    theirs = {name: parameter.grad for name, parameter in model.transformer.named_parameters()}
+    expected = renamed(theirs, CONFIG.layers)
     for name, parameter in ours.named_parameters():
+        largest = expected[name].abs().max()
         if name.endswith("key_bias"):
-            assert parameter.grad is None and expected[name].abs().max() < 1e-6, (
-                "only rounding in transformers"
-            )
+            assert parameter.grad is None
+            assert largest < 1e-6, "only rounding in transformers"
         else:
-            assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * expected[
-                name
-            ].abs().max(), name
+            assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * largest, name
 
 
 def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, monkeypatch):
-    """With the recurrence module the first window still equals GPT-2; both losses are said before
-    training, in --dtype.
+    """With the recurrence module the first window still equals GPT-2.
+
+    Both losses are said before training, in --dtype.
     """
     model, folder, tokens = published
-    (book := tmp_path / "book.txt").write_text(TEXT)
-    sizes = [
-        "--segment",
-        12,
-        "--module-width",
-        16,
-        "--insertion-layers",
-        2,
-        "--batch",
-        2,
-        "--horizon",
-        1,
-        "--sample",
-        0,
-    ]
-    train("--init", folder, "--data", book, "--steps", 0, *sizes, "--out", tmp_path / "run")
-    said = re.search(
-        r"before training, bits per byte: (\S+) with the added recurrence, (\S+) without",
-        capsys.readouterr().out,
-    )
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT)
+    begun = ["--init", folder, "--data", book, "--steps", 0, "--segment", 12, "--module-width", 16]
+    begun += ["--insertion-layers", 2, "--batch", 2, "--horizon", 1, "--sample", 0]
+    train(*begun, "--out", tmp_path / "run")
+    words = r"before training, bits per byte: (\S+) with the added recurrence, (\S+) without"
+    said = re.search(words, capsys.readouterr().out)
     ours, _, settings = accelerated.load(tmp_path / "run")
     usual = preset_settings("pretrained_recurrence", "gpt2")  # the preset, with the folder's sizes
-    assert (
-        settings.model_config.vectors == usual.model_config.vectors == 1
-        and settings.model_config.segment == 12
-    )
-    assert (
-        settings.training.learning_rate == usual.training.learning_rate
-        and settings.data.tokenizer.endswith("vocab.json")
-    )
+    assert settings.model_config.vectors == usual.model_config.vectors == 1
+    assert settings.model_config.segment == 12
+    assert settings.training.learning_rate == usual.training.learning_rate
+    assert settings.data.tokenizer.endswith("vocab.json")
     with_it = as_json(capsys, "score", tmp_path / "run", "--segment", 12)["bits_per_byte"]
     without = as_json(capsys, "score", folder, "--data", book, "--segment", 12)["bits_per_byte"]
     assert [float(bits) for bits in said.groups()] == pytest.approx([with_it, without], abs=6e-4)
     with torch.no_grad():
         first, state, _ = ours(tokens[:, :12], ours.initial_state(2))
         assert (model(tokens[:, :12]).logits - first).abs().max() <= 1e-4
-        assert (
-            model(tokens[:, 12:]).logits - ours(tokens[:, 12:], state).logits
-        ).abs().max() > 1e-2
-    types, evaluate = [], score.evaluate
-    monkeypatch.setattr(
-        score,
-        "evaluate",
-        lambda model, *given: types.append(model.embedding.dtype) or evaluate(model, *given),
-    )
-    train(
-        "--init",
-        folder,
-        "--data",
-        book,
-        "--steps",
-        0,
-        *sizes,
-        "--out",
-        tmp_path / "half",
-        "--dtype",
-        "bfloat16",
-    )
+        second = ours(tokens[:, 12:], state).logits
+        assert (model(tokens[:, 12:]).logits - second).abs().max() > 1e-2
+
+    evaluate = score.evaluate
+    types = []
+
+    def watched(model, *given):
+        types.append(model.embedding.dtype)
+        return evaluate(model, *given)
+
+    monkeypatch.setattr(score, "evaluate", watched)
+    train(*begun, "--out", tmp_path / "half", "--dtype", "bfloat16")
     assert set(types) == {torch.bfloat16}
 
 
@@ -211,40 +186,31 @@ def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys, monkeypatch)
     model, tokenizer, _ = accelerated.load(folder)
     theirs = transformers.GPT2TokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
     for text in (TEXT, " a\n\n  b\tcé中 <|endoftext|>", ""):
-        assert (
-            tokenizer.encode(text).tolist() == theirs(text, split_special_tokens=True)["input_ids"]
-        )
+        expected = theirs(text, split_special_tokens=True)["input_ids"]
+        assert tokenizer.encode(text).tolist() == expected
     continuation = accelerated.generate(model, tokenizer, "a", tokens=6)
     printed = as_json(capsys, "sample", folder, "--prompt", "a", "--tokens", 6)
-    assert (
-        printed["continuation"]
-        == continuation
-        == "".join(accelerated.generate(model, tokenizer, "a", tokens=6, stream=True))
-    )
+    assert printed["continuation"] == continuation
+    pieces = accelerated.generate(model, tokenizer, "a", tokens=6, stream=True)
+    assert "".join(pieces) == continuation
     assert "has no text of its own; give --data" in refused(capsys, "score", folder)
     monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 99)
-    assert (
-        as_json(capsys, "topics", folder, "--data", __file__, "--contexts", 2, "--tokens", 1)[
-            "mean"
-        ]
-        > 0
-    )
+    few = ["--contexts", 2, "--tokens", 1]
+    assert as_json(capsys, "topics", folder, "--data", __file__, *few)["mean"] > 0
 
 
 def test_the_forms_that_are_published(file):
-    """With masks of attention, with a copy of the embedding as its head, and in half precision, at
-    once.
-    """
-    expected, tensors = model_of(file).state_dict(), gpt2_tensors()
-    tensors |= {
-        f"h.{i}.attn.{name}": torch.ones(1, 1, 24, 24)
-        for i in range(3)
-        for name in ("bias", "masked_bias")
-    }
-    tensors |= {"lm_head.weight": tensors["wte.weight"].clone()}
+    """At once with masks of attention, a copy of the embedding as its head, and half precision."""
+    expected = model_of(file).state_dict()
+    tensors = gpt2_tensors()
+    for layer in range(3):
+        for name in ("bias", "masked_bias"):
+            tensors[f"h.{layer}.attn.{name}"] = torch.ones(1, 1, 24, 24)
+    tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     safetensors.save_file({name: tensor.half() for name, tensor in tensors.items()}, file)
     for name, value in model_of(file).state_dict().items():
-        assert (expected[name] - value).abs().max() <= 2e-3 and value.dtype == torch.float32
+        assert value.dtype == torch.float32
+        assert (expected[name] - value).abs().max() <= 2e-3, name
 
 
 TENSORS = {  # what: (tensors that are changed, added or, if None, removed; the message)
@@ -271,9 +237,8 @@ TENSORS = {  # what: (tensors that are changed, added or, if None, removed; the 
 @pytest.mark.parametrize("what", TENSORS)
 def test_other_tensors_are_refused(file, what):
     changes, message = TENSORS[what]
-    tensors = {
-        name: tensor for name, tensor in (gpt2_tensors() | changes).items() if tensor is not None
-    }
+    changed = gpt2_tensors() | changes
+    tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
     safetensors.save_file(tensors, file)
     assert message in refusal(load_gpt2, file)
 
@@ -281,15 +246,12 @@ def test_other_tensors_are_refused(file, what):
 def test_other_files_and_a_missing_package_are_named(file, monkeypatch):
     file.write_bytes(file.read_bytes()[:-1])
     message = refusal(load_gpt2, file)
-    assert (
-        f"{file} is not a whole safetensors file (Error while" in message
-        and "expected GPT-2 in safetensors" in message
-    )
+    assert f"{file} is not a whole safetensors file (Error while" in message
+    assert "expected GPT-2 in safetensors" in message
     assert "No such file" in refusal(load_gpt2, file.with_name("absent.safetensors"))
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert "needs the package safetensors; install the extra: pip install -e '.[gpt2]'" in refusal(
-        load_gpt2, file
-    )
+    words = "needs the package safetensors; install the extra: pip install -e '.[gpt2]'"
+    assert words in refusal(load_gpt2, file)
 
 
 USUAL = {

@@ -1,5 +1,6 @@
-"""A night's work is safe: nothing damaged is used, one process writes a run, results are kept, data
-may move.
+"""A night's work is safe: nothing damaged is used, and one process writes a run.
+
+Results are kept, and data may move.
 """
 
 import json
@@ -28,17 +29,8 @@ from tests.helpers.programs import (
 )
 from tests.helpers.texts import show_ranks
 
-SAFE = [
-    *COMPRESSIVE,
-    "--sample",
-    0,
-    "--validation-segments",
-    2,
-    "--log-every",
-    1,
-    "--save-every",
-    1,
-]
+SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-segments", 2]
+SAFE += ["--log-every", 1, "--save-every", 1]
 
 
 @pytest.fixture
@@ -56,20 +48,22 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
 
     Flipped bits of each file, the tokens' cache too: the tests of their modules.
     """
-    ranks, run, single = (
-        tmp_path / "ranks",
-        tmp_path / "run",
-        [bytes([byte]) for byte in range(256)],
-    )
+    ranks = tmp_path / "ranks"
+    run = tmp_path / "run"
+    single = [bytes([byte]) for byte in range(256)]
     ranks.write_bytes(show_ranks([*single, b"th", b"he"]))
     options = [*SAFE, "--data", text, "--tokenizer", ranks, "--validate-every", 1]
     train(*options, "--steps", 1, "--out", run)
-    checkpoint, tokenizer = checkpoint_path(run), run / "tokenizer.tiktoken"
-    resume, begin = ["--resume", run, "--steps", 4], ["--init", run, "--out", tmp_path / "begun"]
-    for path, damaged, words in (
-        (tokenizer, show_ranks([*single, b"th", b"an"]), "is not the one that"),
-        (checkpoint, checkpoint.read_bytes()[:5_000], "copy the run's other one, best.pt or"),
-    ):
+    checkpoint = checkpoint_path(run)
+    resume = ["--resume", run, "--steps", 4]
+    begin = ["--init", run, "--out", tmp_path / "begun"]
+    other = show_ranks([*single, b"th", b"an"])
+    cut = checkpoint.read_bytes()[:5_000]
+    cases = (
+        (run / "tokenizer.tiktoken", other, "is not the one that"),
+        (checkpoint, cut, "copy the run's other one, best.pt or"),
+    )
+    for path, damaged, words in cases:
         right = path.read_bytes()
         path.write_bytes(damaged)
         for call in ((train, *resume), (train, *begin), (evaluate, "score", run)):
@@ -87,23 +81,20 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
 def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_killed(text, tmp_path):
     """Its half-written files are not touched before, and it can be evaluated."""
     run = tmp_path / "run"
-    writing = hanging(
-        [*SAFE, "--data", text, "--steps", 3, "--out", run],
-        tmp_path,
-        "train",
-        "next_segments",
-        call=2,
-    )
+    options = [*SAFE, "--data", text, "--steps", 3, "--out", run]
+    writing = hanging(options, tmp_path, "train", "next_segments", call=2)
     stale = run / "best.pt.0123abcd.writing"
     (run / "a novel.writing").write_text("not ours")
     stale.write_text("half")
-    assert refusal(train, "--resume", run).startswith(
-        f"another train.py is writing to {run}; wait until it ends, or give another"
-    )
+    words = f"another train.py is writing to {run}; wait until it ends, or give another"
+    assert refusal(train, "--resume", run).startswith(words)
     evaluate("score", run)
-    assert stale.exists() and saved(run)["step"] == 1 and killed(writing)
+    assert stale.exists()
+    assert saved(run)["step"] == 1
+    assert killed(writing)
     train("--resume", run)
-    assert saved(run)["step"] == 3 and not stale.exists()
+    assert saved(run)["step"] == 3
+    assert not stale.exists()
     assert (run / "a novel.writing").exists()
 
 
@@ -122,7 +113,8 @@ def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
     train("--resume", trained, "--steps", 3, "--learning-rate", 0.5)
-    settings, contents = json.loads((trained / "config.json").read_text()), saved(trained)
+    settings = json.loads((trained / "config.json").read_text())
+    contents = saved(trained)
     assert settings == json.loads(json.dumps({name: contents[name] for name in settings}))
     assert settings["training"]["learning_rate"] == 0.5
     assert settings["data"]["data"] == str(text)
@@ -132,60 +124,45 @@ def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
     """It has trained on, or into the same new folder, after this one's options were read."""
     later = parse_training(["--resume", str(trained), "--steps", "5"])
     train("--resume", trained, "--steps", 3)
-    begun = parse_training(
-        [
-            str(word)
-            for word in [*SAFE, "--data", text, "--steps", 1, "--out", trained.parent / "new"]
-        ]
-    )
-    train(*SAFE, "--data", text, "--steps", 2, "--out", trained.parent / "new")
-    for read, step in ((later, 3), (begun, 2)):
-        line, run = refusal(training_script.main, *read), read[1].folder
-        assert line.startswith(
-            f"another train.py has written {checkpoint_path(run)} meanwhile; give the command again"
-        )
-        assert saved(run)["step"] == step
+    new = [*SAFE, "--data", text, "--out", trained.parent / "new"]
+    begun = parse_training([str(word) for word in [*new, "--steps", 1]])
+    train(*new, "--steps", 2)
+    for (settings, start), step in ((later, 3), (begun, 2)):
+        line = refusal(training_script.main, settings, start)
+        path = checkpoint_path(start.folder)
+        words = f"another train.py has written {path} meanwhile; give the command again"
+        assert line.startswith(words)
+        assert saved(start.folder)["step"] == step
 
 
 def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path, monkeypatch):
-    """From the same places in every run, and logged with the memory cleared too; recall's documents
-    are read whole.
+    """From the same places in every run, and logged with the memory cleared too.
+
+    Recall's documents are read whole.
     """
-    found, spread = [], opening.spread
-    monkeypatch.setattr(
-        opening, "spread", lambda *given: found.append((given[0], spread(*given))) or found[-1][1]
-    )
-    train(
-        *SAFE,
-        "--data",
-        text,
-        "--batch",
-        4,
-        "--validation-segments",
-        5,
-        "--steps",
-        1,
-        "--out",
-        tmp_path / "run",
-    )
+    spread = opening.spread
+    found = []
+
+    def watched(documents, *given):
+        taken = spread(documents, *given)
+        found.append((documents, taken))
+        return taken
+
+    monkeypatch.setattr(opening, "spread", watched)
+    five = ["--batch", 4, "--validation-segments", 5]
+    train(*SAFE, "--data", text, *five, "--steps", 1, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 2)
-    train(
-        *SAFE,
-        "--data",
-        "recall",
-        "--recall-distance",
-        40,
-        "--steps",
-        1,
-        "--out",
-        tmp_path / "recall",
-    )
+    recall = ["--data", "recall", "--recall-distance", 40]
+    train(*SAFE, *recall, "--steps", 1, "--out", tmp_path / "recall")
     (documents, read), (_, again), (asked, some) = found
-    assert read.spans == again.spans and len(read) == 4 and 150 < lengths_of(read).sum() <= 160
+    assert read.spans == again.spans
+    assert len(read) == 4
+    assert 150 < lengths_of(read).sum() <= 160
     assert read.spans[-1][1] > lengths_of(documents).sum() / 2, "not the first tokens alone"
     last = read_metrics(tmp_path / "run")[-1]
     assert 0 < last["cleared_bits_per_byte"] != last["validation_bits_per_byte"] > 0
-    assert 0 < len(some) < len(asked) and set(lengths_of(some)) == set(lengths_of(asked))
+    assert 0 < len(some) < len(asked)
+    assert set(lengths_of(some)) == set(lengths_of(asked))
 
 
 # Data that moves
@@ -193,24 +170,25 @@ def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path,
 
 def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monkeypatch):
     """A relative path is kept as an absolute one. What is refused leaves the run as it was."""
-    old, run, other = tmp_path / "here", tmp_path / "run", tmp_path / "other.txt"
+    old = tmp_path / "here"
+    run = tmp_path / "run"
+    other = tmp_path / "other.txt"
     old.mkdir()
     (old / "book.txt").write_bytes((ROOT / "reference" / "memformer.py").read_bytes())
     monkeypatch.chdir(tmp_path)
     for steps, out in ((4, "whole"), (2, "run")):
         train(*SAFE, "--data", "here", "--steps", steps, "--out", tmp_path / out)
     os.chdir("/")
-    before, new = {path: path.read_bytes() for path in run.iterdir()}, old.rename(tmp_path / "new")
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    new = old.rename(tmp_path / "new")
     line = refusal(train, "--resume", run, "--steps", 4)
     assert line.startswith(f"--data {old}: no such file or folder")
     other.write_text("brief " * 10)
-    assert "the valid split has 2 tokens to predict, less" in refusal(
-        train, *SAFE, "--data", other, "--out", tmp_path / "brief"
-    )
+    line = refusal(train, *SAFE, "--data", other, "--out", tmp_path / "brief")
+    assert "the valid split has 2 tokens to predict, less" in line
     other.write_text("another text " * 900)
-    assert "does not have the tokens that" in refusal(
-        train, "--resume", run, "--steps", 4, "--data", other
-    )
+    line = refusal(train, "--resume", run, "--steps", 4, "--data", other)
+    assert "does not have the tokens that" in line
     assert {path: path.read_bytes() for path in run.iterdir()} == before
     train("--resume", run, "--steps", 4, "--data", new)
     assert not differences(tmp_path / "whole", run, besides=["data", "metrics.jsonl"])
@@ -219,6 +197,14 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 
 
 # A checkpoint that lies
+
+
+def with_short_moments(optimizer):
+    """The state of an optimiser in which a parameter's mean has one number."""
+    moments = optimizer["state"][0] | {"exp_avg": torch.zeros(1)}
+    return optimizer | {"state": optimizer["state"] | {0: moments}}
+
+
 # {field: functions from the saved value to one of the right type that does not fit the run}
 LIES = {
     "random": [lambda bits: torch.zeros(8, dtype=torch.uint8)],
@@ -234,34 +220,31 @@ LIES = {
     "optimizer": [
         lambda optimizer: {},
         lambda optimizer: {"state": [], "param_groups": [1]},
-        lambda optimizer: (
-            optimizer
-            | {
-                "state": optimizer["state"]
-                | {0: optimizer["state"][0] | {"exp_avg": torch.zeros(1)}}
-            }
-        ),
+        with_short_moments,
     ],
 }
 
 
 def test_a_checkpoint_that_lies_is_refused(trained):
     """Its checksum is right, and its contents have the right types, but they do not fit the run."""
-    path, right = checkpoint_path(trained), saved(trained)
+    path = checkpoint_path(trained)
+    right = saved(trained)
     for field, changes in LIES.items():
         for number, change in enumerate(changes):
             save_checkpoint(path, right | {field: change(right[field])})
-            before, line = path.read_bytes(), refusal(train, "--resume", trained, "--steps", 3)
-            assert "holds what does not fit this run (" in line and "another program or" in line, (
-                field,
-                number,
-            )
+            before = path.read_bytes()
+            line = refusal(train, "--resume", trained, "--steps", 3)
+            assert "holds what does not fit this run (" in line, (field, number)
+            assert "another program or" in line
             assert path.read_bytes() == before, (field, number)
-    groups = [
-        group | {"betas": None} for group in right["optimizer"]["param_groups"]
-    ]  # the settings decide these
-    save_checkpoint(path, right | {"optimizer": right["optimizer"] | {"param_groups": groups}})
+
+
+def test_the_settings_decide_what_an_optimizer_does(trained):
+    right = saved(trained)
+    groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]
+    optimizer = right["optimizer"] | {"param_groups": groups}
+    save_checkpoint(checkpoint_path(trained), right | {"optimizer": optimizer})
     train("--resume", trained, "--steps", 3)
-    assert saved(trained)["step"] == 3 and saved(trained)["optimizer"]["param_groups"][0][
-        "betas"
-    ] == (0.9, 0.99)
+    after = saved(trained)
+    assert after["step"] == 3
+    assert after["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)
