@@ -42,13 +42,8 @@ class Parts(Documents):
 
     def __getitem__(self, index: int) -> Document:
         number, start, stop = self.spans[index]
-        document = self.documents[number]
-        return Document(
-            f"{document.name}:{start}",
-            document.inputs[start:stop],
-            document.targets[start:stop],
-            document.scored[start:stop],
-        )
+        name, *arrays = self.documents[number]
+        return Document(f"{name}:{start}", *(array[start:stop] for array in arrays))
 
 
 def equal_spans(lengths: list[int], parts_of: list[int]) -> list[Span]:
