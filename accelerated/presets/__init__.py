@@ -6,11 +6,12 @@ What several share stands here.
 from typing import Any
 
 ON_A_GPU = {"dtype": "bfloat16"}
-# Four facts that are asked for 256 tokens later. Recurrent models learn it only if most questions
-# are nearer
+# Whose key a value is, is learned from few facts and near questions first
+ASSOCIATION = {"recall_vary_pairs": True, "recall_vary_distance": True}
+# The first rung: four facts, asked for up to 256 tokens later, of keys with values of their own
 FAR = {
     "data": "recall", "recall_distance": 256, "recall_questions": 32, "recall_spacing": 2,
-    "recall_vary_distance": True,
+    "recall_vary_distance": True, "recall_own_values": True,
 }  # fmt: skip
 # The sizes that lab/speed measures on a CPU, and those that it compares with a CPU; each model's
 # SPEED has the rest

@@ -1,6 +1,6 @@
 """What others must know of the Block-Recurrent Transformer without loading it: its presets."""
 
-from accelerated.presets import BUCKETED, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import ASSOCIATION, BUCKETED, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
 from reference.block_recurrent import Config
 
 # Block-Recurrent Transformer, section 4; no weight decay. torch's Adafactor limits the rate to
@@ -64,7 +64,7 @@ PRESETS = {
     }
     for window in (512, 1024, 2048)
 } | {
-    "recall": RECALL | {"window": 32, "steps": 1500, "horizon": 3},
+    "recall": RECALL | ASSOCIATION | {"gate": "lstm", "window": 32, "steps": 3000, "horizon": 3},
     "recall-16": FAR | RECALL | {"window": 16, "steps": 1000, "horizon": 6},
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What others must know of the Compressive Transformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import ASSOCIATION, COMPARED, MEASURED, ON_A_GPU, TESTED
 from reference.compressive import Config
 
 EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them after training
@@ -72,9 +72,12 @@ PRESETS = {
         "segment": 768, "memory": 768, "compressed_memory": 768, "compression_rate": 4,
         "carry_over_documents": False, "warmup": 4000, "steps": 400_000, "batch": 32,
     },
-    "recall": RECALL | {"compressed_memory": 64, "steps": 4000, "recall_distance": 192},
+    "recall": RECALL | ASSOCIATION | {
+        "compressed_memory": 64, "steps": 4000, "recall_distance": 192,
+    },
     "recall-16": RECALL | {
         "compressed_memory": 80, "steps": 6000, "data": "recall", "recall_distance": 256,
+        "recall_own_values": True,
     },
 }  # fmt: skip
 

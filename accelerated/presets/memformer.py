@@ -1,6 +1,6 @@
 """What others must know of Memformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import ASSOCIATION, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
 from reference.memformer import Config
 
 # Memformer, section 3.1: segments of 64, the widths and heads of all its models, no dropout. The
@@ -55,9 +55,9 @@ PRESETS = {
     "decoder": MEMFORMER | ON_A_GPU | {  # 3 GB
         "encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4,
     },
-    "recall": RECALL | {
-        "steps": 500, "batch": 32, "horizon": 13, "learning_rate": 2e-3, "recall_distance": 136,
-        "recall_questions": 16,
+    "recall": RECALL | ASSOCIATION | {
+        "retention": 0.0, "steps": 3000, "batch": 32, "horizon": 13, "learning_rate": 2e-3,
+        "recall_distance": 136, "recall_questions": 16,
     },
     "recall-16": FAR | RECALL | {
         "steps": 1000, "batch": 16, "horizon": 21, "learning_rate": 3e-3,

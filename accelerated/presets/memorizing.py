@@ -1,6 +1,6 @@
 """What others must know of the Memorizing Transformer without loading it: its presets."""
 
-from accelerated.presets import BUCKETED, COMPARED, FAR, MEASURED, TESTED
+from accelerated.presets import ASSOCIATION, BUCKETED, COMPARED, FAR, MEASURED, TESTED
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
 from reference.memorizing import Config
 
@@ -34,7 +34,7 @@ PRESETS = {
         "memory_layer": 2, "memory": 512, "retrieved": 8, "dropout": 0.0,
         "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
     } | task
-    for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
+    for name, task in {"recall": ASSOCIATION, "recall-16": FAR}.items()
 }  # fmt: skip
 
 SMALL = Config(

@@ -55,8 +55,8 @@ PRESETS = {
     # First of two stages: four facts, asked for in their own window and in the next. Then --init
     # asks for them in later ones
     "recall-4": RECALL | {
-        "heads": 8, "data": "recall", "steps": 700, "horizon": 2, "recall_pairs": 4,
-        "recall_distance": 0, "recall_questions": 12, "recall_spacing": 2,
+        "heads": 8, "data": "recall", "recall_own_values": True, "steps": 700, "horizon": 2,
+        "recall_pairs": 4, "recall_distance": 0, "recall_questions": 12, "recall_spacing": 2,
     },
 } | {  # the published sizes; their heads are 64 wide
     name: GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
