@@ -132,7 +132,8 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.text(places[0], share, known, color="0.4", fontsize=7, va="bottom")
     if panel.seen:
         seen = float(panel.seen)
-        axes.axvspan(0, seen, color="0.93", zorder=0)
+        axes.axvspan(seen / 2, seen, color="0.93", zorder=0)
+        axes.set_xlim(left=seen / 2)  # the axis is logarithmic
         place = axes.get_xaxis_transform()
         axes.text(seen, 1.0, "seen in training ", transform=place, fontsize=7, ha="right")
 

@@ -37,7 +37,8 @@ def row_settings(table, row):
     options = join(table.options, row.options)
     if table.first:
         options = join(table.first, options.replace("--init FIRST", ""))
-    options = options.replace("runs/speech", "stdlib")  # which one table has to make
+    for folder in ("runs/speech", "packages/"):  # which have to be made first
+        options = options.replace(folder, "stdlib")
     return settings_of(Trial("", join(options, table.grid[0])))
 
 
