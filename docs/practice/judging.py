@@ -30,7 +30,7 @@ from docs.practice.tasks import Task, mistaken
 
 HERE = Path(__file__).parent
 BEGIN = HERE / "begin"
-FILES = ("memformer",)
+FILES = ("common", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
 SECONDS = 5.0  # that an answer may take for one example; a right one takes a thousandth
 FIXED = 4  # examples of different sizes, by which a symptom is named
 RANDOM = 40  # examples that Hypothesis draws

@@ -42,7 +42,7 @@ def error_of(found: np.ndarray, right: np.ndarray) -> float:
         return math.inf
     if right.size == 0:
         return 0.0
-    same = np.equal(found, right)  # infinities too
+    same = np.equal(found, right) | (np.isnan(found) & np.isnan(right))  # infinities too
     if same.all():
         return 0.0
     finite = np.isfinite(right)
@@ -147,13 +147,13 @@ def other_shape(name: str, examples: list[Example]) -> Symptom | None:
     order = transposition(both)
     if order:
         return Symptom("transposed", f"transposed, axes in the order {order}: {shapes}")
+    if all(one.size == two.size and equal(one.reshape(two.shape), two) for one, two in both):
+        return Symptom("shape", f"the right numbers in another shape: {shapes}")
     more = found.ndim - right.ndim
     for summed in itertools.combinations(range(found.ndim), max(0, more)):
         sums = [(one.sum(summed), two) for one, two in both if one.ndim == found.ndim]
         if more > 0 and len(sums) == len(both) and all(equal(*pair) for pair in sums):
             return Symptom("sum", f"not summed over axis {', '.join(map(str, summed))}: {shapes}")
-    if all(one.size == two.size and equal(one.reshape(two.shape), two) for one, two in both):
-        return Symptom("shape", f"the right numbers in another shape: {shapes}")
     return Symptom("shape", f"another shape: {shapes}")
 
 
@@ -265,6 +265,8 @@ def factor(name: str, examples: list[Example]) -> Symptom | None:
     known = named_factor(ratios, examples)
     if known == "-1":
         return Symptom("sign", "the sign is wrong everywhere")
+    if not known and all(right.size == 1 for _, right in pairs(name, examples)):
+        return None  # any two numbers have a factor
     by = known or "a constant, here " + ", ".join(f"{ratio:.4g}" for ratio in ratios[:3])
     return Symptom("factor", f"a factor: it is the right one times {by}")
 

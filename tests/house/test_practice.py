@@ -4,6 +4,8 @@ answers/NAME.txt has an answer for each task of a file, as a reader might write 
 NAME_planted.txt say what is to be written instead, and what must then be told.
 """
 
+import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,8 @@ import pytest
 from docs.practice import judging
 from docs.practice.__main__ import main
 from docs.practice.symptoms import drawing
-from docs.practice.tasks import blocks
+from docs.practice.tasks import blocks, changed
+from reference import gradients
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = Path(__file__).parent / "answers"
@@ -79,3 +82,45 @@ def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp
 def test_masks_are_drawn_beside_each_other():
     right = np.tri(2, 3, dtype=bool)
     assert [*drawing(~right, right)] == ["yours  right", ".xx    x..", "..x    xx."]
+
+
+BREAK = re.compile(
+    r"^`(reference/\w+\.py)`, `(\w+)`:\n\n```diff\n- (.*?)\n\+ (.*?)\n```\n\nRun `(.*?)`"
+    r".*?```text\n(.*?)```",
+    re.M | re.S,
+)
+BROKEN = BREAK.findall((ROOT / "docs" / "break_it.md").read_text())
+
+
+def words_of(text):
+    return " ".join(re.sub(r"^E ", "", text, flags=re.M).split())
+
+
+@pytest.mark.parametrize("path,function,old,new,command,said", BROKEN, ids=[b[1] for b in BROKEN])
+def test_what_breaks_says_what_the_page_shows(
+    path, function, old, new, command, said, tmp_path, monkeypatch, capsys
+):
+    """docs/break_it.md, in this process if it is --check, or else in a copy."""
+    name = Path(path).stem
+    reference = importlib.import_module(f"reference.{name}")
+    if "--check" in command:
+        module = changed(reference, function, old, new)
+        module.__name__ = reference.__name__
+        monkeypatch.setitem(sys.modules, reference.__name__, module)
+        assert gradients.main(name, command.split()[3:]) == 1
+        printed = capsys.readouterr().out
+    else:
+        for folder in ("reference", "accelerated", "tests"):
+            shutil.copytree(ROOT / folder, tmp_path / folder)
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        source = (tmp_path / path).read_text()
+        assert source.count(old) == 1
+        (tmp_path / path).write_text(source.replace(old, new))
+        run = [sys.executable, "-m", *command.split(), "-x"]
+        printed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True).stdout
+    for part in re.split(r"\n  look|(?<=[a-z])\n(?=[AF])", said):
+        assert words_of(part) in words_of(printed)
+
+
+def test_the_page_breaks_twenty_lines():
+    assert len(BROKEN) == 20

@@ -1,0 +1,73 @@
+"""Block-Recurrent Transformer in six tasks (docs/block_recurrent.md): mask, buckets, gates, blocks.
+
+B lanes, S states, D width, W window. Write each function, then `python -m docs.practice
+block_recurrent` says what is right. Functions return NumPy arrays, a tuple of them where several
+are named, and leave their arguments as they are.
+"""
+
+import numpy as np  # noqa: F401
+
+
+def tile_mask(window):
+    """1. Sliding attention as a picture. Returns (W, 2W) of bool, true where a query sees a key.
+
+    A block's W queries meet the W keys of the block before it, then the W of its own (Figure 2).
+    A token sees the W tokens before it, and not itself: 1 <= i - j <= W (section 3.1).
+    Hint: in the tile, query 0 is at place W.
+    """
+    raise NotImplementedError
+
+
+def position_bucket(distance, buckets, max_distance):
+    """2. T5's buckets of distances. Returns integers of the shape of distance.
+
+    Half of the buckets, e = buckets / 2, are for the distances 0 to e - 1, one each. A larger n has
+    e + floor(log(n / e) / log(max_distance / e) (buckets - e)), at most buckets - 1.
+    A negative distance is taken for 0.
+    Hint: np.maximum keeps the logarithm away from 0; np.where chooses between both halves.
+    """
+    raise NotImplementedError
+
+
+def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
+    """3. Back through the fixed gate. Returns (dcarry, dhidden, dweight, dbias_z, dbias_g).
+
+    dout, carry (B, S, D); hidden (B, S, F); weight (D, F); biases (D,).
+    z = hidden weight^T + bias_z (Eq. 1), g = sigmoid(bias_g) (Eq. 2),
+    c' = c g + z (1 - g) (Eq. 3).
+    Hint: dz = dc' (1 - g); dg = sum of dc' (c - z); the sigmoid's derivative is g (1 - g).
+    """
+    raise NotImplementedError
+
+
+def lstm_gate(carry, hidden, weights, biases):
+    """4. The LSTM gate. Returns the next states (B, S, D).
+
+    carry (B, S, D); hidden (B, S, F); weights (3, D, F) and biases (3, D) of z, i and f, in order.
+    z = tanh(W_z h + b_z) (Eq. 4), i = sigmoid(W_i h + b_i - 1) (Eq. 5),
+    f = sigmoid(W_f h + b_f + 1) (Eq. 6), c' = c f + z i (Eq. 7).
+    Hint: -1 and +1 let it remember from the start.
+    """
+    raise NotImplementedError
+
+
+def recurrence(x, states, window, read, update):
+    """5. The states through the blocks of a segment. Returns (out, states after the last block).
+
+    x (B, N, D), N a multiple of window; states (B, S, D). In each block the tokens read the states
+    before they are updated: read(block of x, states) gives (B, W, D), update(states, block of x)
+    the next states.
+    Hint: a loop over range(0, N, window), and np.concatenate along axis 1.
+    """
+    raise NotImplementedError
+
+
+def recurrence_backward(dout, dstates, x, before, window, read_backward, update_backward):
+    """6. And back. Returns (dx, dstates): (B, N, D), and (B, S, D) of the first block's states.
+
+    dout (B, N, D) is of what was read, dstates (B, S, D) of the states after the last block; before
+    has the states before each block. read_backward(dout of a block, block of x, states before it)
+    and update_backward(dstates after it, block of x, states before it) each give (dx, dstates).
+    Hint: the last block is the first. Both gradients of a block's states add up.
+    """
+    raise NotImplementedError

@@ -1,0 +1,66 @@
+"""Compressive Transformer in five tasks (docs/compressive.md): distances, a queue, its own loss.
+
+B lanes, H heads, N queries of a segment, K keys, E head width, D width. Write each function, then
+`python -m docs.practice compressive` says what is right. Functions return NumPy arrays, a tuple of
+them where several are named, and leave their arguments as they are.
+"""
+
+import numpy as np  # noqa: F401
+
+
+def relative_shift(by_distance):
+    """1. Transformer-XL's shift: scores by distance become scores by key. Returns (B, H, N, K).
+
+    by_distance (B, H, N, K) has the distances K - 1, ..., 1, 0 of every query. Query i stands at
+    key K - N + i, so its row moves left by N - 1 - i. What the mask will hide may be anything:
+    the judge looks at keys j <= K - N + i alone, and sets the others to zero.
+    Hint: row i, key j is column j + N - 1 - i. A loop is enough; one reshape is the trick.
+    """
+    raise NotImplementedError
+
+
+def relative_shift_backward(dout):
+    """2. And back. Returns (B, H, N, K), the gradient of by_distance.
+
+    dout (B, H, N, K) is zero where the mask hides. Row i moves right by N - 1 - i; a distance that
+    no key has gets zero.
+    Hint: every number goes back to where it came from.
+    """
+    raise NotImplementedError
+
+
+def relative_scores(query, key, distance_key, content_bias, distance_bias):
+    """3. Transformer-XL's scores, masked. Returns (B, H, N, K), -inf where a key is hidden.
+
+    query (B, H, N, E); key (B, H, K, E); distance_key (H, K, E), of the distances K - 1, ..., 0;
+    u = content_bias, v = distance_bias (H, E).
+    z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i.
+    Hint: products with all distances first, then task 1.
+    """
+    raise NotImplementedError
+
+
+def remember(h, memory, compressed, weight):
+    """4. A queue that compresses what leaves it (Algorithm 1, l. 8-11).
+
+    Returns (next memory, next compressed): (B, M, D) and (B, C, D). h (B, N, D) enters;
+    memory (B, M, D) and compressed (B, C, D) have the oldest row first; weight (D, c D). The N
+    oldest rows of [memory; h] leave, c rows end to end through weight make one, and these N / c
+    rows enter the compressed memory, whose oldest leave. M and C may be smaller or larger than N.
+    Hint: one np.concatenate and two slices for each of the two queues.
+    """
+    raise NotImplementedError
+
+
+def reconstruction_loss(h, evicted, new, query, key, value):
+    """5. Attention reconstruction (Algorithm 2), and what it may train.
+
+    Returns (loss, dnew, dh, devicted, dkey). h (B, N, D), evicted (B, N, D), new (B, N / c, D);
+    query, key, value (D, D) are matrices of one head. attention(x) = softmax over rows of x of
+    (h query^T)·(x key^T) / sqrt(D), times x value^T;  loss = mean of
+    (attention(new) - attention(evicted))^2. Only new gets a gradient: h, evicted and the
+    matrices are data to this loss (l. 3-5).
+    Hint: dy = 2 (attention(new) - attention(evicted)) / size, then attention's backward.
+    Hint: new is in the keys and in the values.
+    """
+    raise NotImplementedError

@@ -1,0 +1,170 @@
+"""The judge's side of begin/block_recurrent.py: right answers from the reference, inputs, terms.
+
+Nothing here is shown to the reader; block_recurrent.txt has the mistakes.
+"""
+
+import numpy as np
+
+from docs.practice.tasks import Task, normal
+from reference import block_recurrent as reference
+
+
+def tile_mask(window):
+    distance = reference.tile_distance(window)
+    return (distance >= 1) & (distance <= window)
+
+
+def position_bucket(distance, buckets, max_distance):
+    exact = buckets // 2
+    distance = np.maximum(distance, 0)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = exact + (ratio * (buckets - exact)).astype(int)
+    coarse = np.minimum(coarse, buckets - 1)
+    return np.where(distance < exact, distance, coarse)
+
+
+def bucket_inputs(rng, N, e, m):
+    """Distances below 0, below e, and beyond the largest."""
+    distance = np.arange(-N, 4 * N)
+    return {"distance": distance, "buckets": 2 * e, "max_distance": 2 * e + 2 * m + 1}
+
+
+def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
+    p = {"weight_z": weight, "bias_z": bias_z, "bias_g": bias_g}
+    _, cache = reference.fixed_gate_forward(p, carry, hidden)
+    dcarry, dhidden, grads = reference.fixed_gate_backward(dout, cache)
+    return dcarry, dhidden, grads["weight_z"], grads["bias_z"], grads["bias_g"]
+
+
+def gate_inputs(rng, B, S, D, F):
+    return {
+        "dout": normal(rng, B, S, D),
+        "carry": normal(rng, B, S, D),
+        "hidden": normal(rng, B, S, F),
+        "weight": normal(rng, D, F),
+        "bias_z": normal(rng, D),
+        "bias_g": normal(rng, D),
+    }
+
+
+def gate_terms(dout, carry, hidden, weight, bias_z, bias_g):
+    g = reference.sigmoid(bias_g)
+    z = hidden @ weight.T + bias_z
+    slope = g * (1 - g)
+    return {
+        "dbias_g": {
+            "sum of dc' c": (dout * carry).sum((0, 1)) * slope,
+            "- sum of dc' z": -(dout * z).sum((0, 1)) * slope,
+        }
+    }
+
+
+def lstm_gate(carry, hidden, weights, biases):
+    p = {}
+    for number, name in enumerate("zif"):
+        p |= {f"weight_{name}": weights[number], f"bias_{name}": biases[number]}
+    out, _ = reference.lstm_gate_forward(p, carry, hidden)
+    return out
+
+
+def lstm_inputs(rng, B, S, D, F):
+    return {
+        "carry": normal(rng, B, S, D),
+        "hidden": normal(rng, B, S, F),
+        "weights": normal(rng, 3, D, F),
+        "biases": normal(rng, 3, D),
+    }
+
+
+def lstm_terms(carry, hidden, weights, biases):
+    kept = lstm_gate(carry, hidden, weights, biases) - lstm_gate(0 * carry, hidden, weights, biases)
+    written = lstm_gate(0 * carry, hidden, weights, biases)
+    return {"next states": {"c f (Eq. 7)": kept, "z i (Eq. 7)": written}}
+
+
+def recurrence(x, states, window, read, update):
+    outs = []
+    for at in range(0, x.shape[1], window):
+        block = x[:, at : at + window]
+        outs.append(read(block, states))
+        states = update(states, block)
+    return np.concatenate(outs, axis=1), states
+
+
+def recurrence_inputs(rng, B, blocks, W, S, D):
+    """Small functions in the places of attention and the gate."""
+    matrix = normal(rng, D, D)
+
+    def read(block, states):
+        return np.tanh(block + states.mean(1, keepdims=True) @ matrix)
+
+    def update(states, block):
+        return np.tanh(0.5 * states + block.mean(1, keepdims=True))
+
+    x = normal(rng, B, blocks * W, D)
+    return {"x": x, "states": normal(rng, B, S, D), "window": W, "read": read, "update": update}
+
+
+def recurrence_backward(dout, dstates, x, before, window, read_backward, update_backward):
+    dx = np.zeros_like(x)
+    for t in reversed(range(len(before))):
+        own = slice(t * window, (t + 1) * window)
+        dx_update, dcarry = update_backward(dstates, x[:, own], before[t])
+        dx_read, dread = read_backward(dout[:, own], x[:, own], before[t])
+        dx[:, own] = dx_update + dx_read
+        dstates = dcarry + dread
+    return dx, dstates
+
+
+def recurrence_backward_inputs(rng, B, blocks, W, S, D):
+    matrix = normal(rng, D, D)
+
+    def read_backward(dout, block, states):
+        return dout * block, dout.sum(1, keepdims=True) * states
+
+    def update_backward(dstates, block, states):
+        return dstates.sum(1, keepdims=True) * block, np.tanh(dstates @ matrix) * states
+
+    return {
+        "dout": normal(rng, B, blocks * W, D),
+        "dstates": normal(rng, B, S, D),
+        "x": normal(rng, B, blocks * W, D),
+        "before": [normal(rng, B, S, D) for _ in range(blocks)],
+        "window": W,
+        "read_backward": read_backward,
+        "update_backward": update_backward,
+    }
+
+
+GATE = {"B": (1, 4), "S": (1, 5), "D": (1, 6), "F": (1, 7)}
+BLOCKS = {"B": (1, 3), "blocks": (1, 4), "W": (1, 4), "S": (1, 5), "D": (1, 6)}
+TASKS = (
+    Task(tile_mask, {"mask": "W, 2W"}, {"W": (1, 6)}, lambda rng, W: {"window": W}),
+    Task(
+        position_bucket,
+        {"bucket": "distances"},
+        {"N": (1, 12), "e": (1, 6), "m": (0, 5)},
+        bucket_inputs,
+    ),
+    Task(
+        gate_backward,
+        {
+            "dcarry": "B, S, D",
+            "dhidden": "B, S, F",
+            "dweight": "D, F",
+            "dbias_z": "D",
+            "dbias_g": "D",
+        },
+        GATE,
+        gate_inputs,
+        gate_terms,
+    ),
+    Task(lstm_gate, {"next states": "B, S, D"}, GATE, lstm_inputs, lstm_terms),
+    Task(recurrence, {"out": "B, N, D", "states": "B, S, D"}, BLOCKS, recurrence_inputs),
+    Task(
+        recurrence_backward,
+        {"dx": "B, N, D", "dstates": "B, S, D"},
+        BLOCKS,
+        recurrence_backward_inputs,
+    ),
+)

@@ -1,0 +1,128 @@
+"""The judge's side of begin/common.py: right answers from the reference, inputs, terms.
+
+Nothing here is shown to the reader; common.txt has the mistakes.
+"""
+
+import numpy as np
+
+from docs.practice.tasks import Task, normal
+from reference import memformer as reference
+
+ROWS = {"B": (1, 3), "H": (1, 4), "N": (1, 6), "K": (1, 7), "E": (1, 8)}
+
+
+def causal_mask(n, k):
+    query = np.arange(n)[:, None]
+    key = np.arange(k)[None, :]
+    return key <= query + k - n
+
+
+def mask_inputs(rng, n, m):
+    return {"n": n, "k": n + m}
+
+
+def attention(query, key, value, mask):
+    out, cache = reference.masked_attention_forward(query, key, value, mask, 0.0, None)
+    return out, cache[3]
+
+
+def attention_inputs(rng, B, H, N, K, E):
+    """Now and then large scores; every query sees the first key."""
+    large = 1 + 99 * rng.integers(0, 2)
+    mask = rng.random((N, K)) < 0.6
+    mask[:, 0] = True
+    return {
+        "query": normal(rng, B, H, N, E) * large,
+        "key": normal(rng, B, H, K, E) * large,
+        "value": normal(rng, B, H, K, E),
+        "mask": mask,
+    }
+
+
+def attention_backward(dout, query, key, value, weights):
+    cache = (query, key, value, weights, weights, None)
+    return reference.masked_attention_backward(dout, cache)
+
+
+def backward_inputs(rng, B, H, N, K, E):
+    weights, _ = reference.softmax_forward(normal(rng, B, H, N, K))
+    return {
+        "dout": normal(rng, B, H, N, E),
+        "query": normal(rng, B, H, N, E),
+        "key": normal(rng, B, H, K, E),
+        "value": normal(rng, B, H, K, E),
+        "weights": weights,
+    }
+
+
+def cross_entropy(logits, targets, scored):
+    loss, cache = reference.cross_entropy_forward(logits, targets, scored)
+    return loss, reference.cross_entropy_backward(1.0, cache)
+
+
+def loss_inputs(rng, B, N, V):
+    """Logits, now and then large; some places do not count."""
+    return {
+        "logits": normal(rng, B, N, V) + 1000 * rng.integers(0, 2),
+        "targets": rng.integers(V, size=(B, N)),
+        "scored": rng.random((B, N)) < 0.7,
+    }
+
+
+def loss_terms(logits, targets, scored):
+    _, dlogits = cross_entropy(logits, targets, scored)
+    one_hot = np.eye(logits.shape[-1])[targets] * scored[..., None]
+    return {"dlogits": {"p": dlogits + one_hot, "- onehot(target)": -one_hot}}
+
+
+def norm_backward(dy, x, scale):
+    p = {"norm.scale": scale, "norm.bias": np.zeros_like(scale)}
+    _, cache = reference.layer_norm_forward(p, "norm", x)
+    dx, grads = reference.layer_norm_backward(dy, cache)
+    return dx, grads["norm.scale"], grads["norm.bias"]
+
+
+def norm_inputs(rng, B, N, D):
+    """Inputs, some of them so small that epsilon counts."""
+    size = 1e-2 ** rng.integers(0, 2)
+    return {"dy": normal(rng, B, N, D), "x": normal(rng, B, N, D) * size, "scale": normal(rng, D)}
+
+
+def norm_terms(dy, x, scale):
+    p = {"norm.scale": np.ones_like(scale), "norm.bias": np.zeros_like(scale)}
+    _, (_, normed, inverse, _) = reference.layer_norm_forward(p, "norm", x)
+    dnormal = dy * scale
+    correlation = (dnormal * normed).mean(-1, keepdims=True)
+    return {
+        "dx": {
+            "dn / s": dnormal * inverse,
+            "- mean(dn) / s": -dnormal.mean(-1, keepdims=True) * inverse,
+            "- n mean(n dn) / s": -normed * correlation * inverse,
+        }
+    }
+
+
+TASKS = (
+    Task(causal_mask, {"mask": "n, k"}, {"n": (1, 5), "m": (0, 4)}, mask_inputs),
+    Task(attention, {"out": "B, H, N, E", "weights": "B, H, N, K"}, ROWS, attention_inputs),
+    Task(
+        attention_backward,
+        {"dquery": "B, H, N, E", "dkey": "B, H, K, E", "dvalue": "B, H, K, E"},
+        ROWS,
+        backward_inputs,
+    ),
+    Task(
+        cross_entropy,
+        {"loss": "", "dlogits": "B, N, V"},
+        {"B": (1, 4), "N": (1, 6), "V": (2, 9)},
+        loss_inputs,
+        loss_terms,
+    ),
+    Task(
+        norm_backward,
+        {"dx": "B, N, D", "dscale": "D", "dbias": "D"},
+        {"B": (1, 4), "N": (1, 6), "D": (3, 9)},
+        norm_inputs,
+        norm_terms,
+    ),
+)

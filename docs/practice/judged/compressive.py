@@ -1,0 +1,139 @@
+"""The judge's side of begin/compressive.py: right answers from the reference, inputs, terms.
+
+Nothing here is shown to the reader; compressive.txt has the mistakes.
+"""
+
+import numpy as np
+
+from docs.practice.tasks import Task, normal
+from reference import compressive as reference
+
+HEADS = {"B": (1, 3), "H": (1, 3), "N": (1, 5), "m": (0, 5), "E": (1, 7)}
+
+
+class OneHead:
+    """A config of one head."""
+
+    heads = 1
+
+
+def seen(array):
+    """An array (B, H, N, K) with zeros where the causal mask hides."""
+    mask = reference.causal_mask(*array.shape[-2:])
+    return np.where(mask, array, 0.0)
+
+
+def relative_shift(by_distance):
+    out, _ = reference.relative_shift_forward(by_distance)
+    return out
+
+
+def shift_inputs(rng, B, H, N, m, E):
+    return {"by_distance": normal(rng, B, H, N, N + m)}
+
+
+def call_and_mask(answer, given):
+    """What an answer returns, where the mask does not hide."""
+    out = answer(**given)
+    has_shape = isinstance(out, np.ndarray) and out.shape == given["by_distance"].shape
+    return seen(out) if has_shape else out
+
+
+def relative_shift_backward(dout):
+    return reference.relative_shift_backward(dout, None)
+
+
+def shift_backward_inputs(rng, B, H, N, m, E):
+    return {"dout": seen(normal(rng, B, H, N, N + m))}
+
+
+def relative_scores(query, key, distance_key, content_bias, distance_bias):
+    content_query = query + content_bias[:, None]
+    distance_query = query + distance_bias[:, None]
+    by_content = content_query @ key.swapaxes(-1, -2)
+    by_distance = distance_query @ distance_key.swapaxes(-1, -2)
+    scores = by_content + relative_shift(by_distance)
+    scaled = scores * query.shape[-1] ** -0.5
+    mask = reference.causal_mask(*scores.shape[-2:])
+    return np.where(mask, scaled, -np.inf)
+
+
+def score_inputs(rng, B, H, N, m, E):
+    return {
+        "query": normal(rng, B, H, N, E),
+        "key": normal(rng, B, H, N + m, E),
+        "distance_key": normal(rng, H, N + m, E),
+        "content_bias": normal(rng, H, E),
+        "distance_bias": normal(rng, H, E),
+    }
+
+
+def remember(h, memory, compressed, weight):
+    n = h.shape[1]
+    queue = np.concatenate([memory, h], axis=1)
+    evicted = queue[:, :n]
+    next_memory = queue[:, n:]
+    flat = evicted.reshape(len(h), -1, weight.shape[1])
+    new = flat @ weight.T
+    compressed_queue = np.concatenate([compressed, new], axis=1)
+    next_compressed = compressed_queue[:, new.shape[1] :]
+    return next_memory, next_compressed
+
+
+def remember_inputs(rng, B, new, c, M, C, D):
+    return {
+        "h": normal(rng, B, new * c, D),
+        "memory": normal(rng, B, M, D),
+        "compressed": normal(rng, B, C, D),
+        "weight": normal(rng, D, c * D),
+    }
+
+
+def reconstruction_loss(h, evicted, new, query, key, value):
+    p = {"query": query, "key": key, "value": value}
+    loss, cache = reference.attention_reconstruction_forward(p, OneHead, h, evicted, new)
+    dnew, _ = reference.attention_reconstruction_backward(1.0, cache)
+    return loss, dnew, np.zeros_like(h), np.zeros_like(evicted), np.zeros_like(key)
+
+
+def loss_inputs(rng, B, new, c, D):
+    return {
+        "h": normal(rng, B, new * c, D),
+        "evicted": normal(rng, B, new * c, D),
+        "new": normal(rng, B, new, D),
+        "query": normal(rng, D, D),
+        "key": normal(rng, D, D),
+        "value": normal(rng, D, D),
+    }
+
+
+def loss_terms(h, evicted, new, query, key, value):
+    _, cache = reference.attention_reconstruction_forward(
+        {"query": query, "key": key, "value": value}, OneHead, h, evicted, new
+    )
+    difference, attention_cache, _, _ = cache
+    dout = 2 * difference / difference.size
+    dkey, dvalue = reference.content_attention_backward(dout, attention_cache)
+    by_key = reference.merge_heads(dkey) @ key
+    by_value = reference.merge_heads(dvalue) @ value
+    return {"dnew": {"by the keys, dk W_k": by_key, "by the values, dv W_v": by_value}}
+
+
+TASKS = (
+    Task(relative_shift, {"out": "B, H, N, K"}, HEADS, shift_inputs, call=call_and_mask),
+    Task(relative_shift_backward, {"dby_distance": "B, H, N, K"}, HEADS, shift_backward_inputs),
+    Task(relative_scores, {"scores": "B, H, N, K"}, HEADS, score_inputs),
+    Task(
+        remember,
+        {"next memory": "B, M, D", "next compressed": "B, C, D"},
+        {"B": (1, 3), "new": (1, 3), "c": (1, 4), "M": (0, 9), "C": (0, 7), "D": (1, 5)},
+        remember_inputs,
+    ),
+    Task(
+        reconstruction_loss,
+        {"loss": "", "dnew": "B, N/c, D", "dh": "B, N, D", "devicted": "B, N, D", "dkey": "D, D"},
+        {"B": (1, 3), "new": (1, 3), "c": (1, 4), "D": (1, 6)},
+        loss_inputs,
+        loss_terms,
+    ),
+)

@@ -1,0 +1,81 @@
+"""The judge's side of begin/pretrained_recurrence.py: right answers from the reference, inputs.
+
+Nothing here is shown to the reader; pretrained_recurrence.txt has the mistakes.
+"""
+
+import numpy as np
+
+from docs.practice.tasks import Task, normal
+from reference import pretrained_recurrence as reference
+
+
+def pool(layer_scores, outputs):
+    mixed, _ = reference.mix_forward(layer_scores, outputs)
+    pooled, _ = reference.mean_over_positions_forward({}, mixed)
+    return pooled
+
+
+def pool_inputs(rng, L, B, N, D):
+    """Scores, now and then large."""
+    large = 1000 * rng.integers(0, 2)
+    return {"layer_scores": normal(rng, L) + large, "outputs": normal(rng, L, B, N, D)}
+
+
+def pool_backward(dpooled, layer_scores, outputs):
+    _, cache = reference.mix_forward(layer_scores, outputs)
+    dmixed, _ = reference.mean_over_positions_backward(dpooled, outputs.shape[1:])
+    return reference.mix_backward(dmixed, cache)
+
+
+def backward_inputs(rng, L, B, N, D):
+    return {
+        "dpooled": normal(rng, B, D),
+        "layer_scores": normal(rng, L),
+        "outputs": normal(rng, L, B, N, D),
+    }
+
+
+def insertion_mask(length, vectors, present):
+    return reference.window_mask(length, vectors, present)[:, 0]
+
+
+def mask_inputs(rng, B, N, S):
+    return {"length": N, "vectors": S, "present": rng.random(B) < 0.5}
+
+
+def windows(length, size, overlap):
+    config = reference.Config(segment=size, overlap=overlap)
+    rows = []
+    for window in reference.windows_of(config, np.arange(length)[None]):
+        start = window.tokens[0, 0]
+        first = window.targets[window.scored].min()
+        rows.append((start, start + window.tokens.shape[1], first))
+    return np.array(rows, int).reshape(-1, 3)
+
+
+def window_inputs(rng, n, T, o):
+    return {"length": n, "size": T, "overlap": min(o, T - 1)}
+
+
+POOL = {"L": (1, 4), "B": (1, 3), "N": (1, 5), "D": (1, 6)}
+TASKS = (
+    Task(pool, {"pooled": "B, D"}, POOL, pool_inputs),
+    Task(
+        pool_backward,
+        {"dlayer_scores": "L", "doutputs": "L, B, N, D"},
+        POOL,
+        backward_inputs,
+    ),
+    Task(
+        insertion_mask,
+        {"mask": "B, N, S + N"},
+        {"B": (1, 4), "N": (1, 6), "S": (0, 3)},
+        mask_inputs,
+    ),
+    Task(
+        windows,
+        {"windows": "windows, 3"},
+        {"n": (0, 30), "T": (1, 9), "o": (0, 8)},
+        window_inputs,
+    ),
+)
