@@ -279,6 +279,7 @@ def known_options():
         "--repeats",
         "--overlaps",
         "--help",
+        "--in",  # docs.practice
     }
 
 
