@@ -45,8 +45,11 @@ def opened_by_datasets(data: str) -> dict[str, Any]:
     path, _, config = name.partition(":")
     # Its errors are reported below, in one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    cache = datasets.config.HF_DATASETS_CACHE
+    if Path(path).is_dir():  # the package would know a file by its time of writing
+        cache = cache / contents_of(Path(path))
     try:
-        opened = datasets.load_dataset(path, config or None)
+        opened = datasets.load_dataset(path, config or None, cache_dir=str(cache))
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
@@ -70,6 +73,13 @@ def opened_by_datasets(data: str) -> dict[str, Any]:
                 f"--data {data} needs a string column `text`, has {found}; use another set"
             )
     return tables
+
+
+def contents_of(folder: Path) -> str:
+    """A name for what the files below a folder hold now."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    held = [(str(path), file_checksum(path)) for path in files]
+    return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
 
 
 def table_source(data: str) -> Source:

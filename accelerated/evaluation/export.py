@@ -23,7 +23,9 @@ README = """\
 # {what}
 
 `accelerated.load(FOLDER)` of the project that wrote this folder opens it, as `eval.py FOLDER` and
-`train.py --init FOLDER` do. {names}
+`train.py --init FOLDER` do.
+
+{names}
 """
 OURS = """\
 The package transformers has no such model. model.safetensors has the parameters by the names of

@@ -22,6 +22,8 @@ SAID_WITHOUT_MEMORY = (  # by torch, in a RuntimeError or another
     "Storage size calculation overflowed",
     "Overflow when unpacking",
     "int too big",
+    "array is too big",
+    "Maximum allowed dimension exceeded",
 )
 
 
@@ -143,7 +145,7 @@ def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Ite
             raise
         advice = f"install what {name} needs: pip install torch==2.13.0 -e ."
         end(name, f"the package {error.name} is missing; {advice}")
-    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         if not is_out_of_memory(error):
             raise
         end(name, OUT_OF_MEMORY)

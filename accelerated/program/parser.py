@@ -22,9 +22,10 @@ class OptionParser(argparse.ArgumentParser):
         """As of argparse; an empty word, such as an unset variable, stands for no default."""
         words = sys.argv[1:] if args is None else args
         for before, word in zip(["", *words], words, strict=False):
-            option = word if word.startswith("-") else before
+            named = [each for each in (word, before) if each.startswith("-")]
+            option = named[0].rstrip("=") if named else "a word"
             if word == "" or EMPTY.fullmatch(word):
-                self.error(f"{option.rstrip('=')} is empty; give a value, or leave it out")
+                self.error(f"{option} is empty; give a value, or leave it out")
             if "\0" in word:
                 self.error(f"{option!r} holds a NUL byte; leave it out")
         return super().parse_known_args(words, namespace)

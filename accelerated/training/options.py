@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accelerated.data.config import CORPORA, ENCODINGS, DataConfig, check_data
+from accelerated.data.config import CORPORA, ENCODINGS, HUB, DataConfig, check_data
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.parser import OptionParser
@@ -271,6 +271,9 @@ def new_folder(out: str | None, settings: Settings) -> Path:
         folders = (Path(f"{stem}-{number}") for number in itertools.count(1))
         return next(folder for folder in folders if not folder.exists())
     check_new(Path(out))
+    folder = settings.data.data.removeprefix(HUB)
+    if folder != settings.data.data and Path(folder).absolute() in Path(out).absolute().parents:
+        raise InputError(f"--out {out} lies in --data {settings.data.data}; give one outside")
     return Path(out)
 
 

@@ -288,6 +288,12 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert line.endswith("new or empty, or --resume runs/block_recurrent-recall-1")
 
 
+def test_a_run_inside_a_folder_that_the_package_datasets_reads_is_refused(tmp_path):
+    """There is no leaving it out of what is read."""
+    line = refused(f"--data hf:{tmp_path} --out {tmp_path}/deep/run")
+    assert line.endswith(f"lies in --data hf:{tmp_path}; give one outside")
+
+
 OTHERS = ["best.pt", "metrics.jsonl", "config.json", "notes.txt.writing", "tokenizer.json"]
 
 
