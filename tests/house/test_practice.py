@@ -46,6 +46,12 @@ def test_a_right_answer_is_accepted(file, task):
     assert judging.judge(task, answered(file, task.name)).lines == ()
 
 
+def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
+    chapters = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    commands = " ".join(re.findall(r"^python -m docs.practice --in mine (.*)$", chapters, re.M))
+    assert not [task.name for _, task in TASKS if task.name not in commands.split()]
+
+
 @pytest.mark.parametrize("file,planted", PLANTED, ids=lambda value: getattr(value, "task", value))
 def test_a_wrong_answer_is_refused_with_its_symptom(file, planted, monkeypatch):
     monkeypatch.setattr(judging, "SECONDS", 1.0)
