@@ -1,12 +1,13 @@
 """Small faults in source code, each another node of one expression or statement.
 
-Tests/tools/mutate.py plants them. Not in docstrings, messages, annotations, defaults of arguments,
-decorators, class variables, demonstrations.
+mutate.py plants them. There are none in docstrings, messages, annotations, defaults of arguments,
+decorators, class variables and demonstrations.
 """
 
 import ast
 import copy
 import functools
+import itertools
 import random
 import re
 from collections import defaultdict
@@ -18,14 +19,13 @@ PAIRS = """Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is
     max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh,
     mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
-OTHER = {
-    "FloorDiv": "Mult",
-    "Mod": "FloorDiv",
-    "Pow": "Mult",
-}  # {operator or function: what stands in its place}
-OTHER |= {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
+# {operator or function: what stands in its place}
+OTHER = {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult"}
+for pair in PAIRS.split(","):
+    first, second = pair.split()
+    OTHER |= {first: second, second: first}
 COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
-REPORTS = (
+REPORTS = [
     "TrainedRun",
     "as_cell",
     "check_score",
@@ -33,7 +33,7 @@ REPORTS = (
     "report",
     "score_lines",
     "score_record",
-)
+]
 
 
 class Mutant(NamedTuple):
@@ -63,24 +63,22 @@ def operators(node):
         ):
             yield node, changed(node, op=other(op))
         case ast.Compare(ops=ops):
-            yield from (
-                (node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]]))
-                for at, op in enumerate(ops)
-            )
+            for at, op in enumerate(ops):
+                yield node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]])
         case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
             yield node, node.operand
 
 
 def ends(node):
     """Ends of slices and ranges, off by one; constants() changes those that are literals."""
-    found = [node.lower, node.upper] if isinstance(node, ast.Slice) else []
-    found += node.args[:2] if called(node) in ("range", "slice", "arange") else []
-    kept = [
-        end
-        for end in found
-        if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp)
-    ]
-    yield from ((end, ast.BinOp(end, ast.Add(), ast.Constant(1))) for end in kept)
+    found = []
+    if isinstance(node, ast.Slice):
+        found = [node.lower, node.upper]
+    elif called(node) in ("range", "slice", "arange"):
+        found = node.args[:2]
+    for end in found:
+        if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp):
+            yield end, ast.BinOp(end, ast.Add(), ast.Constant(1))
 
 
 def dropped_terms(node):
@@ -89,7 +87,8 @@ def dropped_terms(node):
         case ast.BinOp(
             left, ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr(), right
         ) | ast.BoolOp(_, [left, right]):
-            yield from ((node, kept) for kept in (left, right))
+            yield node, left
+            yield node, right
         case ast.BinOp(op=ast.Sub() | ast.Div() | ast.Pow()):
             yield node, node.left
 
@@ -113,23 +112,25 @@ def constants(node):
 
 def removed_lines(node):
     """What changes something and binds no name for the first time."""
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and not ast.unparse(node).startswith("super()")
-    ):
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    if is_call and not ast.unparse(node).startswith("super()"):
         yield node, ast.Pass()
     if isinstance(node, ast.AugAssign):
         yield node, ast.Pass()
     if isinstance(node, ast.Assign):
         read = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
-        targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
-        if all(
-            isinstance(t, ast.Attribute | ast.Subscript)
-            or (isinstance(t, ast.Name) and t.id in read)
-            for t in targets
-        ):
+        targets = []
+        for target in node.targets:
+            targets += getattr(target, "elts", [target])
+        if all(is_bound(target, read) for target in targets):
             yield node, ast.Pass()
+
+
+def is_bound(target, read):
+    """Whether a target is there before: a part of something, or a name that is read."""
+    if isinstance(target, ast.Name):
+        return target.id in read
+    return isinstance(target, ast.Attribute | ast.Subscript)
 
 
 def functions(node):
@@ -146,28 +147,27 @@ def functions(node):
 def arguments(node):
     """Two arguments, or the two sides of a matrix product, in place of each other."""
     if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
-        for at, pair in enumerate(pairwise(node.args)):
-            other_kinds = ast.Starred | ast.GeneratorExp | ast.Constant | ast.UnaryOp
-            if ast.dump(pair[0]) != ast.dump(pair[1]) and not any(
-                isinstance(argument, other_kinds) for argument in pair
-            ):
-                yield (
-                    node,
-                    changed(node, args=[*node.args[:at], *reversed(pair), *node.args[at + 2 :]]),
-                )
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.MatMult)
-        and ast.dump(node.left) != ast.dump(node.right)
-    ):
+        for at, (first, second) in enumerate(pairwise(node.args)):
+            if can_swap(first) and can_swap(second) and ast.dump(first) != ast.dump(second):
+                swapped = [*node.args[:at], second, first, *node.args[at + 2 :]]
+                yield node, changed(node, args=swapped)
+    is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    if is_product and ast.dump(node.left) != ast.dump(node.right):
         yield node, changed(node, left=node.right, right=node.left)
+
+
+def can_swap(argument):
+    """Whether an argument may stand in the next one's place."""
+    return not isinstance(argument, ast.Starred | ast.GeneratorExp | ast.Constant | ast.UnaryOp)
 
 
 def conditions(node):
     """A condition turned around."""
     tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
-    tests += [test for part in getattr(node, "generators", []) for test in part.ifs]
-    yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in tests)
+    for part in getattr(node, "generators", []):
+        tests += part.ifs
+    for test in tests:
+        yield test, ast.UnaryOp(ast.Not(), test)
 
 
 KINDS = (
@@ -197,16 +197,15 @@ def other(op):
 
 def called(node):
     """The name of the function or method that a node calls, or None."""
-    return (
-        getattr(node.func, "attr", getattr(node.func, "id", None))
-        if isinstance(node, ast.Call)
-        else None
-    )
+    if not isinstance(node, ast.Call):
+        return None
+    return getattr(node.func, "attr", getattr(node.func, "id", None))
 
 
 def below(node, statement):
-    """(node, the statement that it is in) of a node and what is below it, without what is only said
-    or declared.
+    """(node, the statement that it is in) of a node and what is below it.
+
+    What is only said or declared is left out.
     """
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
         return
@@ -235,35 +234,39 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     None in a reference's demonstration.
     """
     text = (root / file).read_text()
-    demonstration = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
-    skipped = (
-        range(*(text.count("\n", 0, at) + 1 for at in demonstration.span()))
-        if demonstration
-        else ()
-    )
+    skipped = lines_of_the_demonstration(text)
     tree = ast.parse(text)
     found = {}
     for top in tree.body:
-        constant = (
-            isinstance(top, ast.Assign)
-            and isinstance(top.targets[0], ast.Name)
-            and not isinstance(top.value, ast.Call)
-        )
-        if top.lineno in skipped or not (
-            constant or isinstance(top, ast.FunctionDef | ast.ClassDef)
-        ):
+        if top.lineno in skipped or not is_computed(top):
             continue
         for node, statement in below(top, top):
             for make in KINDS:
                 for old, new in make(node):
                     before = first_line(statement)
                     after = first_line(replaced(statement, old, new))
-                    place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
-                    found.setdefault(
-                        (place, after),
-                        Mutant(file, old.lineno, make.__name__, before, after, tree, old, new),
-                    )
+                    place = (old.lineno, old.col_offset, old.end_lineno, old.end_col_offset)
+                    kind = make.__name__
+                    mutant = Mutant(file, old.lineno, kind, before, after, tree, old, new)
+                    found.setdefault((place, after), mutant)
     return [found[key] for key in sorted(found)]
+
+
+def lines_of_the_demonstration(text: str) -> range:
+    """The lines of a reference's demonstration; none in other files."""
+    found = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
+    if not found:
+        return range(0)
+    first = text.count("\n", 0, found.start()) + 1
+    end = text.count("\n", 0, found.end()) + 1
+    return range(first, end)
+
+
+def is_computed(top: ast.stmt) -> bool:
+    """Whether a statement of a file is a function, a class or a constant."""
+    if isinstance(top, ast.Assign):
+        return isinstance(top.targets[0], ast.Name) and not isinstance(top.value, ast.Call)
+    return isinstance(top, ast.FunctionDef | ast.ClassDef)
 
 
 @functools.cache
@@ -289,10 +292,7 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
         groups[mutant.file, mutant.kind].append(mutant)
     rows = [rng.sample(group, len(group)) for group in groups.values()]
     rng.shuffle(rows)
-    turns = [
-        row[turn]
-        for turn in range(max(map(len, rows), default=0))
-        for row in rows
-        if turn < len(row)
-    ]
-    return sorted(turns[:count], key=lambda mutant: (mutant.file, mutant.line))
+    drawn = []
+    for turn in itertools.zip_longest(*rows):
+        drawn += [mutant for mutant in turn if mutant is not None]
+    return sorted(drawn[:count], key=lambda mutant: (mutant.file, mutant.line))
