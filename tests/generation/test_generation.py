@@ -1,6 +1,4 @@
-"""Continuing a text equals reading it, sampling draws from the right tokens, and text is written at
-once.
-"""
+"""Continuing a text equals reading it, and sampling draws from the right tokens."""
 
 import contextlib
 import dataclasses
@@ -42,35 +40,36 @@ def random_model(paper, name, **changes):
 @torch.no_grad()
 def logits_after(model, text):
     """The logits after a text (B, n), by whole windows, the last one padded."""
-    config, state = model.config, model.initial_state(len(text))
+    config = model.config
+    state = model.initial_state(len(text))
     for window in cut(text.shape[1] + 1, config.segment, overlap_of(config)):
-        tokens = torch.nn.functional.pad(
-            text[:, window.start : window.stop], (0, config.segment + window.start - window.stop)
-        )
+        length = window.stop - window.start
+        padding = (0, config.segment - length)
+        tokens = torch.nn.functional.pad(text[:, window.start : window.stop], padding)
         logits, state, _ = model(tokens, state)
-    return logits[:, window.stop - 1 - window.start]
+    return logits[:, length - 1]
 
 
 @over(ONE_OF_EACH)
 def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
-    """Prompts of any length, whose last two windows both have an effect; then each time the most
-    probable token of the text.
+    """Prompts of any length, whose last two windows both have an effect.
+
+    Then each time the most probable token of the text.
     """
     model = random_model(paper, name)
     stepper = stepper_of(model)
-    n, rng = model.config.segment, np.random.default_rng(0)
+    n = model.config.segment
+    rng = np.random.default_rng(0)
     for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
         prompt = torch.tensor(rng.integers(11, size=(2, length)))
         logits, _ = read_prompt(stepper, prompt)
         assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
-    for place in (
-        length - 1,
-        length - 2,
-        length - n - 1,
-    ):  # of the longest prompt's last window, and of the one before
+    # Places of the longest prompt's last window, and of the one before
+    for place in (length - 1, length - 2, length - n - 1):
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
-        assert not torch.allclose(read_prompt(stepper, other)[0], logits, rtol=0, atol=1e-9), place
+        changed, _ = read_prompt(stepper, other)
+        assert not torch.allclose(changed, logits, rtol=0, atol=1e-9), place
     text = prompt[:1, : n + 1]
     for token in continue_text(model, text, n + 1, GREEDY, None):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
@@ -82,7 +81,8 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
 @torch.no_grad()
 def test_a_models_own_steps_equal_those_of_any_model(paper, name):
     """The same logits for the same tokens over several segments, from a state in mid-document."""
-    model, rng = random_model(paper, name), np.random.default_rng(7)
+    model = random_model(paper, name)
+    rng = np.random.default_rng(7)
     state = PAPERS[paper].to_torch(PAPERS[paper].random_state(model.config, rng, 2))
     steppers = {"fast": stepper_of(model), "any": AnyModel(model)}
     streams = {kind: stepper.start(state) for kind, stepper in steppers.items()}
@@ -106,8 +106,11 @@ def test_two_hundred_greedy_tokens_are_those_of_any_model(paper, name):
     continued = []
     for stepper in (stepper_of(model), AnyModel(model)):
         start = read_prompt(stepper, prompt)
-        continued.append([*continuation.drawn_tokens(*start, 200, GREEDY, None, step=stepper.step)])
-    assert continued[0] == continued[1] and len(continued[0]) == 200
+        drawn = continuation.drawn_tokens(*start, 200, GREEDY, None, step=stepper.step)
+        continued.append([token.item() for token in drawn])
+    fast, any_model = continued
+    assert len(fast) == 200
+    assert fast == any_model
 
 
 class OnAGpu(torch.nn.Parameter):
@@ -176,17 +179,17 @@ def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mo
     prompt = torch.randint(11, (1, 3))
 
     def drawn(sampling, seed=0):
-        return [
-            t.item()
-            for t in continue_text(model, prompt, 30, sampling, torch.Generator().manual_seed(seed))
-        ]
+        generator = torch.Generator().manual_seed(seed)
+        tokens = continue_text(model, prompt, 30, sampling, generator)
+        return [token.item() for token in tokens]
 
-    draws, greedy = [drawn(Sampling(), seed) for seed in (1, 1, 2)], drawn(GREEDY)
-    assert draws[0] == draws[1] != draws[2] and model.training == training
+    first, again, other = (drawn(Sampling(), seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
     without = random_model("block_recurrent", "fixed-skip")
-    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY, None)], (
-        "no unit was dropped"
-    )
+    greedy = [token.item() for token in continue_text(without, prompt, 30, GREEDY, None)]
+    assert drawn(GREEDY) == greedy, "a unit was dropped"
+    assert model.training == training
 
 
 def tensors_in(*fields):
@@ -195,12 +198,14 @@ def tensors_in(*fields):
 
 
 class FakeGraph:
-    """torch.cuda's streams and graphs on a CPU: a replay reads what the recorded function read, and
-    writes where it wrote.
+    """torch.cuda's streams and graphs on a CPU.
+
+    A replay reads what the recorded function read, and writes where it wrote.
     """
 
     def __init__(self, function, monkeypatch):
-        self.function, self.calls = function, []
+        self.function = function
+        self.calls = []  # (what was given, logits)
         queue = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         for name in ("Stream", "current_stream"):
@@ -209,8 +214,9 @@ class FakeGraph:
             monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
 
     def record(self, *given):
-        self.calls.append((given, self.function(*given)))
-        return self.calls[-1][1]
+        logits = self.function(*given)
+        self.calls.append((given, logits))
+        return logits
 
     def replay(self):
         given, logits = self.calls[-1]
@@ -220,10 +226,12 @@ class FakeGraph:
 @over([*ONE_OF_EACH, ("memformer", "decoder-only-xl"), ("compressive", "transformer-xl")])
 @torch.no_grad()
 def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
-    """From a stream in the middle of a segment, then from other documents' states; nothing that was
-    given is overwritten.
+    """From a stream in the middle of a segment, then from other documents' states.
+
+    Nothing that was given is overwritten.
     """
-    config, rng = variant(paper, name), np.random.default_rng(3)
+    config = variant(paper, name)
+    rng = np.random.default_rng(3)
     plain = stepper_of(random_model(paper, name))
     captured = stepper_of(random_model(paper, name))
     if isinstance(captured, AnyModel):
@@ -231,9 +239,10 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     graph = FakeGraph(captured.logits_after, monkeypatch)
     captured.compute = Graph(graph.record)
     tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))
-    states = [PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)) for _ in range(2)]
-    states.append(captured.model.initial_state(2))
-    in_the_middle, again = (plain.step(tokens[0], plain.start(states[0]))[1] for _ in range(2))
+    drawn = [PAPERS[paper].random_state(config, rng, 2) for _ in range(2)]
+    states = [*map(PAPERS[paper].to_torch, drawn), captured.model.initial_state(2)]
+    _, in_the_middle = plain.step(tokens[0], plain.start(states[0]))
+    _, again = plain.step(tokens[0], plain.start(states[0]))
     before = [tensor.clone() for tensor in tensors_in(states, in_the_middle.rows)]
     pairs = [(in_the_middle, again)]
     pairs += [(captured.start(state), plain.start(state)) for state in states[1:]]
@@ -241,7 +250,8 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
         for token in tokens:
             logits, stream = captured.step(token, stream)
             expected, expected_stream = plain.step(token, expected_stream)
-            assert torch.equal(logits, expected) and stream.position == expected_stream.position
+            assert torch.equal(logits, expected)
+            assert stream.position == expected_stream.position
             assert all(map(torch.equal, tensors_in(stream), tensors_in(expected_stream)))
     assert len(graph.calls) == 2, "once to prepare, once to record"
     assert all(map(torch.equal, before, tensors_in(states, in_the_middle.rows)))
@@ -251,12 +261,8 @@ DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 
     Sampling(): [0.1, 0.4, 0.2, 0.3],
     Sampling(top_p=0.75): [0, 4 / 9, 2 / 9, 3 / 9],
     Sampling(temperature=0.5, top_p=0.5): [0, 1, 0, 0],  # sharpened, the first has 0.53
-    Sampling(temperature=2.0, top_p=0.63): [
-        0,
-        0.4**0.5,
-        0.2**0.5,
-        0.3**0.5,
-    ],  # flattened, two have 0.61
+    # Flattened, two have 0.61
+    Sampling(temperature=2.0, top_p=0.63): [0, 0.4**0.5, 0.2**0.5, 0.3**0.5],
     Sampling(0, 0.9): [0, 1, 0, 0],
 }
 
@@ -266,11 +272,10 @@ def test_what_is_drawn():
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().repeat(4000, 1)
     for sampling, expected in DRAWN.items():
         tokens = continuation.draw(logits, sampling, torch.Generator().manual_seed(0))
-        for token, probability in enumerate(expected):
+        for token, weight in enumerate(expected):
             share = (tokens == token).double().mean().item()
-            assert share == pytest.approx(
-                probability / sum(expected), abs=0.03 if probability else 0
-            ), sampling
+            margin = 0.03 if weight else 0
+            assert share == pytest.approx(weight / sum(expected), abs=margin), sampling
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
@@ -286,13 +291,12 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
     for weights, row in zip(rows, kept, strict=True):
         chosen = [value for value in row if value]
         assert all(value in (0, before) for value, before in zip(row, weights, strict=True))
-        sets = [
-            some for count in range(1, size + 1) for some in itertools.combinations(weights, count)
-        ]
+        sets = []
+        for count in range(1, size + 1):
+            sets += itertools.combinations(weights, count)
         fewest = min(len(some) for some in sets if 8 * sum(some) >= share * sum(weights))
-        assert len(chosen) == fewest and sum(chosen) == max(
-            sum(some) for some in sets if len(some) == fewest
-        )
+        assert len(chosen) == fewest
+        assert sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -306,16 +310,16 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
 
     drawn = continuation.drawn_tokens(torch.zeros(1, 2), (), 9, GREEDY, None, step)
     assert next(drawn).tolist() == [0]
-    with pytest.raises(
-        InputError, match="prediction of token 2 of the continuation is NaN or infinite"
-    ):
+    words = "prediction of token 2 of the continuation is NaN or infinite"
+    with pytest.raises(InputError, match=words):
         next(drawn)
     assert len(steps) == 1
 
 
 def test_text_in_and_out(capsys):
-    """Bytes that are no whole character are shown as one \ufffd, at the end too, whether text is
-    streamed or shown at once.
+    """Bytes that are no whole character are shown as one \ufffd, at the end too.
+
+    It is the same if text is streamed, and if it is shown at once.
     """
     shown = {
         b"\xc3\xa9": "é",
