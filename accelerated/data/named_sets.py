@@ -40,12 +40,13 @@ def opened_by_datasets(data: str) -> dict[str, Any]:
     train.
     """
     import datasets
+    from datasets.config import HF_DATASETS_CACHE
 
     name = ON_THE_HUB.get(data, data.removeprefix(HUB))
     path, _, config = name.partition(":")
     # Its errors are reported below, in one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    cache = datasets.config.HF_DATASETS_CACHE
+    cache = Path(HF_DATASETS_CACHE)
     if Path(path).is_dir():  # the package would know a file by its time of writing
         cache = cache / contents_of(Path(path))
     try:

@@ -33,7 +33,7 @@ def option(
     return name, {"help": text} | converted | others
 
 
-def number(kind: type, fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+def number(kind: Callable, fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
     """A type for argparse: a number for which fits(number) is true."""
 
     def parse(text: str) -> Any:
