@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
 
 
 def nearest_difference(
-    objective: Callable, inputs: dict, name: str, direction: np.ndarray, by_hand: float
+    objective: Callable, inputs: dict, name: Any, direction: np.ndarray, by_hand: float
 ) -> tuple[float, float]:
     """(derivative along the direction by differences, relative error of the one by hand).
 
@@ -281,7 +281,7 @@ def gradients_of(case: Case, calls: Calls | None = None) -> dict:
     return inputs_of(grads, dstate)
 
 
-def leaves(value: object, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(name, array) of all arrays of numbers with fractions in a value, in order."""
     if isinstance(value, np.ndarray | np.floating):
         if value.dtype.kind == "f":
@@ -295,7 +295,7 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
             yield from leaves(part, field or name)
 
 
-def rebuilt(value: object, arrays: Iterator) -> object:
+def rebuilt(value: Any, arrays: Iterator) -> Any:
     """A value with other arrays in the place of its `leaves`."""
     if isinstance(value, np.ndarray | np.floating):
         return next(arrays) if value.dtype.kind == "f" else value
@@ -303,11 +303,12 @@ def rebuilt(value: object, arrays: Iterator) -> object:
         return {key: rebuilt(part, arrays) for key, part in value.items()}
     if isinstance(value, tuple | list):
         parts = [rebuilt(part, arrays) for part in value]
-        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+        make = getattr(value, "_make", type(value))
+        return make(parts)
     return value
 
 
-def random_like(value: object, rng: np.random.Generator) -> object:
+def random_like(value: Any, rng: np.random.Generator) -> Any:
     """A value with random numbers in the place of its arrays."""
     drawn = (np.asarray(rng.standard_normal(array.shape)) for _, array in leaves(value))
     return rebuilt(value, drawn)
@@ -368,7 +369,7 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
     return Alone([*names], dict(enumerate(arrays)), objective, gradients, parameters)
 
 
-def without_data(case: Case, gradient: object) -> object:
+def without_data(case: Case, gradient: Any) -> Any:
     """A gradient that is zero for the fields of a state that are data to what reads them."""
     data = {argument for arguments in stopped(case).values() for argument in arguments}
     arrays = (0 * array if name in data else array for name, array in leaves(gradient))
