@@ -108,14 +108,13 @@ def forward_and_backward(
     -log p in nats, and the auxiliary losses by name.
     """
     training = run.settings.training
-    backprop = replay.BACKPROP[training.backprop]
     scored_by_each = scored / process.world_size()
     total = torch.zeros((), device=run.device)
     auxiliary: dict[str, torch.Tensor] = {}
     with run.computing():
         for first in range(0, len(segments[0].tokens), run.lanes_at_once):
             rows = slice(first, first + run.lanes_at_once)
-            loss, losses, state = backprop(
+            loss, losses, state = run.trained.backprop(
                 run.trained,
                 [segment.keep_lanes(rows).to(run.device) for segment in segments],
                 protocol.keep_lanes(run.state, rows),

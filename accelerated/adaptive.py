@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.heads import Declared, at_least_float32, look_up, parameter
+from accelerated.attention.heads import (
+    Declared,
+    at_least_float32,
+    logits_from,
+    look_up,
+    parameter,
+)
 
 
 class Tail(Declared):
@@ -60,12 +66,12 @@ class AdaptiveSoftmax(NamedTuple):
     def head(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., first cutoff + tails) of the first band and of each cluster."""
         matrix = torch.cat([self.embedding, self.clusters])
-        return log_softmax(functional.linear(hidden, matrix))
+        return log_softmax(logits_from(hidden, matrix))
 
     def within(self, tail: Tail, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V') of a tail's words, given its cluster."""
         narrow = functional.linear(hidden, tail.projection.T)  # (..., D')
-        return log_softmax(functional.linear(narrow, tail.embedding))
+        return log_softmax(logits_from(narrow, tail.embedding))
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D).

@@ -28,7 +28,7 @@ from accelerated.attention.heads import (
     takes_sdpa,
 )
 from accelerated.attention.sliding_window import (
-    offsets_by_pair,
+    offsets_for,
     offsets_of,
     sliding_attention,
     tables_by_distance,
@@ -377,7 +377,7 @@ class BlockRecurrent(Model):
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
-        offsets = offsets_by_pair(by_distance, window, x.dtype)  # (L, H, W, 2W)
+        offsets = offsets_for(x, by_distance, window, self.config.head_width)  # (L, H, W, 2W)
         if not self.config.feedback:
             x, state = self.run_layers(x, state, None, offsets, memory_only)
             return Reading(self.output_rows(x), state, {})

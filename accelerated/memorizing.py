@@ -24,7 +24,7 @@ from accelerated.attention.heads import (
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
-    offsets_by_pair,
+    offsets_for,
     offsets_of,
     sliding_attention,
     tables_by_distance,
@@ -174,7 +174,8 @@ class Memorizing(Model):
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
-        offsets = offsets_by_pair(by_distance, tokens.shape[1], x.dtype)  # (L, H, N, 2N)
+        length = tokens.shape[1]
+        offsets = offsets_for(x, by_distance, length, self.config.head_width)  # (L, H, N, 2N)
         pairs = []
         offset = offsets.unbind(0)  # of each layer
         for index, layer in enumerate(self.layers):

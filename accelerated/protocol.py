@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import Declared
+from accelerated.attention.heads import Declared, logits_from
 from accelerated.data.tasks import Task
 from accelerated.models import ModelConfig
 
@@ -185,7 +184,7 @@ def logits_by(hidden: Tensor, matrix: OutputMatrix) -> Tensor:
     """The logits (..., V) of hidden rows (..., D); of an AdaptiveSoftmax the log-probabilities."""
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.log_probabilities(hidden)
-    return functional.linear(hidden, matrix)
+    return logits_from(hidden, matrix)
 
 
 def overlap_of(config: ModelConfig) -> int:

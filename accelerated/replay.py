@@ -20,6 +20,7 @@ does): segments know what is scored and where documents start. Logits are made i
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -30,7 +31,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import at_least_float32
+from accelerated.attention.heads import aligned, at_least_float32, rows_missing
 from accelerated.data.lanes import Segment
 from accelerated.protocol import (
     OutputMatrix,
@@ -161,8 +162,7 @@ def states_before(
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
-                before = begin(model, segment, states[-1])
-                states.append(model.advance(segment.tokens, before, *task_of(segment)))
+                states.append(advance_segment(model, segment, states[-1]))
     return states
 
 
@@ -194,12 +194,13 @@ def replay_segment(
 
 def gradient_of(state: State) -> list[Tensor]:
     """The gradient that arrived at each field of a state; zero if none did."""
-    gradients = []
-    for field in state:
-        arrived = torch.zeros_like(field) if field.grad is None else field.grad
-        # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
-        gradients.append(arrived.clone())
-    return gradients
+    # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
+    return [zero_if_none(field.grad, field).clone() for field in state]
+
+
+def zero_if_none(gradient: Tensor | None, field: Tensor) -> Tensor:
+    """A gradient, or zeros in the shape of what it is of."""
+    return torch.zeros_like(field) if gradient is None else gradient
 
 
 BACKPROP = {
@@ -215,10 +216,21 @@ BACKPROP = {
 def run_segment(model: Trained, segment: Segment, state: State, seed: int, scored: float) -> Result:
     """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
-        before = begin(model, segment, state)
-        reading = model.read(segment.tokens, before, *task_of(segment))
+        reading = read_segment(model, segment, state)
     nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
     return nats / scored, reading.auxiliary, reading.state
+
+
+def read_segment(model: Trained, segment: Segment, state: State) -> Reading:
+    """What the model reads of a segment."""
+    before = begin(model, segment, state)
+    return model.read(segment.tokens, before, *task_of(segment))
+
+
+def advance_segment(model: Trained, segment: Segment, state: State) -> State:
+    """The state after a segment, by the memory path alone."""
+    before = begin(model, segment, state)
+    return model.advance(segment.tokens, before, *task_of(segment))
 
 
 def begin(model: Trained, segment: Segment, state: State) -> State:
@@ -280,7 +292,8 @@ def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
     Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
-    at a time; of an AdaptiveSoftmax all of its head's do.
+    at a time; of an AdaptiveSoftmax all of its head's do. An unaligned matrix takes the same path,
+    which does not keep the aligned one.
     """
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
@@ -291,7 +304,8 @@ def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor
             targets = targets[scored]
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.summed_nats(hidden, targets, IGNORED)
-    if len(hidden) > chunk_rows(matrix):
+    unaligned = rows_missing(matrix) > 0 and torch.is_grad_enabled()
+    if unaligned or len(hidden) > chunk_rows(matrix):
         return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
     logits = at_least_float32(logits_by(hidden, matrix))
     return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
@@ -327,23 +341,28 @@ class ChunkedNats(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, matrix, targets, rows, ignored):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
+        words = len(matrix)
+        matrix = aligned(matrix)  # (V', D)
+        counts = (targets != ignored)[:, None]  # (R, 1)
         total = 0.0
         dhidden = torch.empty_like(hidden)
         dmatrix = torch.zeros_like(matrix, dtype=exact)
-        parts = [each.split(rows) for each in (hidden, targets, dhidden)]
-        for chunk, aims, dchunk in zip(*parts, strict=True):
-            logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)  # (n, V)
+        given = (hidden, hidden * counts, targets, dhidden)
+        for chunk, counted, aims, dchunk in zip(*(x.split(rows) for x in given), strict=True):
+            logits = functional.linear(chunk, matrix)  # (n, V')
+            if len(matrix) > words:
+                logits[:, words:] = -math.inf
+            logs = logits.log_softmax(-1, dtype=exact)
             total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
 
-            # The gradient of the logits: p, less 1 at the target; nothing for what is ignored
+            # The gradient of the logits: p, less 1 at the target
             p = logs.exp_()
             aim = aims.clamp(min=0)[:, None]
-            dlogits = p.scatter_add_(1, aim, p.new_full((len(p), 1), -1.0))
-            counts = (aims != ignored)[:, None]
-            dlogits = dlogits.mul_(counts).to(hidden.dtype)
+            dlogits = p.scatter_add_(1, aim, p.new_full((len(p), 1), -1.0)).to(hidden.dtype)
             torch.mm(dlogits, matrix, out=dchunk)
-            dmatrix += dlogits.T @ chunk
-        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
+            dmatrix += dlogits.T @ counted
+        dhidden *= counts  # what is ignored has none
+        ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
         return total
 
     @staticmethod

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, sdpa
-from accelerated.attention.heads import on_plain_cpu, takes_sdpa
+from accelerated.attention.heads import on_plain_cpu, takes_distance_attention, takes_sdpa
 from accelerated.attention.on_a_cpu import RelativeAttention
 
 
@@ -120,6 +120,26 @@ def relative_attention_sdpa(
     return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
 
 
+def relative_attention_in_one_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_key: Tensor,
+    content_bias: Tensor,
+    distance_bias: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The same as relative_attention_plain by a GPU's kernel, which reads scores by distance."""
+    from accelerated.attention.on_a_gpu import distance_attention  # Triton is there on a GPU alone
+
+    scale = query.shape[-1] ** -0.5
+    distance_query = (query + distance_bias[:, None]) * scale
+    by_distance = torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
+    shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
+    content_query = query + content_bias[:, None]
+    return distance_attention(content_query, key, value, by_distance, shift, scale, dropout)
+
+
 def relative_attention(
     query: Tensor,
     key: Tensor,
@@ -133,10 +153,13 @@ def relative_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The same as relative_attention_plain, by the fastest path for these arguments.
 
-    SDPA returns no weights, which both `measure` and `in_values` need.
+    Neither a GPU's kernel nor SDPA returns weights, which both `measure` and `in_values` need.
     """
     given = (query, key, value, distance_key, content_bias, distance_bias)
-    if takes_sdpa(query, key) and not measure and not in_values:
+    needs_weights = measure or in_values
+    if takes_distance_attention(query) and not needs_weights:
+        return relative_attention_in_one_kernel(*given, dropout), None
+    if takes_sdpa(query, key) and not needs_weights:
         count = key.shape[2]
         mask = causal_mask(query.shape[2], count, query.device)
         return relative_attention_sdpa(*given, count, mask, dropout), None

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
-from accelerated.attention.heads import at_least_float32, on_plain_cpu, takes_sdpa
+from accelerated.attention.heads import (
+    at_least_float32,
+    on_plain_cpu,
+    takes_distance_attention,
+    takes_sdpa,
+)
 from accelerated.attention.on_a_cpu import SlidingAttention
 
 # What is added to the scores, by distance
@@ -89,6 +94,16 @@ def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
     return by_distance.unfold(-1, keys, 1).flip(-2)
 
 
+def offsets_for(x: Tensor, by_distance: Tensor, window: int, head_width: int) -> Tensor:
+    """What sliding_attention adds to the scores of x: offsets_by_pair, (..., W, 2W).
+
+    A GPU's kernel takes the distances W .. 1 as they are, (..., W): a query sees no others.
+    """
+    if takes_distance_attention(x, head_width):
+        return by_distance[..., window - 1 : 2 * window - 1]
+    return offsets_by_pair(by_distance, window, x.dtype)
+
+
 def offsets_by_pair(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
     """by_query_and_key(by_distance, W) in a type, (..., W, 2W).
 
@@ -148,7 +163,14 @@ def sliding_attention_sdpa(
 def sliding_attention(
     query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
 ) -> Tensor:
-    """The same as sliding_attention_plain, by the fastest path for these arguments."""
+    """The same as sliding_attention_plain, by the fastest path for these arguments.
+
+    offset (H, W, 2W), or (H, W) for a GPU's kernel: see offsets_for.
+    """
+    if offset.dim() == 2:
+        from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
+
+        return distance_attention(query, keys, values, offset, 0, 1.0, dropout)
     if takes_sdpa(query, keys):
         return sliding_attention_sdpa(query, keys, values, offset, dropout)
     if on_plain_cpu(query) and dropout == 0:

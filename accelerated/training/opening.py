@@ -82,7 +82,7 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(
             f"--compile cudagraphs needs --device cuda, and this is {device.type}; "
-            "give inductor or none"
+            "give inductor, or omit --compile"
         )
     if training.compile != "inductor" or device.type != "cpu":
         return

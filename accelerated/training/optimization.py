@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch.utils._pytree import tree_map
 
+from accelerated.captured import CapturedBackprop
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model, Recomputable
+from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
 
 
@@ -106,7 +107,7 @@ def check_finite(step: int, values: dict[str, float]) -> None:
 
 
 class TrainedModel:
-    """What back-propagation calls of a model, compiled as --compile says.
+    """What back-propagation calls of a model, and how it is done, as --backprop and --compile say.
 
     Evaluation and generation call the model itself. It also tells the layers --checkpoint-layers,
     which matters only where gradients are computed.
@@ -117,11 +118,15 @@ class TrainedModel:
         self.output_matrix = model.output_matrix
         self.read = model.read
         self.advance = model.advance
+        self.backprop = BACKPROP[training.backprop]
         for layer in model.modules():
             if isinstance(layer, Recomputable):
                 layer.recomputed = training.checkpoint_layers
                 layer.drops = model.config.dropout > 0
-        if training.compile == "none":
+        on_a_gpu = model.embedding.device.type == "cuda"
+        if on_a_gpu and training.compile in ("auto", "cudagraphs"):
+            self.backprop = CapturedBackprop(model, training.backprop)
+        if training.compile != "inductor":
             return
 
         from torch._inductor import config as inductor  # here: it takes a second
@@ -130,29 +135,15 @@ class TrainedModel:
         # numbers as uncompiled code does, which is slower than its own generator
         replays = training.backprop == "memory_replay"
         inductor.fallback_random = replays
-        graphs = training.compile == "cudagraphs"
-        if graphs:  # or .grad is the graph's result, which its next run overwrites
-            for parameter in model.parameters():
-                parameter.register_hook(copied)
-        self.read = compiled(self.read, graphs)
+        self.read = compiled(self.read)
         if replays:
-            self.advance = compiled(self.advance, graphs)
+            self.advance = compiled(self.advance)
 
 
-def copied(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient in memory of its own."""
-    return None if gradient is None else gradient.clone()
-
-
-def compiled(function: Callable, graphs: bool) -> Callable:
+def compiled(function: Callable) -> Callable:
     """The function, compiled as one graph.
 
     It is compiled at most three times, all in the first two iterations: for a state with gradient,
-    for one without, and for one in which a document starts. A CUDA graph writes its next results
-    where it wrote the last ones, so its results are copied.
+    for one without, and for one in which a document starts.
     """
-    mode = "reduce-overhead" if graphs else None
-    graph = torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
-    if not graphs:
-        return graph
-    return lambda *given: tree_map(torch.clone, graph(*given))
+    return torch.compile(function, fullgraph=True, dynamic=False)

@@ -307,11 +307,11 @@ def check(settings: Settings, options: dict) -> None:
         )
     if "steps" in options and options.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
-    reads_all_first = training.horizon > 1 and training.backprop != "memory_replay"
-    if training.compile == "cudagraphs" and reads_all_first:
-        needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
-        reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
-        raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")
+    if training.compile == "cudagraphs" and training.backprop == "checkpointed":
+        raise InputError(
+            "--compile cudagraphs and --backprop checkpointed do not work together; "
+            "give through_time or memory_replay, or omit --compile"
+        )
     for condition, message in getattr(presets_of(settings.model), "CHECKS", ()):
         if condition(settings):
             raise InputError(message)

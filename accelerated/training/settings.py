@@ -15,7 +15,7 @@ from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.parser import MOST
 
-COMPILERS = ("none", "inductor", "cudagraphs")
+COMPILERS = ("auto", "none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda")
 CHOICES = {
     "backprop": ("through_time", "checkpointed", "memory_replay"),  # the functions of replay.py
@@ -85,9 +85,8 @@ class TrainingConfig:
         seed: seed of the weights, the order of documents and dropout
         device: auto (a GPU if there is one), cpu or cuda
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
-        compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs
-            a C++ compiler), or cudagraphs (inductor, and the GPU repeats recorded launches; with
-            --horizon 1 or --backprop memory_replay)
+        compile: auto (on a GPU cudagraphs, otherwise none), none, inductor (torch.compile; on a CPU
+            it needs a C++ compiler), or cudagraphs (the GPU repeats recorded launches)
         save_every: iterations between checkpoints; one is always written at the end
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at
             the end, -1: a tenth of --steps
@@ -118,7 +117,7 @@ class TrainingConfig:
     seed: int = 0
     device: str = "auto"
     dtype: str = "float32"
-    compile: str = "none"
+    compile: str = "auto"
     save_every: int = 200
     validate_every: int = -1
     validation_segments: int = 0

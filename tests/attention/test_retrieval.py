@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.attention.retrieval import (
+    largest_by_columns,
     retrieval_attention,
     retrieval_attention_plain,
     searchable,
@@ -83,3 +84,21 @@ def test_what_is_found_does_not_depend_on_the_order_of_the_memory():
     all_of_it = scaled_attention_plain(query, keys, values, scale)
     assert_agree({"all": all_of_it}, {"all": retrieval_attention(query, memory, scale, 40)}, 1e-6)
     assert not torch.allclose(found, all_of_it, atol=1e-3)
+
+
+@given(
+    rows=st.integers(1, 5),
+    length=st.integers(1, 400),
+    share=st.floats(0, 0.5),
+    seed=st.integers(0, 2**31),
+)
+def test_a_search_by_columns_finds_the_largest(rows, length, share, seed):
+    """As a GPU takes it; some numbers are equal, and some -inf, as those of empty rows are."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(-30, 30, size=(rows, length)).astype(float)
+    numbers[rng.random((rows, length)) < 0.2] = -np.inf
+    count = max(1, round(share * length))
+    place = largest_by_columns(torch.tensor(numbers), count).numpy()
+    assert all(len(set(row)) == count for row in place)
+    found = np.sort(np.take_along_axis(numbers, place, -1), -1)
+    assert np.array_equal(found, np.sort(numbers, -1)[:, length - count :])

@@ -24,16 +24,17 @@ TOKENS = 200  # timed together
 
 
 def step_variant(
-    config: Any, method: str, segments: int, options: Namespace, compiler: str = "none"
+    config: Any, method: str, segments: int, options: Namespace, compiler: str = "auto"
 ) -> Variant:
     """A training step of our model, compiled as --compile says.
 
-    If it is not compiled, the Variant has the FLOPs of its plain path's products.
+    If Inductor does not compile it, the Variant has the FLOPs of its plain path's products.
     """
     network = random_model(options.model, config, options.device)
-    trained = TrainedModel(network, TrainingConfig(compile=compiler))
+    training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
+    trained = TrainedModel(network, training)
     flops = None
-    if compiler == "none":
+    if compiler != "inductor":
         step = meta_step(options.model, config, segments, options.batch, method)
         flops = counted(step, written_out=True).flops
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
@@ -75,16 +76,15 @@ def report_horizons(options: Namespace) -> None:
         megabytes = state_bytes(network, options.batch) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
         for horizon in horizons:
-            makers = {way: partial(rollout, network, way, horizon, options) for way in BACKPROP}
+            makers = {}
+            for way in BACKPROP:
+                trained = TrainedModel(network, TrainingConfig(backprop=way, horizon=horizon))
+                makers[way] = partial(rollout, network, way, horizon, options, trained)
             print_table((f"horizon {horizon}", *COLUMNS), *measured_rows(makers, options))
 
 
 def report_compiled(options: Namespace) -> None:
-    """Print a row for each choice of --compile.
-
-    A CUDA graph is recorded for one segment, and used again after its backward pass: so a step has
-    one segment here.
-    """
+    """Print a row for each choice of --compile, of a step of one segment."""
     step = partial(step_variant, options.config, "through_time", 1, options)
     rows = measured_rows({name: partial(step, name) for name in COMPILERS}, options)
     print_table((f"{options.model}, --compile", *COLUMNS), *rows)

@@ -90,8 +90,9 @@ def rollout(
 ) -> Variant:
     """One rollout of a model, or of its TrainedModel, over random text, in mid-document.
 
-    Gradients stay allocated.
+    Gradients stay allocated. A TrainedModel has a method of its own.
     """
+    backprop = BACKPROP[method] if trained is None else trained.backprop
     batch = options.batch
     size = model.config.segment
     dtype = getattr(torch, options.dtype)
@@ -113,6 +114,6 @@ def rollout(
     def step():
         model.zero_grad(set_to_none=False)
         with computing_in(model, dtype):
-            BACKPROP[method](trained or model, segments, state, batch * horizon * size)
+            backprop(trained or model, segments, state, batch * horizon * size)
 
     return Variant(step)

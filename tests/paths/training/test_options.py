@@ -31,7 +31,7 @@ from tests.helpers.programs import EMPTY_CHECKPOINT, ROOT
 
 REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model block_recurent": "nearest: block_recurrent",
-    "--compile fast": "--compile is 'fast'; it must be one of none, inductor, cudagraphs",
+    "--compile fast": "--compile is 'fast'; it must be one of auto, none, inductor, cudagraphs",
     "--steps 9 --epochs 2": "--steps and --epochs both say how long to train; give one of them",
     "--initial-fraction 1.5": "--initial-fraction is 1.5; it must lie in 0..1",
     "--epochs nan": "--epochs is nan; it must be at least 0",
@@ -47,7 +47,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--train-bpe 256": "--train-bpe is 256; it must be 0 or at least 257",
     "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
     "--optimizer adam --weight-decay 0.1": "--weight-decay is 0.1, and adam has none",
-    "--compile cudagraphs --horizon 2": "all 2 of --horizon first; give --horizon 1 or --backprop",
+    "--compile cudagraphs --backprop checkpointed": "do not work together; give through_time or",
     "--out ''": "--out is empty; give a value, or leave it out",
     "--model ''": "--model is empty; give a value, or leave it out",
     "--preset=": "--preset is empty; give a value, or leave it out",

@@ -1,0 +1,139 @@
+"""A GPU's kernel equals the plain path: on a CPU by Triton's interpreter, in a process of its own,
+as Triton decides when it is imported; on a GPU as it is.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.helpers.comparison import assert_agree
+
+pytest.importorskip("triton", reason="Triton comes with torch's builds for CUDA")
+INTERPRETED = "TRITON_INTERPRET"
+ON_A_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")
+TOLERANCE = 5e-3 if ON_A_GPU else 2e-6  # relative norm, in bfloat16 or float32
+DTYPE = torch.bfloat16 if ON_A_GPU else torch.float32
+SCALE = 0.3
+
+# (lanes, heads, queries, keys, width, columns, shift); a table for all queries if shift is 0
+CASES = {
+    "one tile": (1, 2, 16, 24, 16, 8, 0),
+    "a sliding window": (2, 3, 40, 64, 16, 24, 0),
+    "whole tiles of a window": (1, 2, 192, 256, 16, 64, 0),
+    "a window of one": (1, 1, 35, 36, 16, 1, 0),
+    "causal with memory": (2, 2, 40, 112, 16, 112, 39),
+    "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159),
+    "causal without memory": (1, 2, 33, 33, 32, 33, 32),
+}
+
+
+def needs_kernels():
+    """Skip unless kernels can run here."""
+    if not ON_A_GPU and not os.environ.get(INTERPRETED):
+        pytest.skip(f"runs with {INTERPRETED}=1: see test_kernels_by_the_interpreter")
+
+
+@pytest.mark.skipif(ON_A_GPU or bool(os.environ.get(INTERPRETED)), reason="they run as they are")
+def test_kernels_by_the_interpreter():
+    """All cases below, in a process with the interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", ""]
+    run = subprocess.run(
+        command, env=os.environ | {INTERPRETED: "1"}, capture_output=True, text=True, timeout=500
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
+
+
+def drawn(lanes, heads, queries, keys, width, columns, shift):
+    """Query, key, value and offset as leaves; rows of the keys are strided, as a model's are."""
+    torch.manual_seed(0)
+
+    def rows(count):
+        return torch.randn(lanes, count, heads, width, dtype=DTYPE, device=DEVICE).transpose(1, 2)
+
+    shape = (heads, columns) if shift == 0 else (lanes, heads, queries, columns)
+    offset = torch.randn(shape, dtype=DTYPE, device=DEVICE)
+    given = (rows(queries), rows(keys), rows(keys), offset)
+    return [tensor.detach().requires_grad_() for tensor in given]
+
+
+def kept_weights(leaves, seed, shift, rate):
+    """What dropout multiplies the weights by, (B, H, N, K): values are unit vectors."""
+    from accelerated.attention.on_a_gpu import attend
+
+    query, key, _, offset = (leaf.detach() for leaf in leaves)
+    keys, width = key.shape[2:]
+    missing = -keys % width
+    unit = torch.nn.functional.pad(torch.eye(keys, dtype=DTYPE, device=DEVICE), (0, missing))
+    unit = unit.expand(*key.shape[:2], -1, -1)
+    parts = [
+        attend(query, key, part.contiguous(), offset, seed, shift, SCALE, rate)[0]
+        for part in unit.split(width, -1)
+    ]
+    weights = torch.cat(parts, -1)[..., :keys]
+    return (weights != 0).double() / (1 - rate)
+
+
+def relative_error(expected, found):
+    difference = (found.double() - expected.double()).norm()
+    return (difference / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize(
+    "case,rate",
+    [*((case, 0.0) for case in CASES), ("a sliding window", 0.3), ("causal without memory", 0.3)],
+)
+def test_the_kernel_equals_the_plain_path(case, rate):
+    """The output and all gradients; with dropout against the plain path with the same mask."""
+    needs_kernels()
+    from accelerated.attention.on_a_gpu import attend, distance_attention_plain
+
+    shift = CASES[case][-1]
+    leaves = drawn(*CASES[case])
+    seed = torch.tensor([7], device=DEVICE)
+    kept = kept_weights(leaves, seed, shift, rate) if rate else None
+
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = distance_attention_plain(*exact, shift, SCALE, kept)
+    found, _ = attend(*leaves, seed, shift, SCALE, rate)
+    dout = torch.randn_like(expected)
+    of_plain = torch.autograd.grad(expected, exact, dout)
+    of_kernel = torch.autograd.grad(found, leaves, dout.to(found.dtype))
+
+    errors = {"out": relative_error(expected, found)}
+    for name, plain, kernel in zip(
+        ("query", "key", "value", "offset"), of_plain, of_kernel, strict=True
+    ):
+        errors[f"d{name}"] = relative_error(plain, kernel) if plain.norm() > 1e-9 else 0.0
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():
+    needs_kernels()
+    case = (2, 2, 64, 96, 32, 32, 0)
+    leaves = drawn(*case)
+    masks = []
+    for number in (7, 8):
+        kept = kept_weights(leaves, torch.tensor([number], device=DEVICE), 0, 0.25) > 0
+        masks.extend(kept.flatten(0, 1))
+    seen = 64 * 32
+    for mask in masks:
+        assert abs(mask.sum().item() / seen - 0.75) < 0.05  # five standard deviations
+    for number, mask in enumerate(masks):
+        for other in masks[:number]:
+            both = (mask & other).sum().item() / seen
+            assert abs(both - 0.75**2) < 0.055, "two masks know of each other"
+
+
+@pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU")
+def test_whole_models_take_the_kernel():
+    """Of the attentions that have offsets by distance, in 16-bit numbers, and no others."""
+    from accelerated.attention.heads import takes_distance_attention
+
+    query = torch.zeros(2, 3, 4, 64, device="cuda")
+    assert takes_distance_attention(query.bfloat16()) and not takes_distance_attention(query)
+    assert not takes_distance_attention(query.bfloat16(), 48)
+    assert_agree({"": query}, {"": query}, 0)
