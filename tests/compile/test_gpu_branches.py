@@ -186,8 +186,8 @@ def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
 # A GPU's numbers
 
 LANES = 16
-# By how much a GPU's gradients in bfloat16 may be further from float32 than a CPU's are. Of the
-# tiny models some are ill-conditioned: a ReLU near zero flips, and their error is 0.3
+# By how much a GPU's numbers in bfloat16 may be further from float32 than a CPU's are. Of the tiny
+# models some are ill-conditioned: a ReLU near zero flips, and the gradients' error is 0.3
 FURTHER = 2.0
 BESIDES = 0.01
 
@@ -212,38 +212,43 @@ def results(paper, name, device, kind):
     found = {"logits": output.logits, "step": step}
     found |= {name: loss[None] for name, loss in output.auxiliary.items()}
     found |= named("state", output.state)
-    gradients = {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
-    return filled(found), filled(gradients)
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [
+        {each: tensor.detach().float().cpu() for each, tensor in filled(rows).items()}
+        for rows in (found, gradients)
+    ]
 
 
-def error_of_gradients(expected, found):
-    """The mean over parameters of the relative error of their gradients, each at most 1.
+def mean_error(expected, found):
+    """The mean over tensors of their relative error, each at most 1.
 
-    A parameter whose gradient is rounding does not count.
+    A tensor that is rounding beside the others does not count.
     """
-    total = torch.cat([gradient.flatten() for gradient in expected.values()]).norm()
+    total = torch.cat([tensor.flatten() for tensor in expected.values()]).norm()
     errors = []
-    for name, gradient in expected.items():
-        if gradient.norm() > 1e-6 * total:
-            error = (gradient - found[name]).norm() / gradient.norm()
+    for name, tensor in expected.items():
+        if tensor.norm() > 1e-6 * total:
+            error = (tensor - found[name]).norm() / tensor.norm()
             errors.append(min(1.0, error.item()))
     return sum(errors) / len(errors)
 
 
 def check_numbers(paper, name, kind, compute):
-    """What `compute` finds in a type is what a CPU finds in float32, and gradients are as near."""
+    """What `compute` finds is what a CPU finds in float32, or as near as a CPU in bfloat16."""
     torch.set_default_dtype(torch.float32)
     cpu = torch.device("cpu")
-    outputs, gradients = results(paper, name, cpu, torch.float32)
-    _, rough = results(paper, name, cpu, kind)
-    given, found = compute()
-    assert_agree(outputs, given, TOLERANCE["cuda", kind], name)
-    if kind == torch.float32:
-        assert_agree(gradients, found, TOLERANCE["cuda", kind], name)
-        return
-    own = error_of_gradients(gradients, rough)
-    error = error_of_gradients(gradients, found)
-    assert error <= FURTHER * own + BESIDES, f"a CPU's gradients have an error of {own:.3f}"
+    exact = results(paper, name, cpu, torch.float32)
+    rough = results(paper, name, cpu, kind)
+    found = compute()
+    for what, *rows in zip(("outputs", "gradients"), exact, rough, found, strict=True):
+        expected, of_a_cpu, given = rows
+        if kind == torch.float32:
+            assert_agree(expected, given, TOLERANCE["cuda", kind], f"{name}, {what}")
+            continue
+        own = mean_error(expected, of_a_cpu)
+        error = mean_error(expected, given)
+        message = f"the {what} have a mean error of {error:.3f}, on a CPU of {own:.3f}"
+        assert error <= FURTHER * own + BESIDES, message
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

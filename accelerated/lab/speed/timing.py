@@ -114,9 +114,11 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         variant = attempt(name, make)
         if variant:
             step = partial(attempt, name, variant.step)
-            step()
             made[name] = variant
             steps[name] = step
+            if options.device.type == "cpu":
+                step()
+            # On a GPU of the first step: it records graphs, which keep their memory
             peaks[name] = peak_memory(step, options.device)
     steps = {name: step for name, step in steps.items() if name not in errors}
     times = time_in_turn(steps, options.repeats, options.device, deadline - time.perf_counter())
