@@ -82,6 +82,13 @@ def pointers(tensor, lane_head, heads, rows, lane_stride, head_stride, row_strid
 
 
 @triton.jit
+def load_rows(tensor, lane_head, heads, rows, count, lane, head, row, E: tl.constexpr):
+    """Rows (rows, E) of one lane and head, zeros beyond its `count` rows."""
+    place = pointers(tensor, lane_head, heads, rows, lane, head, row, E)
+    return tl.load(place, mask=(rows < count)[:, None], other=0.0)
+
+
+@triton.jit
 def keys_of_dropout(seed, lane_head, DROPS: tl.constexpr):
     """Two random numbers for one lane and head, from which kept_by_dropout draws."""
     first = 0
@@ -123,8 +130,7 @@ def forward_kernel(
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
     i = first + tl.arange(0, QUERIES)
-    q_row = pointers(query, lane_head, heads, i, query_lane, query_head, query_row, E)
-    q = tl.load(q_row, mask=(i < N)[:, None], other=0.0)  # (QUERIES, E)
+    q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
     offsets = beginning(offset, lane_head, heads, offset_lane, offset_head)
     offsets += i[:, None].to(tl.int64) * offset_row
     drawn = keys_of_dropout(seed, lane_head, DROPS)
@@ -136,11 +142,8 @@ def forward_kernel(
     end = tl.minimum(first + QUERIES - 1 - shift + C, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
-        inside = (j < K)[:, None]
-        k_row = pointers(key, lane_head, heads, j, key_lane, key_head, key_row, E)
-        k = tl.load(k_row, mask=inside, other=0.0)  # (KEYS, E)
-        v_row = pointers(value, lane_head, heads, j, value_lane, value_head, value_row, E)
-        v = tl.load(v_row, mask=inside, other=0.0)
+        k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
+        v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
 
         column = j[None, :] - i[:, None] + shift
         seen = (column >= 0) & (column < C) & (j < K)[None, :] & (i < N)[:, None]
@@ -181,14 +184,10 @@ def query_kernel(
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
     i = first + tl.arange(0, QUERIES)
-    inside = (i < N)[:, None]
-    q_row = pointers(query, lane_head, heads, i, query_lane, query_head, query_row, E)
-    q = tl.load(q_row, mask=inside, other=0.0)  # (QUERIES, E)
-    do_row = pointers(dout, lane_head, heads, i, dout_lane, dout_head, dout_row, E)
-    do = tl.load(do_row, mask=inside, other=0.0)
-    o_row = pointers(out, lane_head, heads, i, out_lane, out_head, out_row, E)
-    o = tl.load(o_row, mask=inside, other=0.0)
-    along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)  # (QUERIES,)
+    q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
+    do = load_rows(dout, lane_head, heads, i, N, dout_lane, dout_head, dout_row, E)
+    o = load_rows(out, lane_head, heads, i, N, out_lane, out_head, out_row, E)
+    along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta + lane_head * N + i, along, mask=i < N)
     divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
 
@@ -203,13 +202,11 @@ def query_kernel(
     end = tl.minimum(first + QUERIES - 1 - shift + C, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
-        k_row = pointers(key, lane_head, heads, j, key_lane, key_head, key_row, E)
-        k = tl.load(k_row, mask=(j < K)[:, None], other=0.0)  # (KEYS, E)
-        v_row = pointers(value, lane_head, heads, j, value_lane, value_head, value_row, E)
-        v = tl.load(v_row, mask=(j < K)[:, None], other=0.0)
+        k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
+        v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
 
         column = j[None, :] - i[:, None] + shift
-        seen = (column >= 0) & (column < C) & (j < K)[None, :] & inside
+        seen = (column >= 0) & (column < C) & (j < K)[None, :] & (i < N)[:, None]
         added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
         scores = (tl.dot(q, tl.trans(k)) * scale + added) * LOG2_E
         weights = tl.exp2(scores - divisor[:, None])
@@ -221,7 +218,7 @@ def query_kernel(
         dq = tl.dot(dscores.to(k.dtype), k, dq)
 
     dq_row = pointers(dquery, lane_head, heads, i, dquery_lane, dquery_head, dquery_row, E)
-    tl.store(dq_row, (dq * scale).to(dquery.dtype.element_ty), mask=inside)
+    tl.store(dq_row, (dq * scale).to(dquery.dtype.element_ty), mask=(i < N)[:, None])
 
 
 @triton.jit
@@ -242,10 +239,8 @@ def key_kernel(
     lane_head = tl.program_id(1)
     j = first + tl.arange(0, KEYS)
     inside = (j < K)[:, None]
-    k_row = pointers(key, lane_head, heads, j, key_lane, key_head, key_row, E)
-    k = tl.load(k_row, mask=inside, other=0.0)  # (KEYS, E)
-    v_row = pointers(value, lane_head, heads, j, value_lane, value_head, value_row, E)
-    v = tl.load(v_row, mask=inside, other=0.0)
+    k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
+    v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
     offsets = beginning(offset, lane_head, heads, offset_lane, offset_head)
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
@@ -255,10 +250,8 @@ def key_kernel(
     end = tl.minimum(first + KEYS + shift, N)
     for start in range(begin, end, QUERIES):
         i = start + tl.arange(0, QUERIES)
-        q_row = pointers(query, lane_head, heads, i, query_lane, query_head, query_row, E)
-        q = tl.load(q_row, mask=(i < N)[:, None], other=0.0)  # (QUERIES, E)
-        do_row = pointers(dout, lane_head, heads, i, dout_lane, dout_head, dout_row, E)
-        do = tl.load(do_row, mask=(i < N)[:, None], other=0.0)
+        q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
+        do = load_rows(dout, lane_head, heads, i, N, dout_lane, dout_head, dout_row, E)
         divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
         along = tl.load(delta + lane_head * N + i, mask=i < N, other=0.0)
 

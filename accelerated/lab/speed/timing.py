@@ -129,15 +129,19 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         if name in errors:
             rows.append((name, errors[name], *["-"] * (len(COLUMNS) - 1)))
             continue
-        own = times[name]
-        spent = spread([1e3 * each for each in own], ",.1f")
-        speed = spread(paired_ratios(times[first], own), ".3f") if first in times else "-"
-        peak = f"{peaks[name] / 1e6:,.1f}"
+        speed = spread(paired_ratios(times[first], times[name]), ".3f") if first in times else "-"
         memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
-        flops = made[name].flops
-        rate = f"{flops / statistics.median(own) / 1e9:,.0f}" if flops else "-"
-        rows.append((name, spent, speed, peak, memory, rate, len(own)))
+        rows.append(row_of(name, times[name], speed, peaks[name], memory, made[name].flops))
     return rows
+
+
+def row_of(
+    name: str, times: list[float], speed: str, peak: int, memory: str, flops: float | None
+) -> tuple:
+    """The row (name, *COLUMNS) of a variant: its seconds, its peak in bytes, its FLOPs if known."""
+    spent = spread([1e3 * each for each in times], ",.1f")
+    rate = f"{flops / statistics.median(times) / 1e9:,.0f}" if flops else "-"
+    return (name, spent, speed, f"{peak / 1e6:,.1f}", memory, rate, len(times))
 
 
 def first_line(error: Exception) -> str:
