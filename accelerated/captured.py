@@ -168,7 +168,7 @@ class Graphs:
 
     def begin(self) -> None:
         """Set all sums to zero."""
-        torch._foreach_zero_(self.sums)
+        torch.ops.aten._foreach_zero_(self.sums)
         self.used = [False] * len(self.places)
 
     def advance(self, segment: Segment, seed: int, state: State) -> State:
@@ -199,7 +199,7 @@ class Graphs:
         if kind not in self.stretches:
             sums = copied(self.sums)
             self.stretches[kind] = Stretch(self, kind, segments, state)
-            torch._foreach_copy_(self.sums, sums)  # recording adds, too
+            torch.ops.aten._foreach_copy_(self.sums, sums)  # recording adds, too
         stretch = self.stretches[kind]
         found = stretch.run(segments, seeds, state, scored, dafter)
         self.used = [a or b for a, b in zip(self.used, stretch.used, strict=True)]
@@ -225,8 +225,8 @@ class Graphs:
                 arrived.append(gradient)
         if arrived:
             converted = [torch.empty_like(total) for total in sums]
-            torch._foreach_copy_(converted, arrived)
-            torch._foreach_add_(sums, converted)
+            torch.ops.aten._foreach_copy_(converted, arrived)
+            torch.ops.aten._foreach_add_(sums, converted)
 
     @contextlib.contextmanager
     def computing_with_leaves(self) -> Iterator[None]:
@@ -327,7 +327,7 @@ class Stretch:
             inputs.fill(segment)
         fill(self.state, state)
         if dafter is not None:
-            torch._foreach_copy_(self.dafter, dafter)
+            torch.ops.aten._foreach_copy_(self.dafter, dafter)
 
         *reads, (backward, dbefore) = self.recorded
         for (graph, _), seed in zip(reads, seeds, strict=True):
