@@ -101,7 +101,9 @@ def chances_of(settings: Settings) -> dict[str, float]:
     return chances(settings.recall) if settings.data.data == "recall" else {}
 
 
-def measure_again(name: str, rows: list[str], seeds: list[int], workshop: Workshop, pages: Path):
+def measure_again(
+    name: str, rows: Sequence[str], seeds: Sequence[int], workshop: Workshop, pages: Path
+):
     """Train rows of a published table again, each with its own choice, beside what stands there.
 
     Nothing is written. The records hold Python's version, whose library `--data stdlib` reads, and

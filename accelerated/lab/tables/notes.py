@@ -110,7 +110,7 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
 def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -> None:
     """Draw a panel's lines of means over seeds, each with its name at its end, and a guess."""
     numeric = next(iter(panel.sides))[0].isdigit()
-    places = list(panel.sides)
+    places: list[Any] = list(panel.sides)
     if numeric:
         places = [int(place.replace(",", "")) for place in places]
     ends = {}  # {name: (x, y) of its line's end}
