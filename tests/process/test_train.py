@@ -16,6 +16,7 @@ import torch
 
 import train as training_script
 from accelerated.program.errors import InputError
+from accelerated.training import optimization
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
@@ -341,7 +342,7 @@ def test_two_processes_are_one(text, tmp_path, model, measured):
 def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
     """Its rank goes into the seeds of back-propagation."""
     ranks, compute = [], training_script.forward_and_backward
-    through_time = training_script.replay.BACKPROP["through_time"]
+    through_time = optimization.BACKPROP["through_time"]
 
     def as_the_second(*given):
         with monkeypatch.context() as patch:
@@ -353,7 +354,7 @@ def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
         return through_time(*given, rank=rank, **others)
 
     monkeypatch.setattr(training_script, "forward_and_backward", as_the_second)
-    monkeypatch.setattr(training_script.replay, "BACKPROP", {"through_time": watched})
+    monkeypatch.setattr(optimization, "BACKPROP", {"through_time": watched})
     options = [*programs.TINY, "--data", text, "--steps", 1, *BRIEF]
     train(*options, "--out", tmp_path / "run")
     assert ranks == [1]
@@ -453,7 +454,7 @@ def set_nan(optimizer, rate):
 
 
 BROKEN = {  # {what becomes NaN: (function, what takes its place)}
-    "loss": ("accelerated.replay.BACKPROP", {"through_time": without_loss}),
+    "loss": ("accelerated.training.optimization.BACKPROP", {"through_time": without_loss}),
     "gradient's norm": ("accelerated.training.optimization.average_and_clip", lambda *_: NAN),
     "parameters": ("accelerated.training.optimization.set_learning_rate", set_nan),
     "layers.0.compression": ("accelerated.compressive.Layer.compression_loss", lambda *_: NAN),
