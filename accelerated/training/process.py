@@ -33,7 +33,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    number = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+    number = set_by_torchrun("LOCAL_RANK", torch.cuda.current_device())
     gpus = torch.cuda.device_count()
     if number >= gpus:
         raise InputError(
@@ -71,12 +71,23 @@ def check_memory(
 
 def world_size() -> int:
     """How many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    return set_by_torchrun("WORLD_SIZE", 1)
 
 
 def rank() -> int:
     """The number of this process, from 0."""
-    return int(os.environ.get("RANK", 0))
+    return set_by_torchrun("RANK", 0)
+
+
+def set_by_torchrun(name: str, alone: int) -> int:
+    """A number that torchrun puts into the environment; `alone` without torchrun.
+
+    Raises InputError if it is no number.
+    """
+    value = os.environ.get(name, str(alone))
+    if not value.isdecimal():
+        raise InputError(f"{name} is {value!r}, and torchrun sets a number; unset it")
+    return int(value)
 
 
 @contextlib.contextmanager

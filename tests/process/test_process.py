@@ -65,3 +65,11 @@ def test_gradients_are_averaged_over_processes():
         worker.join(60)
     expected = [[[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]], [4.0] * 4, None]
     assert found == {0: expected, 1: expected}
+
+
+@pytest.mark.parametrize("name,asked", [("WORLD_SIZE", "world_size"), ("RANK", "rank")])
+@pytest.mark.parametrize("value", ["abc", "", "-1", "1.5"])
+def test_what_torchrun_sets_must_be_a_number(name, asked, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    expected = f"{name} is {value!r}, and torchrun sets a number; unset it"
+    assert refusal(getattr(process, asked)) == expected
