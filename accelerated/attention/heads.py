@@ -1,6 +1,7 @@
 """What all models share: parameters, norms, heads, and which path an attention takes."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from accelerated.attention.on_a_cpu import ProjectHeads
 
 NORM_EPSILON = 1e-6  # added under the square roots
 ALIGNMENT = 64  # of the columns of a product, on a GPU
+HAS_TRITON = find_spec("triton") is not None  # it comes with torch's builds for CUDA, but not all
 
 
 # Parameters and norms
@@ -127,11 +129,13 @@ def takes_sdpa(query: Tensor, key: Tensor) -> bool:
 def takes_distance_attention(x: Tensor, width: int | None = None) -> bool:
     """Whether attention with offsets by distance is one kernel (on_a_gpu.py).
 
-    It is for 16-bit numbers on a GPU and heads of 16, 32, 64 or 128. The width of a head is x's
-    last axis, if it is not given.
+    It is for 16-bit numbers on a GPU since Ampere, with Triton, and heads of 16, 32, 64 or 128. The
+    width of a head is x's last axis, if it is not given.
     """
     fits = (width or x.shape[-1]) in (16, 32, 64, 128)
-    return x.device.type == "cuda" and x.itemsize == 2 and fits
+    if x.device.type != "cuda" or x.itemsize != 2 or not fits or not HAS_TRITON:
+        return False
+    return torch.cuda.get_device_properties(x.device).major >= 8
 
 
 # Heads
