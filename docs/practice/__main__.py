@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"docs.practice: {mistaken}", file=sys.stderr)
         return 2
     all_done = True
+    print(f"in {options.folder}")
     for file, task in chosen:
         verdicts = judge_file(options.folder, file, task)
         report(file, verdicts, whole=bool(options.names))

@@ -129,8 +129,8 @@ def not_finite(name: str, examples: list[Example]) -> Symptom | None:
         if np.isnan(found).any():
             return Symptom(
                 "NaN",
-                "NaN: an overflow in exp, 0/0, or infinity times 0. Softmax subtracts the "
-                "largest score first",
+                "NaN: an overflow in exp, 0/0, or infinity times 0. Softmax first subtracts each "
+                "row's largest score, axis=-1 with keepdims=True",
             )
     return None
 
@@ -153,7 +153,8 @@ def other_shape(name: str, examples: list[Example]) -> Symptom | None:
     for summed in itertools.combinations(range(found.ndim), max(0, more)):
         sums = [(one.sum(summed), two) for one, two in both if one.ndim == found.ndim]
         if more > 0 and len(sums) == len(both) and all(equal(*pair) for pair in sums):
-            return Symptom("sum", f"not summed over axis {', '.join(map(str, summed))}: {shapes}")
+            axis = ", ".join(map(str, summed))
+            return Symptom("sum", f"not summed over axis {axis} of what you return: {shapes}")
     return Symptom("shape", f"another shape: {shapes}")
 
 

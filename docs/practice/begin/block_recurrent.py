@@ -1,8 +1,12 @@
 """Block-Recurrent Transformer in six tasks (docs/block_recurrent.md): mask, buckets, gates, blocks.
 
-B lanes, S states, D width, W window. Write each function, then `python -m docs.practice
-block_recurrent` says what is right. Functions return NumPy arrays, a tuple of them where several
-are named, and leave their arguments as they are.
+B lanes, S states, D width, W window.
+Write each function, then ask what is right:
+
+    python -m docs.practice --in FOLDER block_recurrent
+
+FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
+arrays, a tuple of them where several are named, and leave their arguments as they are.
 """
 
 import numpy as np  # noqa: F401

@@ -1,7 +1,11 @@
 """What every Transformer has, in five tasks: a mask, attention, the loss, a norm, backwards.
 
-Write each function, then `python -m docs.practice common` says what is right. Functions return
-NumPy arrays, a tuple of them where several are named, and leave their arguments as they are.
+Write each function, then ask what is right:
+
+    python -m docs.practice --in FOLDER common
+
+FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
+arrays, a tuple of them where several are named, and leave their arguments as they are.
 """
 
 import numpy as np  # noqa: F401

@@ -1,8 +1,12 @@
 """Compressive Transformer in five tasks (docs/compressive.md): distances, a queue, its own loss.
 
-B lanes, H heads, N queries of a segment, K keys, E head width, D width. Write each function, then
-`python -m docs.practice compressive` says what is right. Functions return NumPy arrays, a tuple of
-them where several are named, and leave their arguments as they are.
+B lanes, H heads, N queries of a segment, K keys, E head width, D width.
+Write each function, then ask what is right:
+
+    python -m docs.practice --in FOLDER compressive
+
+FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
+arrays, a tuple of them where several are named, and leave their arguments as they are.
 """
 
 import numpy as np  # noqa: F401

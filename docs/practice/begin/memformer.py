@@ -1,8 +1,12 @@
 """Memformer in seven tasks (docs/memformer.md): its slots, a step, a document, gradients.
 
-B lanes, H heads, S slots, N tokens, E head width, D/H width of a value. Write each function, then
-`python -m docs.practice memformer` says what is right. Functions return NumPy arrays, a tuple of
-them where several are named, and leave their arguments as they are.
+B lanes, H heads, S slots, N tokens, E head width, D/H width of a value.
+Write each function, then ask what is right:
+
+    python -m docs.practice --in FOLDER memformer
+
+FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
+arrays, a tuple of them where several are named, and leave their arguments as they are.
 """
 
 import numpy as np  # noqa: F401

@@ -1,9 +1,12 @@
 """Recurrence in a pretrained model in four tasks (docs/pretrained_recurrence.md).
 
 A window is pooled to one vector, which the next window sees. L layers, B lanes, N tokens, D width.
-Write each function, then `python -m docs.practice pretrained_recurrence` says what is right.
-Functions return NumPy arrays, a tuple of them where several are named, and leave their arguments
-as they are.
+Write each function, then ask what is right:
+
+    python -m docs.practice --in FOLDER pretrained_recurrence
+
+FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
+arrays, a tuple of them where several are named, and leave their arguments as they are.
 """
 
 import numpy as np  # noqa: F401
