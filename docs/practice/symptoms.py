@@ -129,8 +129,8 @@ def not_finite(name: str, examples: list[Example]) -> Symptom | None:
         if np.isnan(found).any():
             return Symptom(
                 "NaN",
-                "NaN: an overflow in exp, 0/0, or infinity times 0. Softmax first subtracts each "
-                "row's largest score, axis=-1 with keepdims=True",
+                "NaN: an overflow in exp, 0/0, or infinity times 0. A softmax first subtracts "
+                "each row's largest score, axis=-1 with keepdims=True",
             )
     return None
 
@@ -350,12 +350,14 @@ def shifted(name: str, examples: list[Example]) -> Symptom | None:
     """Right, but one place too far along an axis, or in reverse order."""
     both = pairs(name, examples)
     for axis, letter in enumerate(axes_of(name, examples)):
-        turned = [(np.flip(one, axis), two) for one, two in both]
-        if all(equal(*pair) for pair in turned):
+        several = [pair for pair in both if pair[1].shape[axis] > 1]
+        turned = [(np.flip(one, axis), two) for one, two in several]
+        if turned and all(equal(*pair) for pair in turned):
             return Symptom("shifted", f"in reverse order along {letter}")
         for places in (1, -1, 2, -2):
-            moved = [overlap(one, two, axis, places) for one, two in both]
-            if all(one.size and equal(one, two) for one, two in moved):
+            longer = [pair for pair in both if pair[1].shape[axis] > abs(places)]
+            moved = [overlap(one, two, axis, places) for one, two in longer]
+            if moved and all(one.size and equal(one, two) for one, two in moved):
                 where = "late" if places > 0 else "early"
                 return Symptom("shifted", f"shifted by {abs(places)} along {letter}, too {where}")
     return None
@@ -393,8 +395,9 @@ LANES: dict[str, Callable] = {
 def one_place(name: str, examples: list[Example]) -> Symptom | None:
     """Right everywhere except at the first or the last place of an axis."""
     for axis, letter in enumerate(axes_of(name, examples)):
+        several = [pair for pair in pairs(name, examples) if pair[1].shape[axis] > 1]
         for where, words in ((0, "first"), (-1, "last")):
-            if all(wrong_only_at(*pair, axis, where) for pair in pairs(name, examples)):
+            if several and all(wrong_only_at(*pair, axis, where) for pair in several):
                 return Symptom("place", f"right except at the {words} place along {letter}")
     return None
 
