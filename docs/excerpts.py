@@ -2,7 +2,7 @@
 
 A chapter marks a place with <!-- excerpt: NAME, NAME --> and the code block after it is the source
 of these functions and classes of its reference, with the comments right above them. NAME:3-9 is
-their lines 3 to 9, where def is line 1.
+their lines 3 to 9, where def is line 1. The page of building blocks shows parts of compressive.
 """
 
 import ast
@@ -62,9 +62,9 @@ def with_excerpts(page: str, reference: Path) -> str:
     return EXCERPT.sub(block, page)
 
 
-def chapters() -> dict[Path, Path]:
-    """{chapter: its reference} of all models."""
-    found = {}
+def reference_of_pages() -> dict[Path, Path]:
+    """{page: reference that it shows}: the chapters, and the page of building blocks."""
+    found = {ROOT / "docs" / "building_blocks.md": ROOT / "reference" / "compressive.py"}
     for page in sorted((ROOT / "docs").glob("*.md")):
         reference = ROOT / "reference" / f"{page.stem}.py"
         if reference.exists():
@@ -73,5 +73,5 @@ def chapters() -> dict[Path, Path]:
 
 
 if __name__ == "__main__":
-    for chapter, its_reference in chapters().items():
-        chapter.write_text(with_excerpts(chapter.read_text(), its_reference))
+    for its_page, its_reference in reference_of_pages().items():
+        its_page.write_text(with_excerpts(its_page.read_text(), its_reference))

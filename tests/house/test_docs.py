@@ -22,7 +22,7 @@ from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import first_options, settings_of_preset, training_parser
 from accelerated.training.options import parse as parse_training
-from docs.excerpts import EXCERPT, with_excerpts
+from docs.excerpts import EXCERPT, reference_of_pages, with_excerpts
 from reference.gradients import parser_of
 from tests.helpers.programs import TINY, train
 
@@ -339,12 +339,11 @@ def test_formulas_are_typeset(page):
     assert "$$" not in outside and "$`" not in outside
 
 
-@chapters
-def test_excerpts_are_the_references_code(page):
-    chapter = chapter_of(page)
-    assert EXCERPT.search(chapter)
-    excerpts = with_excerpts(chapter, ROOT / "reference" / f"{page.stem}.py")
-    assert chapter == excerpts, "python -m docs.excerpts"
+@pytest.mark.parametrize("page,reference", reference_of_pages().items(), ids=lambda path: path.stem)
+def test_excerpts_are_the_references_code(page, reference):
+    text = page.read_text()
+    assert EXCERPT.search(text)
+    assert text == with_excerpts(text, reference), "python -m docs.excerpts"
 
 
 @chapters
