@@ -29,6 +29,7 @@ from tests.helpers.programs import TINY, train
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
+RUN_ALONE = ("block_recurrent", "compressive")
 CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`(.+?)`\$", re.M | re.S)
 # What GitHub, KaTeX and latex2mathml all typeset
@@ -79,9 +80,10 @@ def train_what_is_opened(page, folder):
 
 @pages
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
-    """All blocks of a page share their names.
+    """All blocks of a page share their names, except in a chapter whose blocks run alone.
 
-    A text block right after a python block is what that prints.
+    There one that uses an earlier one's names says so: needs `NAME`. A text block right after a
+    python block is what that prints.
     """
     monkeypatch.chdir(ROOT)
     if "accelerated.load(" in page.read_text():
@@ -90,10 +92,15 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
         train_what_is_opened(page, tmp_path)
     source = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text())
     names = {"__name__": page.stem}
+    end = 0
     for match in re.finditer(
         r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S
     ):
         code, shown = match.groups()
+        needs_earlier = re.search(r"\bneeds\s`", source[end : match.start()])
+        end = match.end()
+        if page.stem in RUN_ALONE and not needs_earlier:
+            names = {"__name__": page.stem}
         line = source[: match.start()].count("\n") + 1
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile("\n" * line + code, page, "exec"), names)
