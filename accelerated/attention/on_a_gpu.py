@@ -1,7 +1,5 @@
 """Attention with an offset by distance as one kernel on a GPU, in Triton.
 
-    distance_attention   equals distance_attention_plain
-
 It replaces SDPA with tiles (sliding_window.py) and SDPA with an offset that is shifted, masked and
 copied (relative_shift.py). No key is copied, and scores that no query sees are not computed. The
 gradient of the offset is written once for each query, where the distance is, and not added up.
@@ -25,69 +23,44 @@ from accelerated.attention.on_a_cpu import heads_last
 LOG2_E = tl.constexpr(1 / math.log(2))
 FAR_BELOW = tl.constexpr(-1e30)  # where a maximum begins: finite, so that no difference is NaN
 
-
-def distance_attention_plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offset: Tensor,
-    shift: int,
-    scale: float,
-    kept: Tensor | None = None,
-) -> Tensor:
-    """softmax(q.k_j scale + offset_c) v_j over the keys that a query sees, (B, H, N, E).
-
-    query: (B, H, N, E)
-    key, value: (B, H, K, E)
-    offset: (H, C), or (B, H, N, C) if each query has its own
-    shift: key j has the column c = j - i + shift
-    kept: what dropout multiplies the weights by, (B, H, N, K)
-    """
-    column = columns(query.shape[2], key.shape[2], shift, query.device)  # (N, K)
-    last = offset.shape[-1] - 1
-    seen = (column >= 0) & (column <= last)
-    column = column.clamp(0, last)
-    if offset.dim() == 2:
-        by_key = offset[:, column]  # (H, N, K)
-    else:
-        by_key = offset.gather(-1, column.expand(*offset.shape[:2], -1, -1))
-    scores = query @ key.mT * scale + by_key
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
-    if kept is not None:
-        weights = weights * kept
-    return weights @ value
-
-
-def columns(queries: int, keys: int, shift: int, device: torch.device) -> Tensor:
-    """The column of each query and key, (N, K)."""
-    query = torch.arange(queries, device=device)
-    key = torch.arange(keys, device=device)
-    return key - query[:, None] + shift
-
-
-# Kernels. A program has one lane and head, and a block of queries or of keys
+# Kernels. A program has one lane and head, and a block of queries or of keys. A tensor with rows is
+# given as its address and the strides of its lanes, heads and rows (addressed)
 
 
 @triton.jit
-def beginning(tensor, lane_head, heads, lane_stride, head_stride):
-    """The address of the first row of one lane and head."""
+def addresses(tensor, lane_head, heads, rows):
+    """Where rows of one lane and head begin, in the shape of `rows`."""
     lane = (lane_head // heads).to(tl.int64)
     head = (lane_head % heads).to(tl.int64)
-    return tensor + lane * lane_stride + head * head_stride
+    first = tensor[0] + lane * tensor[1] + head * tensor[2]
+    return first + rows.to(tl.int64) * tensor[3]
 
 
 @triton.jit
-def pointers(tensor, lane_head, heads, rows, lane_stride, head_stride, row_stride, E: tl.constexpr):
-    """Addresses (rows, E) of rows of one lane and head."""
-    first = beginning(tensor, lane_head, heads, lane_stride, head_stride)
-    return first + rows[:, None].to(tl.int64) * row_stride + tl.arange(0, E)[None, :]
-
-
-@triton.jit
-def load_rows(tensor, lane_head, heads, rows, count, lane, head, row, E: tl.constexpr):
+def load_rows(tensor, lane_head, heads, rows, count, E: tl.constexpr):
     """Rows (rows, E) of one lane and head, zeros beyond its `count` rows."""
-    place = pointers(tensor, lane_head, heads, rows, lane, head, row, E)
+    place = addresses(tensor, lane_head, heads, rows[:, None]) + tl.arange(0, E)[None, :]
     return tl.load(place, mask=(rows < count)[:, None], other=0.0)
+
+
+@triton.jit
+def store_rows(tensor, values, lane_head, heads, rows, count, E: tl.constexpr):
+    """Write values (rows, E), in the tensor's type, to rows of one lane and head."""
+    place = addresses(tensor, lane_head, heads, rows[:, None]) + tl.arange(0, E)[None, :]
+    tl.store(place, values.to(tensor[0].dtype.element_ty), mask=(rows < count)[:, None])
+
+
+@triton.jit
+def scores_of(first, second, offsets, i, j, N, K, C, shift, scale):
+    """Scores in base 2 of the rows of queries and keys, their columns, and which are seen.
+
+    The first rows are those of axis 0: queries, if i is (rows, 1) and j (1, rows), or keys.
+    """
+    column = j - i + shift
+    seen = (column >= 0) & (column < C) & (j < K) & (i < N)
+    added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
+    scores = (tl.dot(first, tl.trans(second)) * scale + added) * LOG2_E
+    return scores, column, seen
 
 
 @triton.jit
@@ -119,22 +92,16 @@ def kept_by_dropout(keys, i, column, C, rate):
 
 @triton.jit
 def forward_kernel(
-    query, key, value, offset, seed, out, log_sum,
-    query_lane, query_head, query_row,
-    key_lane, key_head, key_row,
-    value_lane, value_head, value_row,
-    offset_lane, offset_head, offset_row,
-    out_lane, out_head, out_row,
+    query, key, value, offset, out, seed, log_sum,
     heads, N, K, C, shift, scale, rate,
-    E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
+    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Fill out (B, H, N, E) and log_sum (BH, N), the base-2 logarithm of each softmax's divisor."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
     i = first + tl.arange(0, QUERIES)
-    q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
-    offsets = beginning(offset, lane_head, heads, offset_lane, offset_head)
-    offsets += i[:, None].to(tl.int64) * offset_row
+    q = load_rows(query, lane_head, heads, i, N, E)
+    offsets = addresses(offset, lane_head, heads, i[:, None])
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
@@ -144,13 +111,9 @@ def forward_kernel(
     end = tl.minimum(first + QUERIES - 1 - shift + C, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
-        k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
-        v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
-
-        column = j[None, :] - i[:, None] + shift
-        seen = (column >= 0) & (column < C) & (j < K)[None, :] & (i < N)[:, None]
-        added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
-        scores = (tl.dot(q, tl.trans(k)) * scale + added) * LOG2_E
+        k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
+        v = load_rows(value, lane_head, heads, j, K, E)
+        scores, column, _ = scores_of(q, k, offsets, i[:, None], j[None, :], N, K, C, shift, scale)
 
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         smaller = tl.exp2(highest - new_highest)
@@ -162,41 +125,28 @@ def forward_kernel(
         attended = tl.dot(weights.to(v.dtype), v, attended * smaller[:, None])
 
     total = tl.where(total == 0, 1.0, total)  # of rows after the last query
-    o_row = pointers(out, lane_head, heads, i, out_lane, out_head, out_row, E)
-    attended = attended / total[:, None]
-    tl.store(o_row, attended.to(out.dtype.element_ty), mask=(i < N)[:, None])
+    store_rows(out, attended / total[:, None], lane_head, heads, i, N, E)
     tl.store(log_sum + lane_head * N + i, highest + tl.log2(total), mask=i < N)
 
 
 @triton.jit
 def query_kernel(
-    query, key, value, offset, seed, out, dout, log_sum, dquery, doffset, delta,
-    query_lane, query_head, query_row,
-    key_lane, key_head, key_row,
-    value_lane, value_head, value_row,
-    offset_lane, offset_head, offset_row,
-    out_lane, out_head, out_row,
-    dout_lane, dout_head, dout_row,
-    dquery_lane, dquery_head, dquery_row,
-    doffset_lane, doffset_head, doffset_row,
+    query, key, value, offset, out, dout, dquery, doffset, seed, log_sum, delta,
     heads, N, K, C, shift, scale, rate,
-    E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
+    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Fill dquery, doffset (B, H, N, C) and delta (BH, N), the sum of out dout."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
     i = first + tl.arange(0, QUERIES)
-    q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
-    do = load_rows(dout, lane_head, heads, i, N, dout_lane, dout_head, dout_row, E)
-    o = load_rows(out, lane_head, heads, i, N, out_lane, out_head, out_row, E)
+    q = load_rows(query, lane_head, heads, i, N, E)
+    do = load_rows(dout, lane_head, heads, i, N, E)
+    o = load_rows(out, lane_head, heads, i, N, E)
     along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta + lane_head * N + i, along, mask=i < N)
     divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
-
-    offsets = beginning(offset, lane_head, heads, offset_lane, offset_head)
-    offsets += i[:, None].to(tl.int64) * offset_row
-    doffsets = beginning(doffset, lane_head, heads, doffset_lane, doffset_head)
-    doffsets += i[:, None].to(tl.int64) * doffset_row
+    offsets = addresses(offset, lane_head, heads, i[:, None])
+    doffsets = addresses(doffset, lane_head, heads, i[:, None])
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
     dq = tl.zeros([QUERIES, E], tl.float32)
@@ -204,46 +154,33 @@ def query_kernel(
     end = tl.minimum(first + QUERIES - 1 - shift + C, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
-        k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
-        v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
-
-        column = j[None, :] - i[:, None] + shift
-        seen = (column >= 0) & (column < C) & (j < K)[None, :] & (i < N)[:, None]
-        added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
-        scores = (tl.dot(q, tl.trans(k)) * scale + added) * LOG2_E
+        k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
+        v = load_rows(value, lane_head, heads, j, K, E)
+        scores, column, seen = scores_of(
+            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, scale
+        )
         weights = tl.exp2(scores - divisor[:, None])
         dweights = tl.dot(do, tl.trans(v))
         if DROPS:
             dweights *= kept_by_dropout(drawn, i[:, None], column, C, rate)
         dscores = weights * (dweights - along[:, None])
-        tl.store(doffsets + column, dscores.to(doffset.dtype.element_ty), mask=seen)
+        tl.store(doffsets + column, dscores.to(doffset[0].dtype.element_ty), mask=seen)
         dq = tl.dot(dscores.to(k.dtype), k, dq)
-
-    dq_row = pointers(dquery, lane_head, heads, i, dquery_lane, dquery_head, dquery_row, E)
-    tl.store(dq_row, (dq * scale).to(dquery.dtype.element_ty), mask=(i < N)[:, None])
+    store_rows(dquery, dq * scale, lane_head, heads, i, N, E)
 
 
 @triton.jit
 def key_kernel(
-    query, key, value, offset, seed, dout, log_sum, delta, dkey, dvalue,
-    query_lane, query_head, query_row,
-    key_lane, key_head, key_row,
-    value_lane, value_head, value_row,
-    offset_lane, offset_head, offset_row,
-    dout_lane, dout_head, dout_row,
-    dkey_lane, dkey_head, dkey_row,
-    dvalue_lane, dvalue_head, dvalue_row,
+    query, key, value, offset, dout, dkey, dvalue, seed, log_sum, delta,
     heads, N, K, C, shift, scale, rate,
-    E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DROPS: tl.constexpr,
+    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Fill dkey and dvalue. Scores are made transposed, (KEYS, QUERIES)."""
     first = tl.program_id(0) * KEYS
     lane_head = tl.program_id(1)
     j = first + tl.arange(0, KEYS)
-    inside = (j < K)[:, None]
-    k = load_rows(key, lane_head, heads, j, K, key_lane, key_head, key_row, E)  # (KEYS, E)
-    v = load_rows(value, lane_head, heads, j, K, value_lane, value_head, value_row, E)
-    offsets = beginning(offset, lane_head, heads, offset_lane, offset_head)
+    k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
+    v = load_rows(value, lane_head, heads, j, K, E)
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
     dk = tl.zeros([KEYS, E], tl.float32)
@@ -252,16 +189,13 @@ def key_kernel(
     end = tl.minimum(first + KEYS + shift, N)
     for start in range(begin, end, QUERIES):
         i = start + tl.arange(0, QUERIES)
-        q = load_rows(query, lane_head, heads, i, N, query_lane, query_head, query_row, E)
-        do = load_rows(dout, lane_head, heads, i, N, dout_lane, dout_head, dout_row, E)
+        q = load_rows(query, lane_head, heads, i, N, E)
+        do = load_rows(dout, lane_head, heads, i, N, E)
         divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
         along = tl.load(delta + lane_head * N + i, mask=i < N, other=0.0)
 
-        column = j[:, None] - i[None, :] + shift
-        seen = (column >= 0) & (column < C) & inside & (i < N)[None, :]
-        place = offsets + i[None, :].to(tl.int64) * offset_row
-        added = tl.load(place + column, mask=seen, other=-float("inf")).to(tl.float32)
-        scores = (tl.dot(k, tl.trans(q)) * scale + added) * LOG2_E
+        offsets = addresses(offset, lane_head, heads, i[None, :])
+        scores, column, _ = scores_of(k, q, offsets, i[None, :], j[:, None], N, K, C, shift, scale)
         weights = tl.exp2(scores - divisor[None, :])
         dweights = tl.dot(v, tl.trans(do))
         dropped = weights
@@ -272,21 +206,23 @@ def key_kernel(
         dv = tl.dot(dropped.to(do.dtype), do, dv)
         dscores = weights * (dweights - along[None, :])
         dk = tl.dot(dscores.to(q.dtype), q, dk)
-
-    dk_row = pointers(dkey, lane_head, heads, j, dkey_lane, dkey_head, dkey_row, E)
-    tl.store(dk_row, (dk * scale).to(dkey.dtype.element_ty), mask=inside)
-    dv_row = pointers(dvalue, lane_head, heads, j, dvalue_lane, dvalue_head, dvalue_row, E)
-    tl.store(dv_row, dv.to(dvalue.dtype.element_ty), mask=inside)
+    store_rows(dkey, dk * scale, lane_head, heads, j, K, E)
+    store_rows(dvalue, dv, lane_head, heads, j, K, E)
 
 
 # What launches them
 
-# (queries, keys, warps, stages) of a program of each kernel, by the width of a head; the fastest of
-# those tried on an H100
-FORWARD = {64: (64, 64, 4, 3), 128: (128, 64, 8, 3)}
-BACKWARD_OF_QUERIES = {64: (64, 64, 4, 3), 128: (64, 32, 4, 3)}
-BACKWARD_OF_KEYS = {64: (64, 64, 4, 3), 128: (32, 64, 4, 3)}
-SMALL = (32, 32, 4, 2)  # of any other width
+
+def tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
+    """How many queries and keys a program has at a time, and how it is compiled."""
+    return {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
+
+
+# By the width of a head; the fastest of those tried on an H100
+FORWARD = {64: tiles(64, 64, 4, 3), 128: tiles(128, 64, 8, 3)}
+BACKWARD_OF_QUERIES = {64: tiles(64, 64, 4, 3), 128: tiles(64, 32, 4, 3)}
+BACKWARD_OF_KEYS = {64: tiles(64, 64, 4, 3), 128: tiles(32, 64, 4, 3)}
+SMALL = tiles(32, 32, 4, 2)  # of any other width
 
 
 def distance_attention(
@@ -298,7 +234,14 @@ def distance_attention(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same as distance_attention_plain; `dropout` is the rate at which weights are dropped."""
+    """softmax(q.k_j scale + offset_c) v_j over the keys that a query sees, (B, H, N, E).
+
+    query: (B, H, N, E)
+    key, value: (B, H, K, E)
+    offset: (H, C), or (B, H, N, C) if each query has its own
+    shift: key j has the column c = j - i + shift
+    dropout: the rate at which weights are dropped
+    """
     seed = torch.randint(2**31, (1,), device=query.device) if dropout else query.new_empty(0)
     out, _ = attend(query, key, value, offset, seed, shift, scale, dropout)
     return out
@@ -319,15 +262,11 @@ def attend(
     batch, heads, length, width = query.shape
     out = heads_last(query)
     log_sum = query.new_empty(batch * heads, length, dtype=torch.float32)
-    queries, keys, warps, stages = FORWARD.get(width, SMALL)
-    forward_kernel[(triton.cdiv(length, queries), batch * heads)](
-        *(query, key, value, offset, seed, out, log_sum),
-        *strides(query, key, value, by_query(offset), out),
-        *(heads, length, key.shape[2], offset.shape[-1], shift, scale, dropout),
-        *(width, queries, keys, dropout > 0),
-        num_warps=warps,
-        num_stages=stages,
-    )
+    given = addressed(query, key, value, by_query(offset), out)
+    sizes = (heads, length, key.shape[2], offset.shape[-1], shift, scale, dropout, dropout > 0)
+    chosen = FORWARD.get(width, SMALL)
+    grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
+    forward_kernel[grid](*given, seed, log_sum, *sizes, width, **chosen)
     return out, log_sum
 
 
@@ -347,6 +286,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and offset."""
     batch, heads, length, width = query.shape
+    keys = key.shape[2]
     dquery = torch.empty_like(query)
     dkey = torch.empty_like(key)
     dvalue = torch.empty_like(value)
@@ -355,26 +295,18 @@ def attend_backward(
     else:  # the first keys' distances do not occur for all queries
         doffset = torch.zeros_like(offset)
     delta = torch.empty_like(log_sum)
-    sizes = (heads, length, key.shape[2], offset.shape[-1], shift, scale, dropout)
+    sizes = (heads, length, keys, offset.shape[-1], shift, scale, dropout, dropout > 0, width)
+    inputs = (query, key, value, by_query(offset))
 
-    queries, keys, warps, stages = BACKWARD_OF_QUERIES.get(width, SMALL)
-    query_kernel[(triton.cdiv(length, queries), batch * heads)](
-        *(query, key, value, offset, seed, out, dout, log_sum, dquery, doffset, delta),
-        *strides(query, key, value, by_query(offset), out, dout, dquery, doffset),
-        *sizes,
-        *(width, queries, keys, dropout > 0),
-        num_warps=warps,
-        num_stages=stages,
-    )
-    queries, keys, warps, stages = BACKWARD_OF_KEYS.get(width, SMALL)
-    key_kernel[(triton.cdiv(key.shape[2], keys), batch * heads)](
-        *(query, key, value, offset, seed, dout, log_sum, delta, dkey, dvalue),
-        *strides(query, key, value, by_query(offset), dout, dkey, dvalue),
-        *sizes,
-        *(width, queries, keys, dropout > 0),
-        num_warps=warps,
-        num_stages=stages,
-    )
+    chosen = BACKWARD_OF_QUERIES.get(width, SMALL)
+    given = addressed(*inputs, out, dout, dquery, doffset)
+    grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
+    query_kernel[grid](*given, seed, log_sum, delta, *sizes, **chosen)
+
+    chosen = BACKWARD_OF_KEYS.get(width, SMALL)
+    given = addressed(*inputs, dout, dkey, dvalue)
+    grid = (triton.cdiv(keys, chosen["KEYS"]), batch * heads)
+    key_kernel[grid](*given, seed, log_sum, delta, *sizes, **chosen)
     if offset.dim() == 2:
         doffset = doffset.sum((0, 2), dtype=torch.float32).to(offset.dtype)
     return dquery, dkey, dvalue, doffset
@@ -387,13 +319,11 @@ def by_query(offset: Tensor) -> Tensor:
     return offset.as_strided((1, len(offset), 1, offset.shape[1]), (0, offset.stride(0), 0, 1))
 
 
-def strides(*tensors: Tensor) -> list[int]:
-    """The strides of each tensor's lanes, heads and rows. Columns must be next to each other."""
-    found = []
+def addressed(*tensors: Tensor) -> list[tuple]:
+    """Each tensor with the strides of its lanes, heads and rows; its columns must be dense."""
     for tensor in tensors:
         assert tensor.stride(-1) == 1, "the last axis is not dense"
-        found.extend(tensor.stride()[:3])
-    return found
+    return [(tensor, *tensor.stride()[:3]) for tensor in tensors]
 
 
 @attend.register_fake

@@ -106,10 +106,7 @@ def relative_attention_sdpa(
     count: how many keys have a position: the last ones
     mask: true if a query must not see one of those keys; broadcasts to (B, H, N, count)
     """
-    scale = query.shape[-1] ** -0.5
-    # not a product of matrices: it would copy distance_key for every lane
-    distance_query = (query + distance_bias[:, None]) * scale
-    by_distance = torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
+    by_distance = scores_by_distance(query, distance_key, distance_bias)
     offset = relative_shift(by_distance)[..., :count]
     if mask is not None:
         offset = offset.masked_fill(mask, -math.inf)
@@ -117,27 +114,14 @@ def relative_attention_sdpa(
     before = key.shape[2] - count  # keys without a position: nothing to add
     if before:
         offset = functional.pad(offset, (before, 0))
-    return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
+    return sdpa(query + content_bias[:, None], key, value, offset, dropout)
 
 
-def relative_attention_in_one_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The same as relative_attention_plain by a GPU's kernel, which reads scores by distance."""
-    from accelerated.attention.on_a_gpu import distance_attention  # Triton is there on a GPU alone
-
-    scale = query.shape[-1] ** -0.5
-    distance_query = (query + distance_bias[:, None]) * scale
-    by_distance = torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
-    shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
-    content_query = query + content_bias[:, None]
-    return distance_attention(content_query, key, value, by_distance, shift, scale, dropout)
+def scores_by_distance(query: Tensor, distance_key: Tensor, distance_bias: Tensor) -> Tensor:
+    """(q + v).r / sqrt(E) of each query and row of distance_key, (B, H, N, R)."""
+    distance_query = (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
+    # not a product of matrices: it would copy distance_key for every lane
+    return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
 
 
 def relative_attention(
@@ -158,7 +142,14 @@ def relative_attention(
     given = (query, key, value, distance_key, content_bias, distance_bias)
     needs_weights = measure or in_values
     if takes_distance_attention(query) and not needs_weights:
-        return relative_attention_in_one_kernel(*given, dropout), None
+        from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
+
+        by_distance = scores_by_distance(query, distance_key, distance_bias)
+        shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
+        content_query = query + content_bias[:, None]
+        scale = query.shape[-1] ** -0.5
+        out = distance_attention(content_query, key, value, by_distance, shift, scale, dropout)
+        return out, None
     if takes_sdpa(query, key) and not needs_weights:
         count = key.shape[2]
         mask = causal_mask(query.shape[2], count, query.device)

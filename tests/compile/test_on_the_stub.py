@@ -40,7 +40,8 @@ def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
     counters.reset()
     with protocol.computing_in(model, dtype):
         try:
-            replay.through_time(model, segments, model.initial_state(2))
+            # Nothing can be counted on the stub: how many tokens are scored is said
+            replay.through_time(model, segments, model.initial_state(2), scored=1.0)
         except torch.OutOfMemoryError:
             # An adaptive softmax asks for a number of rows, and numbers mean nothing here
             pytest.skip("the stub said that a tail has more rows than fit: run it again")
@@ -48,8 +49,9 @@ def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
     if name.startswith("adaptive"):
         allowed.append("indexFunc")  # a tail's rows, each once
     found = []
-    for _, kernel in counters.kernels(1000, ONE_BY_ONE):
-        if not any(part in kernel for part in allowed):
+    for count, kernel in counters.kernels(1000, ONE_BY_ONE):
+        of_the_loss = "scatter_gather" in kernel and count == len(segments)  # one target in a row
+        if not of_the_loss and not any(part in kernel for part in allowed):
             found.append(kernel)
     assert counters.counts()["gemm"], "the step launched no product of matrices"
     assert found == []
