@@ -22,17 +22,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from accelerated.data.lanes import Segment
-from accelerated.protocol import Model, Reading, Recomputable, State, detach, require_gradient
+from accelerated.protocol import Model, Reading, State, detach, require_gradient
 from accelerated.replay import (
     BACKPROP,
+    Gradients,
     Losses,
+    Replayed,
     Result,
     advance_segment,
-    count_scored,
     detached,
+    last_to_first,
+    parts_of_the_objective,
     read_segment,
     seeded,
-    segment_seeds,
     summed_losses,
     summed_nats,
     targets_of,
@@ -44,7 +46,7 @@ Places = list[tuple[dict, str, nn.Parameter]]
 
 
 class CapturedBackprop:
-    """A method of replay.BACKPROP for one model, by graphs where that is possible."""
+    """A method of replay.BACKPROP for one model, by graphs if all segments have one shape."""
 
     def __init__(self, model: Model, method: str):
         self.model = model
@@ -67,60 +69,30 @@ class CapturedBackprop:
         rank: int = 0,
     ) -> Result:
         """The same as the method."""
-        if not self.can_record(segments):
+        if len({segment.tokens.shape for segment in segments}) > 1:
             return BACKPROP[self.method](model, segments, state, scored, share, rank)
 
-        seeds = segment_seeds(segments, rank)
-        scored = scored or count_scored(segments) or 1
-        weight = share / len(segments)  # of each segment's auxiliary losses
+        seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
         graphs = self.graphs_for(segments[0], state, weight)
+
+        def replay(
+            segment: Segment, seed: int, before: State, dafter: Gradients | None
+        ) -> Replayed:
+            is_first = segment is segments[0]
+            [part], [losses], after, dbefore = graphs.back_propagate(
+                [segment], [seed], before, scored, dafter, is_first
+            )
+            return part, losses, after, dbefore
+
         graphs.begin()
         if self.method == "memory_replay":
-            parts, auxiliary, last = self.replay(graphs, segments, seeds, detach(state), scored)
+            parts, auxiliary, last = last_to_first(
+                segments, seeds, detach(state), graphs.advance, replay
+            )
         else:
             parts, auxiliary, last, _ = graphs.back_propagate(segments, seeds, state, scored)
         graphs.end()
         return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
-
-    @staticmethod
-    def replay(
-        graphs: "Graphs",
-        segments: Sequence[Segment],
-        seeds: Sequence[int],
-        state: State,
-        scored: float,
-    ) -> tuple[list[Tensor], list[Losses], State]:
-        """Memory replay: each segment's loss and auxiliary losses, from the last to the first.
-
-        The third result is the state after the last segment.
-        """
-        states = [state]
-        for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
-            states.append(graphs.advance(segment, seed, states[-1]))
-
-        parts = []
-        auxiliary = []
-        last = state
-        dafter = None  # the gradient of a segment's next state
-        for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
-            before = states.pop()
-            part, losses, after, dbefore = graphs.back_propagate(
-                [segment], [seed], before, scored, dafter, first=not states
-            )
-            parts.extend(part)
-            auxiliary.extend(losses)
-            if dafter is None:
-                last = after
-            dafter = dbefore
-        return parts, auxiliary, last
-
-    def can_record(self, segments: Sequence[Segment]) -> bool:
-        """Whether segments have one shape, and nothing is computed again."""
-        shapes = {segment.tokens.shape for segment in segments}
-        if self.method == "checkpointed" or len(shapes) > 1:
-            return False
-        layers = [layer for layer in self.model.modules() if isinstance(layer, Recomputable)]
-        return not any(layer.recomputed for layer in layers)
 
     def graphs_for(self, segment: Segment, state: State, weight: float) -> "Graphs":
         """The graphs for these shapes and this memory; other graphs are dropped."""
@@ -184,9 +156,9 @@ class Graphs:
         seeds: Sequence[int],
         state: State,
         scored: float,
-        dafter: list[Tensor] | None = None,
+        dafter: Gradients | None = None,
         first: bool = True,
-    ) -> tuple[list[Tensor], list[Losses], State, list[Tensor]]:
+    ) -> tuple[list[Tensor], list[Losses], State, Gradients]:
         """Read a stretch of segments, and add its gradients to the sums and to .grad.
 
         dafter is the gradient of the state after the stretch. Returns each segment's loss and
@@ -320,8 +292,8 @@ class Stretch:
         seeds: Sequence[int],
         state: State,
         scored: float,
-        dafter: list[Tensor] | None,
-    ) -> tuple[list[Tensor], list[Losses], State, list[Tensor]]:
+        dafter: Gradients | None,
+    ) -> tuple[list[Tensor], list[Losses], State, Gradients]:
         """What Graphs.back_propagate returns."""
         for inputs, segment in zip(self.inputs, segments, strict=True):
             inputs.fill(segment)

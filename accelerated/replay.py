@@ -52,6 +52,10 @@ RANK_STEP = 0x9E3779B1
 
 Losses: TypeAlias = dict[str, Tensor]  # {name of an auxiliary loss: scalar}
 Result: TypeAlias = tuple[Tensor, Losses, State]  # the loss, auxiliary losses, the next state
+Gradients: TypeAlias = list[Tensor]  # of each field of a state
+Replayed: TypeAlias = tuple[
+    Tensor, Losses, State, Gradients
+]  # a Result, the state before's gradient
 
 
 class Trained(Protocol):
@@ -101,9 +105,7 @@ def forward_then_backward(
     rank: int,
 ) -> Result:
     """Run all segments forward with `run`, as run_segment does, then make one backward call."""
-    seeds = segment_seeds(segments, rank)
-    scored = scored or count_scored(segments) or 1
-    weight = share / len(segments)  # of each segment's auxiliary losses
+    seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
     state = detach(state)
     parts = []
     auxiliary = []
@@ -134,36 +136,48 @@ def memory_replay(
     state, from last to first, and its gradients are computed at once. So one segment's graph
     exists at a time.
     """
-    seeds = segment_seeds(segments, rank)
-    scored = scored or count_scored(segments) or 1
-    weight = share / len(segments)  # of each segment's auxiliary losses
-    states = states_before(model, segments, seeds, detach(state))
+    seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
+
+    def advance(segment: Segment, seed: int, before: State) -> State:
+        with torch.no_grad(), seeded(seed, segment.tokens.device):
+            return advance_segment(model, segment, before)
+
+    def replay(segment: Segment, seed: int, before: State, dafter: Gradients | None) -> Replayed:
+        return replay_segment(model, segment, before, seed, scored, weight, dafter)
+
+    parts, auxiliary, last = last_to_first(segments, seeds, detach(state), advance, replay)
+    return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
+
+
+def last_to_first(
+    segments: Sequence[Segment],
+    seeds: Sequence[int],
+    state: State,
+    advance: Callable[[Segment, int, State], State],
+    replay: Callable[[Segment, int, State, Gradients | None], Replayed],
+) -> tuple[list[Tensor], list[Losses], State]:
+    """Memory replay by any way to advance, and to replay, a segment with its seed and its state.
+
+    `replay` is given the gradient that later segments' objectives have with respect to the next
+    state, None after the last segment. Returns each segment's loss and auxiliary losses, from the
+    last to the first, and the state after the last segment.
+    """
+    states = [state]
+    for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
+        states.append(advance(segment, seed, states[-1]))
 
     parts = []
     auxiliary = []
     last = state
-    dafter = None  # the gradient that later segments' objectives have with respect to a next state
+    dafter = None
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
-        before = require_gradient(states.pop())
-        part, losses, after = replay_segment(model, segment, before, seed, scored, weight, dafter)
+        part, losses, after, dbefore = replay(segment, seed, states.pop(), dafter)
         parts.append(part)
         auxiliary.append(losses)
         if dafter is None:
             last = after
-        dafter = gradient_of(before)
-    return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
-
-
-def states_before(
-    model: Trained, segments: Sequence[Segment], seeds: list[int], state: State
-) -> list[State]:
-    """The state before each of the segments, by the memory path alone and without gradient."""
-    states = [state]
-    with torch.no_grad():
-        for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
-            with seeded(seed, segment.tokens.device):
-                states.append(advance_segment(model, segment, states[-1]))
-    return states
+        dafter = dbefore
+    return parts, auxiliary, last
 
 
 def replay_segment(
@@ -173,14 +187,15 @@ def replay_segment(
     seed: int,
     scored: float,
     weight: float,
-    dafter: list[Tensor] | None,
-) -> Result:
+    dafter: Gradients | None,
+) -> Replayed:
     """Compute a segment again from its state, and back-propagate to the state and the parameters.
 
     dafter is the gradient that arrives at each field of the next state, None after the last
     segment. What is returned has no graph.
     """
-    part, losses, after = run_segment(model, segment, state, seed, scored)
+    before = require_gradient(state)
+    part, losses, after = run_segment(model, segment, before, seed, scored)
     outputs = [part + sum(losses.values()) * weight]
     gradients: list[Tensor | None] = [None]  # the objective's own, which is 1
     if dafter is not None:
@@ -189,13 +204,9 @@ def replay_segment(
                 outputs.append(field)
                 gradients.append(gradient)
     torch.autograd.backward(outputs, gradients)
-    return part.detach(), detached(losses), detach(after)
-
-
-def gradient_of(state: State) -> list[Tensor]:
-    """The gradient that arrived at each field of a state; zero if none did."""
     # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
-    return [zero_if_none(field.grad, field).clone() for field in state]
+    dbefore = [zero_if_none(field.grad, field).clone() for field in before]
+    return part.detach(), detached(losses), detach(after), dbefore
 
 
 def zero_if_none(gradient: Tensor | None, field: Tensor) -> Tensor:
@@ -248,6 +259,14 @@ def task_of(segment: Segment) -> tuple:
 def targets_of(segment: Segment) -> Tensor:
     """The targets (B, N) of a segment, IGNORED if they are not scored."""
     return segment.targets.masked_fill(~segment.scored, IGNORED)
+
+
+def parts_of_the_objective(
+    segments: Sequence[Segment], scored: float | None, share: float, rank: int
+) -> tuple[list[int], float, float]:
+    """Each segment's seed, the divisor of losses, and a segment's weight of auxiliary losses."""
+    seeds = segment_seeds(segments, rank)
+    return seeds, scored or count_scored(segments) or 1, share / len(segments)
 
 
 def count_scored(segments: Sequence[Segment]) -> int:

@@ -123,8 +123,7 @@ class TrainedModel:
             if isinstance(layer, Recomputable):
                 layer.recomputed = training.checkpoint_layers
                 layer.drops = model.config.dropout > 0
-        on_a_gpu = model.embedding.device.type == "cuda"
-        if on_a_gpu and training.compile in ("auto", "cudagraphs"):
+        if takes_graphs(training, model.embedding.device):
             self.backprop = CapturedBackprop(model, training.backprop)
         if training.compile != "inductor":
             return
@@ -138,6 +137,13 @@ class TrainedModel:
         self.read = compiled(self.read)
         if replays:
             self.advance = compiled(self.advance)
+
+
+def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:
+    """Whether back-propagation is by CUDA graphs; what is computed again is not recorded."""
+    computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
+    is_asked_for = training.compile in ("auto", "cudagraphs")
+    return device.type == "cuda" and is_asked_for and not computes_again
 
 
 def compiled(function: Callable) -> Callable:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from accelerated import captured, replay
 from accelerated.captured import CapturedBackprop
 from accelerated.protocol import computing_in
-from accelerated.training.optimization import TrainedModel
+from accelerated.training.optimization import TrainedModel, takes_graphs
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -100,22 +100,29 @@ def test_other_shapes_or_weights_are_recorded_anew(on_a_cpu):
     assert backprop.graphs is not graphs
 
 
-def test_what_cannot_be_recorded_is_computed_without_graphs(on_a_cpu):
-    """Segments of several lengths, layers that are computed again, and checkpointing."""
-    model, segments, _ = setting("memformer", "decoder-only")
+def test_segments_of_several_lengths_take_no_graphs(on_a_cpu):
+    model, segments, state = setting("memformer", "decoder-only")
     shorter = segments[1]._replace(tokens=segments[1].tokens[:, :-1])
-    assert CapturedBackprop(model, "through_time").can_record(segments)
-    assert not CapturedBackprop(model, "through_time").can_record([segments[0], shorter])
-    assert not CapturedBackprop(model, "checkpointed").can_record(segments)
-    TrainedModel(model, TrainingConfig(checkpoint_layers=True))
-    assert not CapturedBackprop(model, "through_time").can_record(segments)
+    backprop = CapturedBackprop(model, "through_time")
+    with pytest.raises(ValueError, match="a segment of"):  # the method's own, which reads it
+        backprop(model, [segments[0], shorter], state)
+    assert backprop.graphs is None
 
 
-def test_a_cpu_takes_no_graphs():
-    model, _, _ = setting("memformer", "encoder-decoder")
-    for compiler in ("auto", "none"):
-        trained = TrainedModel(model, TrainingConfig(compile=compiler, backprop="memory_replay"))
-        assert trained.backprop is replay.memory_replay
+@pytest.mark.parametrize(
+    "options, device, expected",
+    [
+        ({"backprop": "memory_replay"}, "cuda", True),
+        ({"compile": "cudagraphs"}, "cuda", True),
+        ({"compile": "none"}, "cuda", False),
+        ({"checkpoint_layers": True}, "cuda", False),
+        ({"backprop": "checkpointed"}, "cuda", False),
+        ({}, "cpu", False),
+    ],
+)
+def test_a_gpu_takes_graphs_unless_something_is_computed_again(options, device, expected):
+    config = TrainingConfig(**{"compile": "auto"} | options)
+    assert takes_graphs(config, torch.device(device)) == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
