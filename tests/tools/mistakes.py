@@ -1,0 +1,48 @@
+"""Fills in docs/ports/mistakes.json: which cases of docs/vectors catch each known mistake, and how.
+
+    python -m tests.tools.mistakes
+
+A mistake is a text in a function of a reference and what stands in its place, with a flag, a
+sentence and the source where it was made. Its cases are {case: the first wrong tensor}.
+"""
+
+import json
+from pathlib import Path
+
+from docs.practice.tasks import changed
+from reference import check
+from tests.helpers.variants import PAPERS
+from tests.tools.cases import EVERY_CASE
+from tests.tools.vectors import FOLDER, computed
+
+CATALOGUE = Path(__file__).parents[2] / "docs" / "ports" / "mistakes.json"
+
+
+def caught(mistake: dict) -> dict:
+    """{case: the first wrong tensor} of the cases that catch it; not those that it cannot run."""
+    paper = mistake["paper"]
+    texts = (mistake[name] for name in ("function", "old", "new"))
+    wrong = changed(PAPERS[paper].reference, *texts)
+    begins = {}
+    for name in [name for of, name in EVERY_CASE if of == paper]:
+        expected, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
+        try:
+            found = computed(paper, name, wrong, steps=False)
+        except ValueError:  # shapes that do not fit
+            continue
+        rows = check.compare(expected, expected | found, json.loads(metadata["inner"]))
+        failed = [row.name for row in rows if not row.passes]
+        if failed:
+            begins[name] = failed[0]
+    return begins
+
+
+def main() -> None:
+    """Write the catalogue anew, a line for each mistake."""
+    mistakes = json.loads(CATALOGUE.read_text())
+    lines = [json.dumps(each | {"cases": caught(each)}, ensure_ascii=False) for each in mistakes]
+    CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
