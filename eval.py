@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import DataConfig
+from accelerated.data.config import HUB, DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
@@ -53,6 +53,8 @@ def main(name: str, options: argparse.Namespace) -> None:
     record = json.loads(json.dumps(record), parse_constant=lambda name: None)
     for line in [json.dumps(record)] if options.json else lines:
         print(line)
+    if getattr(options, "plot", None):
+        print(f"saved {options.plot}", file=sys.stderr)
 
 
 def made_by(
@@ -181,7 +183,8 @@ def data_config(trained: DataConfig, data: str) -> DataConfig:
     """The DataConfig to read data with: the run's own; other data is read whole."""
     if data == trained.data:
         return trained
-    return dataclasses.replace(trained, data=data, training_documents=0)
+    column = trained.text_column if data.startswith(HUB) else "text"
+    return dataclasses.replace(trained, data=data, text_column=column, training_documents=0)
 
 
 def heading(run: TrainedRun, cleared: bool) -> list[str]:

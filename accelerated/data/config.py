@@ -36,7 +36,8 @@ class DataConfig:
             wikitext-103, wikitext-103-raw (without <unk>) or pg19 (fetched if absent), a text file
             in UTF-8, or a folder of them; its subfolders train/, valid/ and test/ are the splits.
             With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), or hf:FOLDER
-            with a .jsonl, .csv or .parquet that has a column `text`
+            of .jsonl, .csv or .parquet
+        text_column: the column of hf:... that holds the text
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE
             ranks in tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a
             folder with vocab.json and merges.txt)
@@ -52,6 +53,7 @@ class DataConfig:
     """
 
     data: str = "stdlib"
+    text_column: str = "text"
     tokenizer: str = "bytes"
     train_bpe: int = 0
     train_words: int = 0
@@ -133,6 +135,8 @@ def check_data(config: DataConfig) -> None:
     if not is_known:
         words = "no such file or folder; give one, or one of " + ", ".join(CORPORA)
         raise InputError(f"--data {data}: {words}")
+    if config.text_column != "text" and not data.startswith(HUB):
+        raise InputError(f"--text-column goes with --data hf:..., not {data}; leave it out")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
         needs = f"--data {data} needs the package datasets"
         raise InputError(f"{needs}; install the extra: pip install -e '.[datasets]'")

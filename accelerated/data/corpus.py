@@ -176,7 +176,9 @@ def whole_source(data: DataConfig, data_dir: Path) -> Source:
         return source_of_path(data.data)
     from accelerated.data import named_sets  # here: most runs need none of it
 
-    return named_sets.table_source(data.data) if is_table else named_sets.enwik8(data_dir)
+    if not is_table:
+        return named_sets.enwik8(data_dir)
+    return named_sets.table_source(data.data, data.text_column)
 
 
 def first_documents(source: Source, count: int) -> Source:

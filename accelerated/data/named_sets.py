@@ -32,8 +32,8 @@ ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes, of the papers' 
 HEADING = re.compile(rb" = (?!=)(?=.*[A-Za-z]).* = \n")
 
 
-def opened_by_datasets(data: str) -> dict[str, Any]:
-    """Return {split: table with a column `text`} of what the package datasets opens.
+def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
+    """Return {split: table with that column of text} of what the package datasets opens.
 
     That is a set of ON_THE_HUB, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or hf:FOLDER. The package
     keeps what it has opened in HF_HOME. Raises InputError if there is no such column or no split
@@ -68,10 +68,11 @@ def opened_by_datasets(data: str) -> dict[str, Any]:
         found = ", ".join(map(str, opened))
         raise InputError(f"--data {data} has no split train, only {found}; give a set that has one")
     for table in tables.values():
-        if getattr(table.features.get("text"), "dtype", None) not in ("string", "large_string"):
+        if getattr(table.features.get(column), "dtype", None) not in ("string", "large_string"):
             found = ", ".join(table.column_names)
             raise InputError(
-                f"--data {data} needs a string column `text`, has {found}; use another set"
+                f"--data {data} needs a string column `{column}`, has {found}; "
+                "name the one that holds the text by --text-column"
             )
     return tables
 
@@ -83,16 +84,16 @@ def contents_of(folder: Path) -> str:
     return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
 
 
-def table_source(data: str) -> Source:
-    """The Source of what the package datasets opens: each row is a document.
+def table_source(data: str, column: str = "text") -> Source:
+    """The Source of what the package datasets opens: each row's `column` is a document.
 
     WikiText's lines are joined to articles.
     """
-    tables = opened_by_datasets(data)
+    tables = opened_by_datasets(data, column)
 
     def texts(split: str) -> Iterator[Text]:
-        column = tables[split].select_columns("text")
-        rows = ((row["text"] or "").encode(errors="replace") for row in column)
+        cells = tables[split].select_columns(column)
+        rows = ((row[column] or "").encode(errors="replace") for row in cells)
         documents = articles(rows) if data.startswith("wikitext") else rows
         for number, document in enumerate(documents, start=1):
             yield Text(f"{split}:{number}", (partial(bytes, document),))
@@ -101,7 +102,8 @@ def table_source(data: str) -> Source:
     for table in tables.values():
         files += [Path(file["filename"]) for file in table.cache_files]
     given = {split: partial(texts, split) for split in tables}
-    return Source(data, tuple(files), lambda: with_missing_splits(given))
+    name = data if column == "text" else f"{data} {column}"  # the cache's name
+    return Source(name, tuple(files), lambda: with_missing_splits(given))
 
 
 def articles(rows: Iterable[bytes]) -> Iterator[bytes]:

@@ -68,10 +68,15 @@ def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, mo
     monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 100)
     run = getattr(runs, RUN_OF[REPORTS[name].model])
     example = example_of(name, run)
-    record = as_json(capsys, *example)
+    capsys.readouterr()
+    evaluate(*example, "--json")
+    out, err = capsys.readouterr()
+    record = json.loads(out)
     assert record
     asked = [word for word in example if str(word).endswith((".png", ".html"))]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == asked
+    if "--plot" in example:
+        assert f"saved {asked[0]}\n" in err
     if name == "view":
         assert record["bytes"] == (tmp_path / "page.html").stat().st_size
         assert record["tokens"] == as_json(capsys, run)["tokens"]

@@ -5,6 +5,7 @@ They are fetched, split, and refused if they are wrong.
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -176,6 +177,20 @@ def test_a_set_that_has_changed_is_seen(hub, tmp_path):
     assert cache_folder(table_source(data), ByteTokenizer(), tmp_path) != before
 
 
+def test_the_column_of_the_text_can_be_named(hub, tmp_path):
+    """--text-column. Each column has a cache of its own."""
+    data = hub({"train.jsonl": ["one"], "test.jsonl": ["two"]})
+    for name in ("train", "test"):
+        row = {"text": f"a text of {name}", "content": f"what {name} holds"}
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps(row))
+    usual = table_source(data)
+    named = table_source(data, "content")
+    assert texts_of(usual)["test"] == [b"a text of test"]
+    assert texts_of(named)["test"] == [b"what test holds"]
+    folders = {cache_folder(source, ByteTokenizer(), tmp_path) for source in (usual, named)}
+    assert len(folders) == 2
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_rows_of_one_table_are_dealt_to_the_splits_by_their_numbers(hub, name):
     texts = [f"row {number} é" for number in range(70)]
@@ -231,7 +246,7 @@ def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
 
 
 UNREADABLE = [
-    ("b.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; use another set"),
+    ("b.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; name the one"),
     ("c.csv", b"text\n3\n", "needs a string column `text`, has text"),
     ("d.jsonl", b'{"text": "x"', ": datasets cannot open it "),
 ]
