@@ -97,7 +97,7 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
         r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S
     ):
         code, shown = match.groups()
-        needs_earlier = re.search(r"\bneeds\s`", source[end : match.start()])
+        needs_earlier = re.search(r"\bneeds\s(`|<code>)", source[end : match.start()])
         end = match.end()
         if page.stem in RUN_ALONE and not needs_earlier:
             names = {"__name__": page.stem}
