@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from accelerated.presets.pretrained_recurrence import GPT2
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import regular
 from reference.pretrained_recurrence import Config
@@ -177,29 +178,11 @@ def tokenizer_beside(file: Path) -> str:
 
 
 def gpt2_shapes(config: Config) -> dict[str, tuple]:
-    """{GPT-2's name: shape} for a model of config's sizes."""
-    d = config.width
-    f = config.feed_forward
-    matrices = {
-        "attn.c_attn": (d, 3 * d),
-        "attn.c_proj": (d, d),
-        "mlp.c_fc": (d, f),
-        "mlp.c_proj": (f, d),
-    }
-    shapes: dict[str, tuple] = {
-        "wte.weight": (config.vocabulary, d),
-        "wpe.weight": (config.max_positions, d),
-    }
-    norms = ["ln_f"]
-    for layer in range(config.layers):
-        norms += [f"h.{layer}.ln_1", f"h.{layer}.ln_2"]
-        for name, shape in matrices.items():
-            shapes[f"h.{layer}.{name}.weight"] = shape
-            shapes[f"h.{layer}.{name}.bias"] = shape[1:]
-    for norm in norms:
-        shapes[f"{norm}.weight"] = (d,)
-        shapes[f"{norm}.bias"] = (d,)
-    return shapes
+    """{GPT-2's name: shape} for a model of config's sizes: those of ours, as it is published."""
+    with torch.device("meta"):
+        model = PretrainedRecurrence(config)
+    published = as_published(model.state_dict(), config.layers)
+    return {name: tuple(tensor.shape) for name, tensor in of_gpt2(published).items()}
 
 
 def check_shapes(file: Path, shapes: dict[str, tuple], wanted: dict[str, tuple]) -> None:
