@@ -41,8 +41,8 @@ def steps():
         kept = (rows[:, :, first:] for rows in (unit_key, every_value))
         yield name, einsum[15], ours.attention_forward(unit(linear[15]), *kept, scale)[0]
 
-    yield "logits", walk.array(logits), norm[6] @ p["token_emb.weight"].T / 12**0.5
-    yield "keys after a short block", walk.array(short[0]), key[:, 2:6]
+    yield "logits", logits, norm[6] @ p["token_emb.weight"].T / 12**0.5
+    yield "keys after a short block", short[0], key[:, 2:6]
 
 
 def unit(projected):

@@ -34,19 +34,19 @@ def steps():
     yield "query", last["linear"][0], embedded @ p[LAYER + "to_q.weight"].T
     yield "weights", last["softmax"][0], attention(last["linear"], p["pos_emb"])
 
-    held = walk.array(before.mem[0])
+    held = before.mem[0].numpy()
     new = compressed(p, held[:, :4], 2)
-    yield "new", walk.array(memory.compressed_mem[0])[:, -2:], new
-    loss = walk.array(model.train()(segment, before)[2])
+    yield "new", memory.compressed_mem[0, :, -2:], new
+    loss = model.train()(segment, before)[2]
     key_value = p[LAYER + "to_kv.weight"]
     matrices = {"query": p[LAYER + "to_q.weight"], "key": key_value[:16], "value": key_value[16:]}
     for name, rows in (("auxiliary", held[:, :4]), ("auxiliary, over all memory", held)):
         expected, _ = ours.attention_reconstruction_forward(
             matrices, SimpleNamespace(heads=8), last["layer_norm"][0], rows, new
         )
-        yield name, loss, np.array(expected)
+        yield name, loss, expected
     projection = model.attn_layers[0].fn.fn.to_kv.weight
-    yield "trained after an auxiliary loss", np.array(projection.requires_grad), np.array(1)
+    yield "trained after an auxiliary loss", projection.requires_grad + 0, 1
 
     for name, rows in (("weights of the first segment", -4), ("..., by rows 0 to 3", 0)):
         table = np.roll(p["pos_emb"], -rows, axis=1)[:, :4]
@@ -57,8 +57,8 @@ def steps():
     p = walk.parameters(model)
     full = model(tokens[:, :5])[1]
     after = model(tokens[:, 5:10], full)[1]
-    new = compressed(p, walk.array(full.mem[0])[:, :4], 4)
-    yield "new of five rows", walk.array(after.compressed_mem[0]), new
+    new = compressed(p, full.mem[0, :, :4].numpy(), 4)
+    yield "new of five rows", after.compressed_mem[0], new
 
 
 def attention(linear, rows):

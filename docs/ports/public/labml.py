@@ -37,7 +37,7 @@ def steps():
         mask = torch.ones(4, length).tril(length - 4)[..., None]
         with walk.Calls() as calls:
             out, kept = model(x, [memory], *rest, mask)
-        linear, rows = calls.outputs["linear"], walk.array(x)
+        linear, rows = calls.outputs["linear"], x.numpy()
         yield f"query, {name}", linear[0], rows @ p[LAYER + "query.linear.weight"].T
 
         by_head = (ours.split_heads(projected.swapaxes(0, 1), 8) for projected in linear[:3])
@@ -47,20 +47,19 @@ def steps():
         _, cache = ours.relative_attention_forward(*by_head, table, *biases)
         weights = calls.outputs["softmax"][0].transpose(2, 3, 0, 1)
         yield f"weights, {name}", weights, cache.weights
-        yield f"output, {name}", walk.array(out), rows + linear[3] + linear[5]
-        yield f"memory, {name}", walk.array(kept[0]), rows
+        yield f"output, {name}", out, rows + linear[3] + linear[5]
 
-    evicted = walk.array(memory)[:4].swapaxes(0, 1)
+    evicted = memory[:4].numpy().swapaxes(0, 1)
     weight = p["layers.0.compress.conv.weight"].swapaxes(1, 2).reshape(16, -1)
     new, _ = ours.conv_forward({"weight": weight}, CONFIG, evicted, None)
-    theirs = walk.array(full.layers[0].compress(memory[:4])).swapaxes(0, 1)
+    theirs = full.layers[0].compress(memory[:4]).swapaxes(0, 1)
     yield "new", theirs, new
     with walk.Calls() as calls:
         loss = compressive.AttentionReconstructionLoss(full.layers)(kept, [memory[:4]])
     matrices = {name: p[f"{LAYER}{name}.linear.weight"] for name in ("query", "key", "value")}
     normed = (rows.swapaxes(0, 1) for rows in calls.outputs["layer_norm"])  # h, evicted, new
     expected, _ = ours.attention_reconstruction_forward(matrices, CONFIG, *normed)
-    yield "auxiliary", walk.array(loss), np.array(expected)
+    yield "auxiliary", loss, expected
 
 
 if __name__ == "__main__":

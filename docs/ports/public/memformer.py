@@ -22,13 +22,13 @@ def steps():
     p = walk.parameters(model)
     tokens, target = torch.randint(11, (2, 15)), torch.randint(11, (2, 6))
     with walk.Calls() as calls:
-        _, memory, _ = model(tokens[:, :5], target)
-    linear, softmax = calls.outputs["linear"], calls.outputs["softmax"]
+        model(tokens[:, :5], target)
+    linear = calls.outputs["linear"]
 
     query = ours.split_heads(linear[0], 8)
     key, _ = walk.halves(linear[1])
     by_content = query @ key.swapaxes(2, 3) / 2**0.5  # Eqs. 2-3 without R, which is not there
-    yield "weights", softmax[0], ours.softmax_forward(by_content)[0]
+    yield "weights", calls.outputs["softmax"][0], ours.softmax_forward(by_content)[0]
     distance = np.arange(12)[:, None] - np.arange(12)
     both_sides = position_bucket(abs(distance), 16, 128) + 16 * (distance < 0)
     causal = position_bucket(distance, 32, 128)
@@ -37,31 +37,23 @@ def steps():
         ("decoder", model.decoder.net, causal),
     ):
         positions = part.layer_blocks.rel_pos_emb
-        table = walk.array(positions.relative_attention_bias.weight).T
-        bias = walk.array(positions(12, 12))[0]
+        table = positions.relative_attention_bias.weight.numpy().T
+        bias = positions(12, 12)[0].numpy()
         seen = (bucket == both_sides) | (distance >= 0)
         yield f"position_bias of the {name}", bias * seen, table[:, bucket] * seen
 
-    slots = np.stack([p["memory_slots"]] * 2)
-    queries = ours.split_heads(linear[17], 8)
-    key, value = walk.halves(linear[18])
-    scores, _ = ours.slot_scores_forward(queries, key[:, :, :3], key[:, :, 3:], np.zeros(8), True)
-    itself = np.diagonal(softmax[4], axis1=2, axis2=3)[..., None]  # (B, H, S, 1)
-    weights = np.concatenate([itself, softmax[4][..., 3:]], axis=-1)
-    yield "slot_weights", weights, ours.softmax_forward(scores)[0]
-    new, _ = ours.slot_mean_forward(scores, ours.split_heads(slots, 8), value[:, :, 3:])
-    yield "new_slots", walk.array(memory), ours.merge_heads(new)
     alone = model(tokens[:, :5], src_mask=torch.zeros(2, 5).bool())[1]
-    yield "new_slots, each alone", walk.array(alone), slots
+    yield "new_slots, each alone", alone, np.stack([p["memory_slots"]] * 2)
 
-    memory_replay_backprop(model, tokens, target)
-    replayed = walk.array(model.memory_slots.grad)
-    model.zero_grad()
-    memory = None
-    for at in (0, 5):
-        memory = model(tokens[:, at : at + 5], mems=memory).mem
-    model(tokens[:, 10:], target, mems=memory).dec_out.backward()
-    yield "grad/memory_slots by replay", replayed, walk.array(model.memory_slots.grad)
+    with torch.enable_grad():
+        memory_replay_backprop(model, tokens, target)
+        replayed = model.memory_slots.grad
+        model.zero_grad()
+        memory = None
+        for at in (0, 5):
+            memory = model(tokens[:, at : at + 5], mems=memory).mem
+        model(tokens[:, 10:], target, mems=memory).dec_out.backward()
+    yield "grad/memory_slots by replay", replayed, model.memory_slots.grad
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ def steps():
     key, _ = np.split(calls.outputs["linear"][1], 2, axis=-1)
     yield "key", key, np.repeat(key[:, None], 8, axis=1)
     positions = model.knn_rel_pos_bias
-    table = walk.array(positions.relative_attention_bias.weight).T * positions.scale
+    table = positions.relative_attention_bias.weight.numpy().T * positions.scale
     distance = ours.tile_distance(4)
     for name, seen in (("position_bias without a cache", 4), ("position_bias", 8)):
-        bias = walk.array(positions(4, seen, device="cpu"))[0]
+        bias = positions(4, seen, device="cpu")[0].numpy()
         expected = table[:, ours.position_bucket(distance[:, -seen:], 32, 128)]
         yield name, np.tril(bias, seen - 4), np.tril(expected, seen - 4)
 
@@ -42,7 +42,7 @@ def steps():
     share = weights[..., :2].sum(-1, keepdims=True)  # of what is found
     mixed, _ = ours.memory_gate_forward(einsum[2] / (1 - share), einsum[3] / share, np.zeros(8))
     yield "mixed", einsum[2] + einsum[3], mixed
-    yield "memory after a document's end", np.array(left), np.array(0)
+    yield "memory after a document's end", left, 0
 
     memory = KNNMemory(6, 8, memmap_filename=f"{folder}/full", multiprocessing=False)
     rows = torch.nn.functional.normalize(torch.randn(1, 12, 2, 6), dim=-1)
@@ -51,7 +51,7 @@ def steps():
         memory.add(rows[:, at - 3 : at])
         if at in names:
             asked = rows[:, at - 3 : at, 0]  # keys in memory: the nearest are they themselves
-            yield names[at], walk.array(memory.search(asked, 1)[0][:, :, 0, 0]), walk.array(asked)
+            yield names[at], memory.search(asked, 1)[0][:, :, 0, 0], asked
 
 
 if __name__ == "__main__":

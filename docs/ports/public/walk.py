@@ -30,21 +30,16 @@ class Calls(TorchFunctionMode):
         """Calls the function, and keeps what it returned."""
         out = function(*arguments, **(options or {}))
         if function.__name__ in ("linear", "layer_norm", "einsum", "softmax"):
-            self.outputs[function.__name__].append(array(out))
+            self.outputs[function.__name__].append(out.numpy().copy())
         return out
-
-
-def array(tensor):
-    """A tensor's numbers, as they are now."""
-    return tensor.detach().clone().numpy()
 
 
 def parameters(model):
     """{name: array} of a model, whose biases become zero first: most of ours have none."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            parameter.detach().zero_()
-    return {name: array(parameter) for name, parameter in model.named_parameters()}
+            parameter.zero_()
+    return {name: parameter.numpy() for name, parameter in model.named_parameters()}
 
 
 def halves(projected):
@@ -54,12 +49,15 @@ def halves(projected):
 
 def difference(theirs, ours):
     """Whether two tensors differ, and by how much, in words."""
+    theirs = np.asarray(theirs)
+    ours = np.asarray(ours)
     if theirs.shape != ours.shape:
         return True, f"shape {theirs.shape}, ours {ours.shape}"
     error = abs(theirs - ours).max() / (abs(ours).max() or 1)
     return not error <= TOLERANCE, f"{error:.1e}"
 
 
+@torch.no_grad()
 def main(package, release, steps):
     """Print how a package's tensors compare with ours; the exit code, 2 if it cannot be run."""
     torch.manual_seed(0)
