@@ -131,18 +131,23 @@ ROWS = {
 
 
 def group_of(paper: str, name: str) -> str:
-    """The group of a parameter."""
-    groups = reversed(GROUPS[paper].items())
-    rest = next(group for group, pattern in GROUPS[paper].items() if pattern is None)
-    return next((group for group, pattern in groups if pattern and re.search(pattern, name)), rest)
+    """The group of a parameter: the last whose pattern it has, else that without a pattern."""
+    found = None
+    for group, pattern in GROUPS[paper].items():
+        if pattern is None:
+            found = found or group
+        elif re.search(pattern, name):
+            found = group
+    return found
 
 
 def expected_cells(paper: str, subject: str) -> dict[str, str]:
     """{group: ALL, PART or ZERO} of a subject."""
     cells = {}
     for _, pattern, row in ROWS[paper]:
-        if re.search(pattern, subject):
-            cells |= {
-                group: cell for group, cell in zip(COLUMNS[paper], row, strict=True) if cell != SAME
-            }
+        if not re.search(pattern, subject):
+            continue
+        for group, cell in zip(COLUMNS[paper], row, strict=True):
+            if cell != SAME:
+                cells[group] = cell
     return cells
