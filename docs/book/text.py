@@ -1,26 +1,33 @@
-"""Chapters as HTML: formulas as MathML, code coloured, functions and variables as places to go to.
+"""Pages of docs/ as HTML: coloured code, functions and variables as places to go to, anchors.
 
-docs/book/__main__.py uses it.
+docs/book/site.py uses it.
 """
 
 import base64
 import html
+import json
 import mimetypes
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
-from pygments.lexers import PythonLexer
+from markdown_it.token import Token
+from pygments.lexer import Lexer
+from pygments.lexers import PythonLexer, get_lexer_for_filename
 from pygments.token import Comment, Keyword, Name, Number, String
+from pygments.util import ClassNotFound
 
+from docs.book.formula import Symbols, display_formula, inline_formula
 from docs.book.record import Place
 from docs.excerpts import EXCERPT
 
 INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
+PANEL = re.compile(r"<!-- panel: (\w+) -->")
+REPLAY = "<!-- replay -->"
 CLASSES = {
     Comment: "c",
     Keyword: "k",
@@ -31,24 +38,48 @@ CLASSES = {
 }
 
 
-def code_html(
-    source: str, functions: Iterable[str] = (), first: int = 1, places: Iterable[Place] = ()
-) -> str:
-    """Python from line `first` as HTML.
+class Text(NamedTuple):
+    """A page's text as HTML, and the table of its contents."""
 
-    Variables have the number of their place, names of functions are links.
+    article: str
+    contents: str
+
+
+def lines_html(shown: str) -> str:
+    """Code as HTML whose every line is an element, which is indented on when it wraps."""
+    lines = []
+    for line in shown.split("\n"):
+        plain = re.sub(r"<[^>]*>", "", line)
+        indent = len(plain) - len(plain.lstrip())
+        style = f' style="--indent:{indent}"' if indent else ""
+        lines.append(f'<span class="line"{style}>{line}\n</span>')
+    return "".join(lines)
+
+
+def code_html(
+    source: str,
+    functions: dict[str, str] | None = None,
+    first: int = 1,
+    places: Iterable[Place] = (),
+    lexer: Lexer | None = None,
+) -> str:
+    """Code from line `first` as HTML.
+
+    Variables have the number of their place, names of `functions` are links to their addresses.
     """
+    functions = functions or {}
     numbers = {(place.line, place.column): number for number, place in enumerate(places)}
     line = first
     column = 0
     out = []
-    for kind, text in PythonLexer(stripnl=False, ensurenl=False).get_tokens(source):
+    lexer = lexer or PythonLexer(stripnl=False, ensurenl=False)
+    for kind, text in lexer.get_tokens(source.rstrip("\n")):
         shown = coloured(kind, text)
         is_name = kind in Name and kind not in Name.Function
         if (line, column) in numbers:
             shown = f"<var data-place={numbers[line, column]}>{shown}</var>"
         elif is_name and text in functions:
-            shown = f'<a class="f" href="#{text}">{text}</a>'
+            shown = f'<a class="f" href="{functions[text]}">{text}</a>'
         out.append(shown)
 
         _, ends, last = text.rpartition("\n")
@@ -56,24 +87,16 @@ def code_html(
             line += text.count("\n")
             column = 0
         column += len(last)
-    return "".join(out)
+    return lines_html("".join(out))
 
 
 def coloured(kind: tuple, text: str) -> str:
-    """A piece of code as HTML, in the class of its kind."""
-    text = html.escape(text)
+    """A piece of code as HTML, each of its lines in the class of its kind."""
+    text = html.escape(text, quote=False)
     for of, name in CLASSES.items():
         if kind in of:
-            return f"<i class={name}>{text}</i>"
+            return "\n".join(f"<i class={name}>{line}</i>" for line in text.split("\n"))
     return text
-
-
-def mathml(formula: str, display: str) -> str:
-    """A formula as MathML; for a screen reader and for copying it keeps its LaTeX."""
-    formula = formula.strip()
-    known = formula.replace("{aligned}", "{align*}")  # as latex2mathml knows it
-    labelled = f'<math aria-label="{html.escape(formula)}" '
-    return convert(known, display=display).replace("<math ", labelled, 1)
 
 
 def inline_math(state: object, silent: bool) -> bool:
@@ -87,71 +110,187 @@ def inline_math(state: object, silent: bool) -> bool:
     return True
 
 
-def link_to(function: str) -> str:
-    """A link that shows a function in the panel."""
-    return f'<a class="f" href="#{function}"><code>{function}</code></a>'
+def rows_of(tokens: list[Token]) -> list[list[Token]]:
+    """The rows of the first table among tokens, each as the inline tokens of its cells."""
+    rows = []
+    for token in tokens:
+        if token.type == "tr_open":
+            rows.append([])
+        if token.type == "inline" and rows:
+            rows[-1].append(token)
+        if token.type == "table_close":
+            break
+    return rows
 
 
-class Chapter(RendererHTML):
+def symbols_of(tokens: list[Token]) -> Symbols:
+    """The symbols of a chapter's section Symbols: formulas, letters and code of its table."""
+    symbols = Symbols()
+    titles = [at for at, token in enumerate(tokens) if token.content == "Symbols"]
+    if not titles:
+        return symbols
+    head, *body = rows_of(tokens[titles[0] :])
+    columns = [0]
+    columns += [at for at, cell in enumerate(head) if at and "code" in cell.content]
+    for row, cells in enumerate(body):
+        for column in columns:
+            for part in cells[column].children:
+                if part.type == "inline_math":
+                    symbols.add(part.content, row)
+                elif part.type == "code_inline":
+                    symbols.names.setdefault(part.content, row)
+                elif column == 0 and part.type == "text":
+                    letters = re.findall(r"\b[A-Z]\b", part.content)
+                    symbols.add(",".join(letters), row)
+    return symbols
+
+
+class Page(RendererHTML):
     """Renders a page of docs/, kind by kind of its parts.
 
-    What it needs to know of the page is in `env`: see `chapter_html`.
+    What it needs to know of the page is in `env`: see `page_text`.
     """
 
     def inline_math(self, tokens, at, options, env) -> str:
-        return mathml(tokens[at].content, "inline")
+        return inline_formula(tokens[at].content, env["symbols"])
 
     def fence(self, tokens, at, options, env) -> str:
         """A block: a formula, or code; the code of an excerpt is folded, with links to it."""
         kind = tokens[at].info
         content = tokens[at].content
         if kind == "math":
-            return f'<div class="formula">{mathml(content, "block")}</div>'
+            return display_formula(content, env["symbols"])
         if kind == "python":
-            code = f"<pre>{code_html(content, env['functions'])}</pre>"
+            code = code_html(content, env["functions"])
         else:
-            code = f"<pre>{html.escape(content)}</pre>"
+            code = lines_html(html.escape(content.rstrip("\n"), quote=False))
         marker = EXCERPT.match(tokens[at - 1].content) if at else None
         if marker is None:
-            return code
+            return f"<pre>{code}</pre>"
         names = [name.strip().partition(":")[0] for name in marker[1].split(",")]
-        links = " · ".join(map(link_to, names))
-        return f'<details class="excerpt"><summary>{links}</summary>{code}</details>'
+        links = " · ".join(self.link_to(name, env) for name in names)
+        return f'<details class="excerpt"><summary>{links}</summary><pre>{code}</pre></details>'
+
+    def link_to(self, function: str, env: dict) -> str:
+        """A link that shows a function in the panel."""
+        shown = f"<code>{function}</code>"
+        address = env["functions"].get(function)
+        return f'<a class="f" href="{address}">{shown}</a>' if address else shown
 
     def code_inline(self, tokens, at, options, env) -> str:
         text = tokens[at].content
-        return link_to(text) if text in env["functions"] else f"<code>{html.escape(text)}</code>"
+        if text in env["functions"]:
+            return self.link_to(text, env)
+        row = env["symbols"].names.get(text)
+        mark = "" if row is None else f" data-s={row}"
+        return f"<code{mark}>{html.escape(text)}</code>"
+
+    def html_block(self, tokens, at, options, env) -> str:
+        """HTML as it stands; a comment marks where the replay is drawn, or is left out."""
+        content = tokens[at].content
+        if content.strip() == REPLAY:
+            return '<div class="replay" id="replay"></div>'
+        return re.sub(r"<!--.*?-->\n?", "", content, flags=re.S)
 
     def image(self, tokens, at, options, env) -> str:
         """A picture, whose address holds it."""
         path = env["path"].parent / tokens[at].attrs["src"]
-        kind, _ = mimetypes.guess_type(path)
-        picture = base64.b64encode(path.read_bytes()).decode()
         about = html.escape(tokens[at].content)
-        return f'<img src="data:{kind};base64,{picture}" alt="{about}">'
+        return f'<img src="{address_of_picture(path)}" alt="{about}">'
 
     def heading_open(self, tokens, at, options, env) -> str:
-        """A heading, with the anchor that GitHub gives it."""
+        """A heading, with the anchor that GitHub gives it, and the function that the panel shows."""
+        tag = tokens[at].tag
         words = re.sub(r"[^\w\- ]", "", tokens[at + 1].content.lower())
-        return f'<{tokens[at].tag} id="{words.replace(" ", "-")}">'
+        anchor = words.replace(" ", "-")
+        earlier = [name for _, name, _ in env["headings"]].count(anchor)
+        env["headings"].append((tag, anchor, tokens[at + 1]))
+        number = f"-{earlier}" if earlier else ""
+        after = tokens[at + 3] if at + 3 < len(tokens) else tokens[at]
+        panel = PANEL.match(after.content)
+        shows = f' data-panel="{panel[1]}"' if panel else ""
+        return f'<{tag} id="{anchor}{number}"{shows}>'
+
+    def table_open(self, tokens, at, options, env) -> str:
+        """A table, which scrolls inside itself; the rows of Symbols can be shown elsewhere."""
+        headings = env["headings"]
+        is_symbols = bool(headings) and headings[-1][1] == "symbols"
+        kind = ' class="symbols"' if is_symbols and not env["symbols_stand"] else ""
+        env["symbols_stand"] = env["symbols_stand"] or is_symbols
+        return f'<div class="wide" tabindex="0"><table{kind}>'
+
+    def table_close(self, tokens, at, options, env) -> str:
+        return "</table></div>"
 
     def link_open(self, tokens, at, options, env) -> str:
-        """A link; to a file that the book lacks it leads nowhere, and says the file's name."""
+        """A link to a page of the book, or to another site."""
         address = tokens[at].attrs["href"]
         file, sign, anchor = address.partition("#")
         if file and "://" not in address:
-            page = env["pages"].get(Path(os.path.normpath(env["path"].parent / file)))
-            if page is None:
-                return f'<a class="file" title="{html.escape(address)}">'
-            address = page + sign + anchor
+            to = Path(os.path.normpath(env["path"].parent / file))
+            address = env["pages"].get(to, file) + sign + anchor
         return f'<a href="{html.escape(address)}">'
 
+    def contents(self, options: dict, env: dict) -> str:
+        """Links to the sections of a page; env["headings"] are those that were rendered."""
+        links = []
+        anchors = []
+        for tag, anchor, title in env["headings"]:
+            number = f"-{anchors.count(anchor)}" if anchor in anchors else ""
+            anchors.append(anchor)
+            if tag in ("h2", "h3"):
+                shown = self.renderInline(title.children, options, env)
+                words = re.sub(r"</?a\b[^>]*>| data-s=\S+?(?=[ >])", "", shown)
+                links.append(f'<a class="{tag}" href="#{anchor}{number}">{words}</a>')
+        return "".join(links)
 
-def chapter_html(path: Path, pages: dict[Path, str], functions: Iterable[str] = ()) -> str:
+
+def address_of_picture(path: Path) -> str:
+    """A picture as an address that holds it."""
+    kind, _ = mimetypes.guess_type(path)
+    picture = base64.b64encode(path.read_bytes()).decode()
+    return f"data:{kind};base64,{picture}"
+
+
+def markdown_of(path: Path) -> str:
+    """The Markdown of a page; of a notebook, its cells and what they printed."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            printed = output.get("text") or output.get("data", {}).get("text/plain", [])
+            parts.append(f"```\n{''.join(printed)}\n```" if printed else "")
+    return "\n\n".join(parts)
+
+
+def page_text(path: Path, pages: dict[Path, str], functions: dict[str, str]) -> Text:
     """A page of docs/ as HTML.
 
-    `pages` is {page of docs/: page of the book}, `functions` the names that are links.
+    `pages` is {file of the repository: page of the book}, `functions` {name: address of its code}.
     """
-    markdown = MarkdownIt("commonmark", renderer_cls=Chapter).enable("table")
+    markdown = MarkdownIt("commonmark", renderer_cls=Page).enable("table")
     markdown.inline.ruler.before("backticks", "math", inline_math)
-    return markdown.render(path.read_text(), {"path": path, "pages": pages, "functions": functions})
+    env = {"path": path, "pages": pages, "functions": functions, "headings": []}
+    tokens = markdown.parse(markdown_of(path), env)
+    env |= {"symbols": symbols_of(tokens), "symbols_stand": False}
+    article = markdown.renderer.render(tokens, markdown.options, env)
+    return Text(article, markdown.renderer.contents(markdown.options, env))
+
+
+def file_text(path: Path, name: str) -> Text:
+    """A file of the repository as HTML; of a folder, the names of its files."""
+    title = f"<h1><code>{html.escape(name)}</code></h1>"
+    if path.is_dir():
+        names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+        return Text(f"{title}<pre>{lines_html(html.escape(chr(10).join(names)))}</pre>", "")
+    if path.suffix in (".svg", ".png"):
+        return Text(f'{title}<img src="{address_of_picture(path)}" alt="{name}">', "")
+    source = path.read_text()
+    try:
+        lexer = get_lexer_for_filename(path.name, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return Text(f"{title}<pre>{lines_html(html.escape(source))}</pre>", "")
+    return Text(f"{title}<pre>{code_html(source, lexer=lexer)}</pre>", "")

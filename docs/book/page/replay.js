@@ -1,0 +1,80 @@
+// The replay: full back-propagation and memory replay side by side, a step at a time.
+
+function kibibytes(bytes, digits) {
+  return `${(bytes / 1024).toFixed(digits)} KiB`;
+}
+
+function boxesOf({ segment, states, caches }, isDone) {  // a box for each segment, with what is held of it
+  const boxes = Array.from({ length: page.replay.segments }, (_, k) => {
+    const box = make("div", { className: k === segment && !isDone ? "now" : "" }, `segment ${k}`);
+    if (k in states) box.append(make("b", { className: "state" }, `state ${states[k]} B`));
+    if (k in caches) box.append(make("b", { className: "cache" }, `cache ${kibibytes(caches[k], 0)}`));
+    return box;
+  });
+  return make("div", { className: "boxes" }, ...boxes);
+}
+
+function barsOf(steps, now) {  // what is held after each step
+  const all = page.replay.methods.flatMap(method => method.steps.map(step => step.bytes));
+  const most = Math.max(...all);
+  const bars = steps.map(({ bytes }, k) => {
+    const later = k > now ? "later" : "";
+    return make("i", { className: k === now ? "now" : later, style: `height: ${bytes / most * 100}%` });
+  });
+  return make("div", { className: "bars" }, ...bars);
+}
+
+function gradientOf(past) {  // the last gradient that a segment handed to the one before
+  const last = past.findLast(({ gradient }) => gradient >= 0);
+  if (!last) return [];
+  const to = last.segment > 0 ? last.segment - 1 : "0's initial state";
+  const picture = heat(page.replay.values[last.gradient], ["B", "1", "S", "D"], "dstate.memory", 260, true);
+  return [make("p", {}, `gradient of the memory handed to segment ${to}`), picture];
+}
+
+function codeOf(method, line) {  // the method's code, with the line that runs now
+  const code = make("pre", { innerHTML: method.code });
+  code.querySelectorAll(".line")[line - method.line]?.classList.add("lit");
+  return code;
+}
+
+function drawMethod(method, which, step) {
+  const { steps, title } = method;
+  const isDone = step >= steps.length;
+  const now = Math.min(step, steps.length - 1);
+  const { what, segment, line, bytes } = steps[now];
+  const past = steps.slice(0, now + 1);
+  const again = what === "forward" && which ? ": computed again" : "";
+  const peak = of => kibibytes(Math.max(...of.map(({ bytes }) => bytes)), 1);
+  const held = `held ${kibibytes(bytes, 1)}; peak so far ${peak(past)}, of the whole ${peak(steps)}`;
+  const does = isDone ? "finished" : `${what}, segment ${segment}${again}`;
+  return make("section", {}, make("h3", {}, title), make("p", {}, does), boxesOf(steps[now], isDone),
+    make("p", {}, held), barsOf(steps, now), ...gradientOf(past), codeOf(method, isDone ? -1 : line));
+}
+
+function startReplay() {
+  const { methods, apart } = page.replay;
+  const most = Math.max(...methods.map(({ steps }) => steps.length));
+  const slider = make("input", { type: "range", min: 0, max: most - 1, value: 0, "aria-label": "Step" });
+  slider.style = "flex: 1 1 8rem";
+  const place = make("output");
+  const pair = make("div", { className: "pair" });
+  function draw() {
+    const step = slider.valueAsNumber;
+    place.textContent = `step ${step + 1} of ${most}`;
+    pair.replaceChildren(...methods.map((method, which) => drawMethod(method, which, step)));
+  }
+  function button(label, sign, by) {
+    const onclick = () => { slider.value = slider.valueAsNumber + by; draw(); };
+    return make("button", { "aria-label": label, onclick }, sign);
+  }
+  slider.oninput = draw;
+  const differ = `gradients differ by at most ${apart.toExponential(1)}, relative to the largest`;
+  const end = make("p", { className: "quiet" }, `at the end ${apart ? differ : "all gradients are equal"}`);
+  const row = make("div", { className: "row" }, button("Step before", "‹", -1), slider, button("Next step", "›", 1), place);
+  at("replay").append(row, pair, end);
+  drawAlso(draw);
+  draw();
+}
+
+startReplay();

@@ -1,0 +1,212 @@
+"""The pages of the book, and the menu that leads to them. docs/book/__main__.py uses it.
+
+A page is page/page.html, with book.css, its scripts, a text and data inside: it loads nothing.
+"""
+
+import base64
+import html
+import json
+import multiprocessing
+import os
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from markdown_it import MarkdownIt
+
+from docs.book.method import method_data
+from docs.book.replay import replay_data
+from docs.book.text import REPLAY, file_text, markdown_of, page_text
+from docs.excerpts import definitions, reference_of_pages
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# its colours and its helper `make` are ours too
+VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
+METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
+CHAPTERS = [f"docs/{name}.md" for name in METHODS]
+MENU = {  # {group: patterns of its pages}
+    "Begin": ["README.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
+    "Chapters": ["docs/building_blocks.md", *CHAPTERS, "docs/book/replay.md"],
+    "Exercises": ["docs/practice.md", "docs/break_it.md", "docs/teaching.md"],
+    "Results": ["docs/claims.md", "docs/results/*.md"],
+    "Use it": [f"docs/{name}.md" for name in ("training", "evaluation", "library", "speed")],
+    "Check it, extend it": ["docs/trust.md", "docs/porting.md", "tests/README.md", "docs/*.md"],
+    "Decisions": ["docs/decisions/*.md"],
+    "More": ["docs/**/*.md"],
+}
+NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
+
+
+@cache
+def menu() -> dict[str, list[Path]]:
+    """{group: its pages}; a page that no group names is in the last one whose pattern finds it."""
+    groups = {}
+    known = set()
+    for group, patterns in MENU.items():
+        found = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+        groups[group] = [path for path in dict.fromkeys(found) if path not in known]
+        known.update(found)
+    return {group: paths for group, paths in groups.items() if paths}
+
+
+def links_of(path: Path) -> Iterator[Path]:
+    """The files that a page links to."""
+    for token in MarkdownIt("commonmark").enable("table").parse(markdown_of(path)):
+        for part in token.children or []:
+            file = str(part.attrs.get("href", "")).partition("#")[0]
+            if file and ":" not in file:
+                yield Path(os.path.normpath(path.parent / file))
+
+
+@cache
+def pages() -> dict[Path, str]:
+    """{file of the repository: page of the book}: those of the menu, and files they link to."""
+    found = {}
+    for path in (path for paths in menu().values() for path in paths):
+        name = str(path.relative_to(ROOT))
+        plain = path.with_suffix("").relative_to(ROOT).parts
+        parts = plain[1:] if plain[0] == "docs" and plain[1] != "book" else plain
+        found[path] = NAMES.get(name, "_".join(parts).removeprefix("docs_book_") + ".html")
+    for path in list(found):
+        for file in links_of(path):
+            if file not in found and file.exists():
+                name = str(file.relative_to(ROOT)).replace("/", "_").replace(".", "_")
+                found[file] = f"file_{name}.html"
+    return found
+
+
+def title_of(path: Path) -> str:
+    """The title of a page: its first line, or the name of a file."""
+    if path.suffix not in (".md", ".ipynb"):
+        return str(path.relative_to(ROOT))
+    return markdown_of(path).partition("\n")[0].removeprefix("# ")
+
+
+def short_title(path: Path) -> str:
+    """The title of a page in the menu."""
+    title = title_of(path).removeprefix("Decisions: ").partition(":")[0]
+    return title[0].upper() + title[1:]
+
+
+def link_to(path: Path, here: Path, words: str) -> str:
+    """A link of the menu."""
+    is_here = ' aria-current="page"' if path == here else ""
+    return f'<a href="{pages()[path]}"{is_here}>{html.escape(words)}</a>'
+
+
+def menu_html(here: Path) -> str:
+    """The groups of pages, each with its links."""
+    groups = []
+    for group, paths in menu().items():
+        links = "".join(link_to(path, here, short_title(path)) for path in paths)
+        groups.append(f"<div><h2>{group}</h2>{links}</div>")
+    return "".join(groups)
+
+
+def neighbours_html(here: Path) -> str:
+    """Links to the page before and the page after."""
+    order = [path for paths in menu().values() for path in paths]
+    if here not in order:
+        return ""
+    at = order.index(here)
+    links = []
+    if at > 0:
+        links.append(link_to(order[at - 1], here, f"← {short_title(order[at - 1])}"))
+    if at + 1 < len(order):
+        links.append(link_to(order[at + 1], here, f"{short_title(order[at + 1])} →"))
+    return f'<nav class="neighbours" aria-label="Pages before and after">{"".join(links)}</nav>'
+
+
+def encoded(value: object) -> dict:
+    """What JSON has no form for: an array, whose numbers are float32 in base64, and a call."""
+    if not isinstance(value, np.ndarray):
+        return vars(value)
+    with np.errstate(over="ignore"):  # the lowest float64 becomes -inf
+        numbers = value.astype(np.float32)
+    data = base64.b64encode(numbers.tobytes()).decode()
+    return {"shape": value.shape, "kind": value.dtype.kind, "data": data}
+
+
+def data_of(path: Path) -> dict:
+    """All that a page shows beside its text."""
+    data = method_data(path.stem) if path.stem in METHODS and path.parent.name == "docs" else {}
+    if path.suffix == ".md" and REPLAY in path.read_text():
+        data["replay"] = replay_data()
+    return data
+
+
+def addresses_of_functions(path: Path) -> dict[str, str]:
+    """{function: address that shows its code}: of a chapter, the page itself."""
+    reference = reference_of_pages().get(path)
+    if reference is None:
+        return {}
+    page = "" if path.stem in METHODS else f"{reference.stem}.html"
+    return {name: f"{page}#{name}" for name in definitions(reference)}
+
+
+def scripts_for(data: dict) -> str:
+    """The JavaScript of a page, without what it does not need."""
+    needed = ["book.js"]
+    if data:
+        needed.append("heat.js")
+    if "replay" in data:
+        needed.append("replay.js")
+    if "functions" in data:
+        needed.append("panel.js")
+    make = re.search(r"^function make\(.*?^\}", VIEW.read_text(), re.M | re.S)[0]
+    return "\n".join([make, *((HERE / "page" / name).read_text() for name in needed)])
+
+
+def write_page(out: Path, path: Path) -> int:
+    """Write a page of the book and return its size in bytes.
+
+    In its JSON no < stands, so that no text can end the script.
+    """
+    data = data_of(path)
+    if path.suffix in (".md", ".ipynb"):
+        text = page_text(path, pages(), addresses_of_functions(path))
+    else:
+        text = file_text(path, str(path.relative_to(ROOT)))
+    light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(), re.S)
+    script = json.dumps(data, separators=(",", ":"), default=encoded)
+    parts = {
+        "TITLE": html.escape(title_of(path)),
+        "LIGHT": light,
+        "DARK": dark,
+        "STYLE": (HERE / "page" / "book.css").read_text(),
+        "KIND": "method" if "functions" in data else "text",
+        "MENU": menu_html(path),
+        "CONTENTS": text.contents,
+        "TEXT": text.article + neighbours_html(path),
+        "DATA": script.replace("<", "\\u003c"),
+        "SCRIPT": scripts_for(data),
+    }
+    blank = (HERE / "page" / "page.html").read_text()
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
+    return (out / pages()[path]).write_bytes(page.encode())
+
+
+def end_with_parent() -> None:
+    """In a worker: end as soon as the process that started it does, even if that is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def build(out: Path) -> dict[str, int]:
+    """Write all pages, in two processes; returns {page: bytes}."""
+    out.mkdir(parents=True, exist_ok=True)
+    chapters_first = sorted(pages(), key=lambda path: path.stem not in METHODS)
+    with ProcessPoolExecutor(2, initializer=end_with_parent) as workers:
+        sizes = {path: workers.submit(write_page, out, path) for path in chapters_first}
+        return {pages()[path]: size.result() for path, size in sizes.items()}
