@@ -1,0 +1,73 @@
+"""Pages of the book in a headless Chromium, measured by measure_book.js. test_book.py uses it."""
+
+import json
+import queue
+import shutil
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+WIDTHS = (393, 1024, 1440, 1920)
+# a frame of each width in turn, because a window is never as narrow as a phone
+AROUND = """<!doctype html><body><script>
+const pages = PAGES;
+const measured = (page, width) => new Promise(done => {
+  const frame = document.createElement("iframe");
+  frame.style = `border: 0; width: ${width}px; height: 900px`;
+  frame.onload = () => {
+    frame.onload = null;
+    onmessage = ({ data }) => { frame.remove(); done(data); };
+    const script = frame.contentDocument.createElement("script");
+    script.textContent = SCRIPT;
+    frame.contentDocument.body.append(script);
+  };
+  frame.src = `${page}.html`;
+  document.body.append(frame);
+});
+(async () => {
+  const found = [];
+  for (const page of pages) {
+    for (const width of WIDTHS) found.push({ page, width, ...await measured(page, width) });
+  }
+  await fetch("/", { method: "POST", body: JSON.stringify(found) });
+})();
+</script>"""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder, and puts what a page sends into the server's queue."""
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.server.answers.put(json.loads(self.rfile.read(length)))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> list[dict]:
+    """What measure_book.js finds on pages of a book, at each of WIDTHS."""
+    script = (Path(__file__).parent / "measure_book.js").read_text()
+    text = AROUND.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages))
+    around = profile.with_suffix(".html").name
+    (book / around).write_text(text.replace("SCRIPT", json.dumps(script)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(book)))
+    server.answers = queue.Queue()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    options += ["--remote-debugging-port=0", "--window-size=1960,1100"]
+    address = f"http://127.0.0.1:{server.server_port}/{around}"
+    browser = subprocess.Popen([BROWSER, *options, address], stderr=subprocess.DEVNULL)
+    try:
+        return server.answers.get(timeout=seconds)
+    finally:
+        browser.terminate()
+        browser.wait()
+        server.shutdown()
+        server.server_close()
+        (book / around).unlink()
