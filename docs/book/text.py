@@ -189,7 +189,7 @@ class Page(RendererHTML):
         """HTML as it stands; a comment marks where the replay is drawn, or is left out."""
         content = tokens[at].content
         if content.strip() == REPLAY:
-            return '<div class="replay" id="replay"></div>'
+            return '<div class="replay" id="book-replay"></div>'
         return re.sub(r"<!--.*?-->\n?", "", content, flags=re.S)
 
     def image(self, tokens, at, options, env) -> str:
@@ -199,7 +199,7 @@ class Page(RendererHTML):
         return f'<img src="{address_of_picture(path)}" alt="{about}">'
 
     def heading_open(self, tokens, at, options, env) -> str:
-        """A heading, with the anchor that GitHub gives it, and the function that the panel shows."""
+        """A heading, with the anchor that GitHub gives it and the function of the panel."""
         tag = tokens[at].tag
         words = re.sub(r"[^\w\- ]", "", tokens[at + 1].content.lower())
         anchor = words.replace(" ", "-")

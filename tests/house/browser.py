@@ -38,7 +38,15 @@ const measured = (page, width) => new Promise(done => {
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder, and puts what a page sends into the server's queue."""
+    """Serves a folder and the page `around` its pages; what that sends goes to a queue."""
+
+    def do_GET(self) -> None:
+        if self.path != "/around":
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.server.around)
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
@@ -54,14 +62,13 @@ def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> lis
     """What measure_book.js finds on pages of a book, at each of WIDTHS."""
     script = (Path(__file__).parent / "measure_book.js").read_text()
     text = AROUND.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages))
-    around = profile.with_suffix(".html").name
-    (book / around).write_text(text.replace("SCRIPT", json.dumps(script)))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(book)))
     server.answers = queue.Queue()
+    server.around = text.replace("SCRIPT", json.dumps(script)).encode()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     options += ["--remote-debugging-port=0", "--window-size=1960,1100"]
-    address = f"http://127.0.0.1:{server.server_port}/{around}"
+    address = f"http://127.0.0.1:{server.server_port}/around"
     browser = subprocess.Popen([BROWSER, *options, address], stderr=subprocess.DEVNULL)
     try:
         return server.answers.get(timeout=seconds)
@@ -70,4 +77,3 @@ def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> lis
         browser.wait()
         server.shutdown()
         server.server_close()
-        (book / around).unlink()

@@ -116,6 +116,8 @@ async function measure() {
   found.cut_formulas = cutFormulas();
   found.hidden = hiddenParts();
   found.lines = article.querySelectorAll(".line").length;
+  const outputs = [...document.querySelectorAll("#book-states > :first-child output")];
+  found.largest = outputs.map(({ textContent }) => Number(textContent.match(/largest (\S+)/)?.[1]));
   found.cut_code = cutCode();
   parent.postMessage(found, "*");
 }

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,14 +17,15 @@ from filelock import FileLock
 from docs.excerpts import definitions
 from reference.gradients import read_case
 from reference.rollout import rollout_forward
+from tests.house.browser import BROWSER, measured
 
 BOOK = pytest.importorskip(
-    "docs.book.__main__",
+    "docs.book.site",
     reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments",
 )
+default_case = pytest.importorskip("docs.book.method").default_case
 METHODS = BOOK.METHODS  # the models that have a chapter
 ROOT = Path(__file__).parents[2]
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.timeout(
     400
 )  # building takes 40 s on two quiet cores, and other tests run beside it
@@ -54,7 +54,7 @@ def book(tmp_path_factory):
 
 def data_of(page):
     """What a page's script shows."""
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
+    return json.loads(re.search(r'json" id="book-data">(.*?)</script>', page.read_text(), re.S)[1])
 
 
 def array_of(data, number):
@@ -73,7 +73,7 @@ def test_every_function_is_on_its_methods_page(book, method):
 @methods
 def test_values_are_those_of_the_reference(book, method):
     data = data_of(book / f"{method}.html")
-    case = read_case(method, BOOK.default_case(method))
+    case = read_case(method, default_case(method))
     rows, _, _ = rollout_forward(
         case.reference, case.params, case.config, case.segments, case.state
     )
@@ -118,36 +118,125 @@ def test_pages_are_small_and_load_nothing(book):
     loads = address + r"|@import|\bfetch\(|XMLHttpRequest|import\("
     for page in book.iterdir():
         text = page.read_text()
-        assert len(text) <= 3e6
+        assert len(text) <= 2.5e6, page.name
         assert "default-src 'none'" in text
-        assert not re.search(loads, text), page.name
+        if not page.name.startswith("file_"):
+            assert not re.search(loads, re.sub(r"<pre>.*?</pre>", "", text, flags=re.S)), page.name
+
+
+def test_every_value_of_a_page_is_shown_somewhere(book):
+    for method in METHODS:
+        data = data_of(book / f"{method}.html")
+        reached = {number for pair in data["states"] for number in pair}
+        for call in data["calls"]:
+            reached.update(call["held"])
+            reached.update(of for of, _ in call["beside"].values())
+        left = set(range(len(data["values"]))) - parts_too(data["values"], reached)
+        assert not left, f"{method}.html has {len(left)} values that no place shows"
+
+
+def parts_too(values, numbers):
+    """Numbers of values, and of the parts in them."""
+    found = set()
+    left = [number for number in numbers if number >= 0]
+    while left:
+        number = left.pop()
+        if number not in found:
+            found.add(number)
+            left += values[number].get("parts", {}).values()
+    return found
+
+
+def test_every_page_of_docs_is_in_the_menu():
+    pages = {path for paths in BOOK.menu().values() for path in paths}
+    left = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - pages
+    assert not left, f"no group of MENU in docs/book/site.py has {sorted(map(str, left))}"
+
+
+def test_no_link_is_dead(book):
+    """A link leads to a page that is there, and to an anchor or a function of it."""
+    texts = {page.name: page.read_text() for page in book.glob("*.html")}
+    anchors = {}
+    for name, text in texts.items():
+        functions = data_of(book / name).get("functions", {})
+        anchors[name] = {"", *re.findall(r'\bid="([^"]+)"', text), *functions}
+    dead = []
+    count = 0
+    for name, text in texts.items():
+        for address in re.findall(
+            r'<a [^>]*href="([^"]*)"', text.partition('json" id="book-data"')[0]
+        ):
+            if "://" in address or address.startswith("mailto:"):
+                continue
+            page, _, anchor = address.partition("#")
+            count += 1
+            if anchor not in anchors.get(page or name, set()):
+                dead.append(f"{name}: {address}")
+    assert count > 1000
+    assert not dead, f"{len(dead)} of {count} links are dead: {dead[:20]}"
+
+
+def test_a_missing_package_is_named_in_one_line():
+    hide = "import sys, importlib.util as u; f = u.find_spec; "
+    hide += "u.find_spec = lambda n: None if n in ('latex2mathml', 'pygments') else f(n); "
+    run = "from docs.book.__main__ import main; sys.exit(main(['--out', 'x']))"
+    done = subprocess.run([sys.executable, "-c", hide + run], cwd=ROOT, capture_output=True)
+    assert done.returncode == 2
+    said = done.stderr.decode().splitlines()
+    assert said == [
+        "the book needs latex2mathml Pygments, which is not here: pip install latex2mathml Pygments"
+    ]
+
+
+def test_the_book_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import docs.book.site"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@methods
+def test_every_section_names_its_function(method):
+    """<!-- panel: NAME --> under a heading is what the code panel shows there."""
+    page = (ROOT / "docs" / f"{method}.md").read_text()
+    page = re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)  # a comment in code is no heading
+    names = definitions(ROOT / "reference" / f"{method}.py")
+    if "<!-- panel:" not in page:
+        pytest.skip("this chapter names no functions for the panel yet")
+    sections = re.findall(r"^##+ (.+)\n+(?:<!-- panel: (\w+) -->)?", page, re.M)
+    without = [title for title, name in sections if not name]
+    assert not without, f"docs/{method}.md: no <!-- panel: NAME --> under {without}"
+    unknown = [name for _, name in sections if name not in names]
+    assert not unknown, f"reference/{method}.py has no {unknown}, which docs/{method}.md names"
+
+
+def text_pages():
+    """The pages of the menu that have no code panel."""
+    names = [BOOK.pages()[path] for paths in BOOK.menu().values() for path in paths]
+    stems = [name.removesuffix(".html") for name in names]
+    return [stem for stem in stems if stem not in METHODS]
 
 
 @pytest.mark.skipif(
     not BROWSER, reason="looking at pages needs a browser: apt-get install chromium"
 )
-@pytest.mark.parametrize("page", [*METHODS, "replay", "index"])
-def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=3000",
-        "--dump-dom",
-    ]
-    command = [BROWSER, *options, f"--user-data-dir={tmp_path}", book / f"{page}.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
-    article = re.search(r"<article>(.*)</article>", shown, re.S)[1]
-    plain = re.sub(r"<(code|pre)\b.*?</\1>|<math.*?</math>", "", article, flags=re.S)
-    assert "$`" not in plain
-    assert "$$" not in plain
-    assert "\\frac" not in plain
-    if page in METHODS:
-        data = data_of(book / f"{page}.html")
-        fields = data["values"][data["states"][0][0]]["parts"].values()
-        largest = [np.abs(array_of(data, number)).max() or 1 for number in fields]
-        found = re.findall(r"largest ([\d.e+-]+)", shown)[: len(largest)]
-        assert [float(text) for text in found] == pytest.approx(largest, rel=1e-3)
-        assert '<pre id="code">' in shown and 'class="has"' in shown
-    if page == "replay":
-        assert "step 1 of" in shown and "KiB; peak so far" in shown
+@pytest.mark.parametrize(
+    "pages",
+    [*([method] for method in METHODS), text_pages()],
+    ids=[*METHODS, "text"],
+)
+def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages, tmp_path):
+    """At each width: formulas and code fit, anchors open, the panel shows what sections name."""
+    for found in measured(book, pages, tmp_path / "profile", seconds=300):
+        where = f"{found['page']}.html, {found['width']} pixels wide"
+        assert "error" not in found, f"{where}: {found['error']}"
+        assert not found["cut_formulas"], f"{where}: cut formulas"
+        assert not found["cut_code"], f"{where}: cut code"
+        assert not found["hidden"], where
+        assert not found["anchors"], f"{where}: a page opens at another place than its anchor"
+        assert not found["turned"], f"{where}: turning from text to code and back"
+        assert not found["scrolled"]["wrong"], f"{where}: the panel shows another function"
+        if found["page"] in METHODS:
+            data = data_of(book / f"{found['page']}.html")
+            fields = data["values"][data["states"][0][0]]["parts"].values()
+            largest = [np.abs(array_of(data, number)).max() or 1 for number in fields]
+            if found["width"] >= 1440:
+                assert found["largest"] == pytest.approx(largest, rel=1e-3), where

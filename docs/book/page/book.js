@@ -1,6 +1,6 @@
 // What every page does: its menu, its contents, formulas that fit, symbols that explain themselves, light and dark.
 
-const at = id => document.getElementById(id);
+const at = id => document.getElementById(`book-${id}`);  // a part of every page; a section has no such id
 const page = JSON.parse(at("data").textContent);
 const article = at("text");
 const READING_LINE = 0.28;  // of the screen's height: what the text says there is what the page speaks of
@@ -119,7 +119,7 @@ document.addEventListener("pointerover", explain);
 
 // Light and dark
 
-const dark = at("dark");
+const dark = document.getElementById("dark-colours");
 let redraw = () => {};  // what is drawn in the colours of the page; panel.js and replay.js add to it
 
 function drawAlso(draw) {

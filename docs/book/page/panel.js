@@ -52,7 +52,7 @@ function openAddress() {
   const isCode = Boolean(page.functions[name]);
   document.body.classList.toggle("code", isCode && narrow.matches);
   at("turn").textContent = isCode ? "Text" : "Code";
-  const section = isCode ? null : at(name);
+  const section = isCode ? null : document.getElementById(name);
   view.read = spokenOf();
   if (isCode) show(name);
   else if (!narrow.matches) show(section?.dataset.panel ?? view.read);

@@ -48,7 +48,7 @@ function drawMethod(method, which, step) {
   const peak = of => kibibytes(Math.max(...of.map(({ bytes }) => bytes)), 1);
   const held = `held ${kibibytes(bytes, 1)}; peak so far ${peak(past)}, of the whole ${peak(steps)}`;
   const does = isDone ? "finished" : `${what}, segment ${segment}${again}`;
-  return make("section", {}, make("h3", {}, title), make("p", {}, does), boxesOf(steps[now], isDone),
+  return make("section", {}, make("h4", {}, title), make("p", {}, does), boxesOf(steps[now], isDone),
     make("p", {}, held), barsOf(steps, now), ...gradientOf(past), codeOf(method, isDone ? -1 : line));
 }
 
