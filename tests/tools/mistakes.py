@@ -3,7 +3,8 @@
     python -m tests.tools.mistakes
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
-sentence and the source where it was made. Its cases are {case: the first wrong tensor}.
+sentence and the source where it was made. Its cases are {case: the first wrong tensor}. flags.json
+has the same by case, for the checker.
 """
 
 import json
@@ -16,6 +17,7 @@ from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, computed
 
 CATALOGUE = Path(__file__).parents[2] / "docs" / "ports" / "mistakes.json"
+FLAGS = Path(__file__).with_name("flags.json")
 
 
 def caught(mistake: dict) -> dict:
@@ -30,7 +32,8 @@ def caught(mistake: dict) -> dict:
             found = computed(paper, name, wrong, steps=False)
         except ValueError:  # shapes that do not fit
             continue
-        rows = check.compare(expected, expected | found, json.loads(metadata["inner"]))
+        order = [json.loads(metadata["inner"])] if "inner" in metadata else []
+        rows = check.compare(expected, expected | found, *order)
         failed = [row.name for row in rows if not row.passes]
         if failed:
             begins[name] = failed[0]
@@ -38,9 +41,15 @@ def caught(mistake: dict) -> dict:
 
 
 def main() -> None:
-    """Write the catalogue anew, a line for each mistake."""
-    mistakes = json.loads(CATALOGUE.read_text())
-    lines = [json.dumps(each | {"cases": caught(each)}, ensure_ascii=False) for each in mistakes]
+    """Write the catalogue anew, a line for each mistake, and {paper/case: [flag and tensor]}."""
+    mistakes = [each | {"cases": caught(each)} for each in json.loads(CATALOGUE.read_text())]
+    flags: dict = {}
+    for each in mistakes:
+        for case, first in each["cases"].items():
+            words = f"{each['flag']} (it begins with {first})"
+            flags.setdefault(f"{each['paper']}/{case}", []).append(words)
+    FLAGS.write_text(json.dumps(flags, indent=1) + "\n")
+    lines = [json.dumps(each, ensure_ascii=False) for each in mistakes]
     CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
