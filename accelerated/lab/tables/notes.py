@@ -139,12 +139,17 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
 
 
 def label_ends(axes: Any, ends: dict[str, tuple[float, float]], colours: dict[str, str]) -> None:
-    """Write each line's name right of its end; names that would overlap are moved up."""
+    """Write each line's name right of its end, with a thin line to it.
+
+    Names that would overlap are moved up.
+    """
     lowest, highest = axes.get_ylim()
     least = (highest - lowest) / 18  # between two names
     height = -math.inf
-    for name, (x, y) in sorted(ends.items(), key=lambda end: end[1][1]):
-        height = max(y, height + least)
-        where = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(name, (x, height), color=colours[name], fontsize=8, **where)
+    where = {"textcoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
+    for name, end in sorted(ends.items(), key=lambda item: item[1][1]):
+        height = max(end[1], height + least)
+        leader = {"arrowstyle": "-", "relpos": (0, 0.5), "color": colours[name], "linewidth": 0.5}
+        beside = (1.08, height)
+        axes.annotate(name, end, beside, color=colours[name], arrowprops=leader, **where)
     axes.margins(x=0.05)
