@@ -236,6 +236,11 @@ REPORTS = {
         "evaluation.positions.report",
         options=(PLOT,),
     ),
+    "frequency": Report(
+        "frequency RUN",
+        "the perplexity of words by how often training had them",
+        "lab.reports.frequency.report",
+    ),
     "overlap": Report(
         "overlap RUN RUN --overlaps 0,5",
         "a table of pretrained_recurrence runs by overlap of their windows",

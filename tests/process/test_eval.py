@@ -396,6 +396,7 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(re
 
 
 def test_what_recall_has_not_is_refused(recalling, capsys):
+    assert "frequency: recall has no words" in refused(capsys, "frequency", recalling)
     words = "--recall-pairs needs --data recall, and the data is stdlib"
     assert words in refused(capsys, recalling, "--data", "stdlib", "--recall-pairs", 2)
     words = "--carry-over-documents is for texts"

@@ -6,19 +6,18 @@ greedily in a new window, which knows it through the inserted vectors alone.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Parts
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.score import TrainedRun
 from accelerated.generation.continuation import Sampling, continue_text
+from accelerated.lab.reports.frequency import ids_of, training_split
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.progress import Progress
 
@@ -26,19 +25,6 @@ TOPICS = 20
 FITTED = 5000  # pieces of the training split; the paper takes as many books
 PIECE = 20  # windows in one of them
 LANES = 64  # contexts that are continued at a time
-
-
-def ids_of(document: Document) -> np.ndarray:
-    """All tokens of a document, (n,); empty if there is nothing to predict."""
-    return np.concatenate([document.inputs[:1], document.targets])
-
-
-def training_split(run: TrainedRun, options: argparse.Namespace) -> Sequence[Document]:
-    """The documents that a run was trained on; of a published GPT-2, which names none, --data's."""
-    data = run.settings.data
-    if not data.data:
-        data = replace(data, data=run.data)
-    return load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
 
 
 def sklearn(module: str) -> ModuleType:
