@@ -1,43 +1,70 @@
-"""python -m reference.check VECTORS THEIRS: is a port right? Compares with docs/vectors by tensor.
+"""python -m reference.check [--stage NAME] [--strict] VECTORS THEIRS: is a port right?
 
 VECTORS is a file of docs/vectors, or a folder of them. THEIRS is a safetensors file with tensors of
 the same names, or a folder with files of the same names. Everything that does not begin with
-`given/` is compared; values inside a layer, `inner/`, may be left out. A file's table has all
-tensors, a folder's those that fail. Exit code 0 if all agree, 1 if not, 2 if a file cannot be read.
-It needs NumPy, and nothing else of this project. docs/porting.md tells how to use it.
+`given/` is compared. Values inside a layer, their gradients and those of a single segment may be
+left out; they make it say more exactly where a mistake is. A file's table has all tensors; of a
+folder and of a stage there are at most 20 lines. Exit code 0 if all agree, 1 if not, 2 if a file
+cannot be read. It needs NumPy, and nothing else of this project. docs/porting.md tells how to use
+it.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
+BF16 = np.dtype("<f4", metadata={"type": "BF16"})  # held as float32
 # Of the largest magnitude in a tensor; how they were measured stands in docs/porting.md
-TOLERANCES = {"float64": 1e-9, "float32": 1e-3}
+TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "BF16": 1e-1}
 GIVEN = "given/"
 INNER = "inner/"
-KINDS = ("logits", "auxiliary", "loss", "next")  # of a segment's values, in their order
-GROUPS = ("grad", "grad_state", "sgd", "adamw")  # of what a rollout's gradients give
-# What begins the names of parameters, in the order in which a backward pass comes to them
-BACKWARDS = (
-    "final_norm",
-    "decoder.norm",
-    "decoder",
-    "layers",
-    "writer",
-    "encoder.norm",
-    "encoder",
-    "module",
-    "positions",
-    "initial_memory",
-    "embedding",
-)
+REPLAY = "replay/"
+OPTIONAL = r"inner/|\d+/.*grad|operator/|replay/"  # what may be left out
+STAGES = {  # in the order of work: what a name begins with
+    "operators": "operator/",
+    "logits": "inner/|0/lo",
+    "state": r"\d+/(lo|au|ne)|objective",
+    "gradients": r"(\d+/(inner_)?)?grad",
+    "steps": "sgd/|adamw/",
+    "replay": REPLAY,
+}
+LINES = 12  # of failures that are shown, if not all are
+HINTS = {  # for a name that is wrong first: what to look at
+    "inner/sinusoids": "all sines, then all cosines; base 10,000; row t is of distance K - 1 - t",
+    "inner/.*distance|inner/position|inner/.*_by_key": "the distance: sign, row; the biases",
+    "inner/.*(scores|similarity)": "the shift: query i is at C + M + i; hidden keys are 0",
+    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask, off by one; padding",
+    "inner/(evicted|usage|new$)": "rows oldest first; the queue is joined before it is cut",
+    "inner/.*(mixed|pooled|shares)": "which layers, which rows, before or after the final norm",
+    "inner/.*(query|key|value)": "matrices are (out, in); heads lie side by side; the norm",
+    "inner/": "epsilon of the norm; ReLU or GELU by tanh; before or after the residual",
+    "0/lo": "1 / sqrt(D); the last norm; the output is the embedding",
+    r"\d+/next": "which rows are kept, oldest first; the raw state is carried, not its norm",
+    r"\d+/auxiliary": "a mean over everything; what is data there",
+    r"\d+/|objective": "lane 1 starts in segment 1: the initial state replaces its own",
+    ".*grad.*initial": "lanes that start give it their gradient, and only they",
+    ".*grad/embedding": "it is read and is the output: two gradients",
+    r"\d*/?grad_state": "all that reads the state adds up; a lane that starts passes none on",
+    ".*inner_grad/(new_slots|states_after|pooled|new$)": "it comes from the next segment: a stop?",
+    ".*inner_grad/.*(weights|scores|similarity)": "softmax: w (dw - sum of w dw); the scale",
+    ".*grad/.*key_bias": "exactly zero: softmax cancels it",
+    ".*grad/.*norm": "dn = dy scale; all that reads the norm adds up",
+    ".*inner_grad": "all that reads this value adds up; the stops",
+    ".*grad/.*compression": "its own loss alone, unless bptt; evicted rows are data",
+    ".*grad": "all places that use it add up; the stops",
+    "sgd": "p - rate * gradient",
+    "adamw": "gradients are right; see AdamW's line in docs/porting.md",
+    "replay/[af]": "K - 1 calls of advance, before K of forward, the last segment first",
+    "replay": "the same state before each segment as in the first pass; its gradient is handed on",
+}
 
 
 class Row(NamedTuple):
@@ -66,6 +93,7 @@ def load(path: Path) -> tuple[dict, dict]:
     if not Path(path).is_file():
         raise CheckError(f"{path}: no such file")
     arrays = {}
+    end = 0
     try:
         content = Path(path).read_bytes()
         begin = 8 + int.from_bytes(content[:8], "little")
@@ -74,37 +102,21 @@ def load(path: Path) -> tuple[dict, dict]:
         for name, about in header.items():
             first, last = about["data_offsets"]
             data = bytearray(content[begin + first : begin + last])  # which may be changed
-            array = np.frombuffer(data, TYPES[about["dtype"]])
+            if about["dtype"] == "BF16":
+                high = np.frombuffer(data, "<u2").astype("<u4") << 16
+                array = high.view("<f4").astype(BF16)
+            else:
+                array = np.frombuffer(data, TYPES[about["dtype"]])
             arrays[name] = array.reshape(about["shape"])
+            end = max(end, last)
+        after = len(content) - begin - end
+        if after:
+            raise ValueError(f"{after} bytes are left after the last tensor")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckError(
             f"{path} is no safetensors file that NumPy can hold ({type(error).__name__}: {error})"
         ) from None
     return arrays, metadata
-
-
-def in_order(names: list, inner: list) -> list:
-    """Names in the order of computation: inside a layer, by segment, objective, gradients, steps.
-
-    Gradients are in the order of a backward pass, from the last layer to the first.
-    """
-    return sorted(names, key=lambda name: place_of(name, inner))
-
-
-def place_of(name: str, inner: list) -> tuple:
-    """What a name is sorted by; names of the same kind, by the first number, have alike tuples."""
-    head, _, rest = name.partition("/")
-    if name in inner:
-        return (0, inner.index(name))
-    if head.isdigit():
-        kind = rest.split(".")[0]
-        return (1, int(head), KINDS.index(kind), rest)
-    if name == "objective":
-        return (2, 0)
-    parts = [number for number, prefix in enumerate(BACKWARDS) if rest.startswith(prefix)]
-    part = parts[0] if parts else len(BACKWARDS)
-    last_layer_first = [-int(word) for word in rest.split(".") if word.isdigit()]
-    return (3, GROUPS.index(head), part, last_layer_first, rest)
 
 
 def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
@@ -135,7 +147,8 @@ def tolerance_of(dtype: np.dtype) -> float:
     """The largest relative error of a type; integers and booleans must be equal."""
     if dtype.kind in "iub":
         return 0.0
-    return TOLERANCES.get(str(dtype), TOLERANCES["float32"])
+    kind = (dtype.metadata or {}).get("type", str(dtype))
+    return TOLERANCES[kind]
 
 
 def share_of(tolerance: float, error: float) -> str:
@@ -146,101 +159,164 @@ def share_of(tolerance: float, error: float) -> str:
     return f"{share:.1%} of the tolerance" if share < 10 else f"{share:.0e} times the tolerance"
 
 
-def compare(expected: dict, actual: dict, inner: list) -> list[Row]:
-    """A Row for each tensor that a port computes, in the order of computation."""
-    computed = [name for name in expected if not name.startswith(GIVEN)]
+def stage_of(name: str) -> str:
+    """The stage of work in which a tensor is computed."""
+    return next(stage for stage, pattern in STAGES.items() if re.match(pattern, name))
+
+
+def wanted(expected: dict, stage: str) -> dict:
+    """The tensors that are compared up to a stage, or all if it is ""; with those of replay."""
+    found = {name: row for name, row in expected.items() if not name.startswith(GIVEN)}
+    if any(name.startswith(REPLAY) for name in found):  # whose gradients must be the same
+        found |= {REPLAY + name: row for name, row in found.items() if name.startswith("grad")}
+    last = [*STAGES].index(stage or "replay")
+    stages = [*STAGES][: last + 1]
+    return {name: row for name, row in found.items() if stage_of(name) in stages}
+
+
+def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
+    """A Row for each tensor that a port computes up to a stage, in the order of computation.
+
+    That is the order in which they stand in the file.
+    """
     rows = []
-    for name in in_order(computed, inner):
-        must_be_there = not name.startswith(INNER) and expected[name].size
+    for name, row in wanted(expected, stage).items():
+        is_optional = re.match(OPTIONAL, name) and not (stage_of(name) == stage != "logits")
         if name in actual:
-            rows.append(compared(name, expected[name], actual[name]))
-        elif must_be_there:
-            rows.append(Row(name, np.inf, 0.0, f"missing, shape {expected[name].shape}"))
+            rows.append(compared(name, row, actual[name]))
+        elif row.size and not is_optional:
+            rows.append(Row(name, np.inf, 0.0, f"missing, shape {row.shape}"))
     return rows
 
 
-def report(title: str, rows: list[Row], unknown: list, whole: bool) -> str:
-    """Print the verdict, the first wrong tensor, and a table, whole or of failures only.
+def first_wrong(rows: list[Row]) -> Row | None:
+    """The first tensor that is wrong, or else the first that is missing; None if all agree."""
+    wrong = [row for row in rows if not row.passes]
+    there = [row for row in wrong if not row.words.startswith("missing")]
+    return (there or wrong or [None])[0]
 
-    Returns the name of the first wrong tensor, or "" if all agree.
-    """
+
+def hint_of(row: Row) -> str:
+    """What to look at if this tensor is the first that is wrong."""
+    if row.words.startswith("missing"):
+        return "the name; tensors that may be left out are in docs/porting.md"
+    if row.words.startswith("shape"):
+        return "the order of the axes; docs/porting.md has the shapes"
+    return next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
+
+
+def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
+    """Print the verdict, the first wrong tensor, and a table, whole or of some failures."""
     wrong = [row for row in rows if not row.passes]
     missing = [row for row in wrong if row.words.startswith("missing")]
-    there = [row for row in wrong if row not in missing]
     print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {len(missing)} missing")
-
-    first = ""
-    if wrong:
-        row = there[0] if there else missing[0]
-        first = row.name
-        is_what = "wrong" if there else "missing"
-        print(f"  begin with {first}, the first that is {is_what}: {row.words}")
+    first = first_wrong(rows)
+    if first:
+        is_what = "missing" if first in missing else "wrong"
+        print(f"  begin with {first.name}, the first that is {is_what}: {first.words}")
+        print(f"  look at: {hint_of(first)}")
         if all(row.name.startswith(INNER) for row in wrong):
             print(f"  only {INNER} values are wrong: all that is asked for agrees")
-        if all(row.name.startswith("adamw/") for row in wrong):
-            print(
-                "  only adamw/ is wrong: gradients are right; see AdamW's line in docs/porting.md"
-            )
-
-    for row in rows if whole else wrong:
+    for row in rows if whole else wrong[:LINES]:
         mark = "" if row.passes else "  FAIL"
         print(f"  {row.name:<52} {row.words}{mark}")
     if unknown:
         more = " and more" if len(unknown) > 5 else ""
         print(f"  not in the vectors: {', '.join(unknown[:5])}{more}")
-    return first
 
 
-def check(vectors: Path, theirs: Path, whole: bool) -> str:
-    """Compare one file with another and report; the name of the first wrong tensor, or ""."""
-    expected, metadata = load(vectors)
+def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]:
+    """(the rows that are compared, names that the vectors do not have) of two files."""
+    expected, _ = load(vectors)
     actual, _ = load(theirs)
-    if "paper" not in metadata:
-        raise CheckError(
-            f"{vectors} is no file of docs/vectors: it has no metadata; give VECTORS before THEIRS"
-        )
-    rows = compare(expected, actual, json.loads(metadata["inner"]))
-    unknown = sorted(actual.keys() - expected.keys())
-    return report(f"{metadata['paper']} {metadata['case']}", rows, unknown, whole)
+    if not any(name.startswith(GIVEN) for name in expected):
+        raise CheckError(f"{vectors} is no file of docs/vectors; give VECTORS before THEIRS")
+    unknown = sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
+    return compare(expected, actual, stage), unknown
 
 
-def check_all(vectors: Path, theirs: Path) -> bool:
+def flags_of(vectors: Path) -> list:
+    """What mistakes a case is there to catch, as the .json beside it says."""
+    about = vectors.with_suffix(".json")
+    return json.loads(about.read_text()).get("flags", []) if about.is_file() else []
+
+
+def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False) -> bool:
     """Compare a file with another, or the files of one name in two folders.
 
-    Returns whether all tensors agree.
+    Returns whether all tensors agree up to the stage; if strict, a case that is missing does not.
     """
     if not vectors.is_dir():
-        return not check(vectors, theirs, whole=True)
+        rows, unknown = read_both(vectors, theirs, stage)
+        report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
+        return first_wrong(rows) is None
+
     paths = sorted(vectors.glob("*.safetensors"))
     if not paths:
         raise CheckError(
             f"{vectors} has no vectors; give a paper's folder, such as docs/vectors/compressive"
         )
+    if stage == "operators":
+        paths = [path for path in paths if path.stem == stage]
     in_both = [path for path in paths if (theirs / path.name).is_file()]
     if not in_both:
         names = ", ".join(path.name for path in paths[:3])
         raise CheckError(f"{theirs} has none of the files of {vectors}: {names} ...")
 
-    failed = {}  # {name of the file: its first wrong tensor}
+    failed = {}  # {file: its first wrong tensor}
     for path in in_both:
-        first = check(path, theirs / path.name, whole=False)
+        rows, unknown = read_both(path, theirs / path.name, stage)
+        first = first_wrong(rows)
         if first:
-            failed[path.name] = first
-    agree = f"{len(in_both) - len(failed)} of {len(in_both)} cases agree"
-    print(f"{agree}; {len(paths) - len(in_both)} are not in {theirs}")
-    if failed:
-        name = earliest_failure(paths, failed)
-        print(f"begin with {name}, {failed[name]}")
-    return not failed
+            failed[path] = first
+            count = sum(not row.passes for row in rows)
+            if len(failed) <= LINES:
+                print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
+        if unknown and len(failed) <= LINES:
+            print(f"{path.stem}: not in the vectors: {', '.join(unknown[:5])}")
+    absent = len(paths) - len(in_both)
+    print(
+        f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
+    )
+    verdict(paths, failed, stage)
+    return not failed and not (strict and absent)
 
 
-def earliest_failure(paths: list[Path], failed: dict) -> str:
-    """The file whose first wrong tensor is the earliest in a layer."""
-    inner = [json.loads(load(path)[1]["inner"]) for path in paths]
-    order = max(inner, key=len)  # of the file that has the most of these values
+def verdict(paths: list[Path], failed: dict, stage: str) -> None:
+    """Print which stage is done, and where to begin."""
+    if not failed:
+        last = stage or "steps"
+        print(f"stage {[*STAGES].index(last) + 1} of {len(STAGES)} done: {last}")
+        return
+    path = earliest_failure(paths, failed)
+    row = failed[path]
+    now = stage_of(row.name)
+    print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
+    print(f"begin with {path.name}, {row.name}: {row.words}")
+    print(f"look at: {hint_of(row)}")
+    for flag in flags_of(path)[:2]:
+        print(f"a mistake that this case is for: {flag}")
 
-    def place(name: str) -> int:
-        return order.index(failed[name]) if failed[name] in order else len(order)
+
+def earliest_failure(paths: list[Path], failed: dict) -> Path:
+    """The file whose first wrong tensor is computed first; of several, the one with the most.
+
+    What is missing comes last.
+    """
+    orders = {path: [*wanted(load(path)[0], "")] for path in paths}
+    whole: list = []  # the order of all files: a name comes after what is before it in its file
+    for order in sorted(orders.values(), key=len, reverse=True):
+        at = 0
+        for name in order:
+            if name in whole:
+                at = whole.index(name)
+            else:
+                whole.insert(at, name)
+            at += 1
+
+    def place(path: Path) -> tuple:
+        row = failed[path]
+        return row.words.startswith("missing"), whole.index(row.name), -len(orders[path])
 
     return min(failed, key=place)
 
@@ -267,11 +343,15 @@ def main(argv: list | None = None) -> int:
     words = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
     vectors = "a file of docs/vectors, or a folder of them"
     theirs = "what the port wrote: a file, or a folder of files so named"
+    stage = "compare what is computed up to this stage of work, in at most 20 lines"
     parser = argparse.ArgumentParser(prog="python -m reference.check", description=words)
     parser.add_argument("vectors", metavar="VECTORS", type=Path, help=vectors)
     parser.add_argument("theirs", metavar="THEIRS", type=Path, help=theirs)
-    options = parser.parse_args(argv)
-    return exit_code("reference.check", lambda: check_all(options.vectors, options.theirs))
+    parser.add_argument("--stage", choices=STAGES, default="", help=stage)
+    strict = "fail if a case of VECTORS is not in THEIRS"
+    parser.add_argument("--strict", action="store_true", help=strict)
+    options: Any = parser.parse_args(argv)
+    return exit_code("reference.check", lambda: check_all(**vars(options)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.check import CheckError, exit_code, in_order, load
+from reference.check import CheckError, exit_code, load
 from reference.rollout import Segment, rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
@@ -192,7 +192,7 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
     inputs = inputs_of(case.params, case.state)
     with holding_what_is_stopped(case) as objective:
         objective(inputs)  # the values at which what is stopped is held
-        for name in in_order([*inputs], []):
+        for name in inputs:
             direction = rng.standard_normal(inputs[name].shape)
             by_hand = float((grads[name] * direction).sum())
             numeric, error = nearest_difference(objective, inputs, name, direction, by_hand)

@@ -6,14 +6,11 @@ those of the conformance vectors (docs/porting.md): "0/logits" are the logits of
 state.
 """
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-
-SGD_RATE = 0.1
-# AdamW's epsilon is not smaller, so that what should be zero and was rounded stays small
-ADAMW = {"rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "decay": 0.1}
 
 
 class Segment(NamedTuple):
@@ -90,42 +87,33 @@ def rollout_backward(
     """
     grads = {}
     dstate: Any = None
+    for parts, before in segments_backward(reference, params, config, caches):
+        for part in parts:
+            reference.add_into(grads, part)
+        dstate = before
+    return grads, dstate
+
+
+def segments_backward(
+    reference: ModuleType, params: dict, config: object, caches: list
+) -> Iterator[tuple[list, NamedTuple]]:
+    """Of each segment, from the last to the first: gradients, and that of the state before it.
+
+    The gradients are dicts, by parameter, which have to be added.
+    """
+    dstate: Any = None
     count = count_scored([segment for segment, _, _, _ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
         dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
-        reference.add_into(grads, dparams)
+        parts = [dparams]
         if auxiliary_cache:
-            dauxiliary = reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)
-            reference.add_into(grads, dauxiliary)
+            parts += [reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)]
 
         # A lane that starts reads the initial state, and nothing of the state before
         zero = dstate._make(np.zeros_like(field) for field in dstate)
         if hasattr(reference, "initial_state_backward"):
             dinitial = choose_lanes(segment.starts, dstate, zero)
-            reference.add_into(grads, reference.initial_state_backward(config, dinitial))
+            parts += [reference.initial_state_backward(config, dinitial)]
         dstate = choose_lanes(segment.starts, zero, dstate)
-    return grads, dstate
-
-
-def sgd(params: dict, grads: dict) -> dict:
-    """The parameters after one step of plain gradient descent."""
-    return {name: value - SGD_RATE * grads[name] for name, value in params.items()}
-
-
-def adamw(
-    params: dict, grads: dict, moments: dict, step: int, settings: dict = ADAMW
-) -> tuple[dict, dict]:
-    """Parameters and {name: (first, second moment)} after step `step`, from 1; all decay."""
-    rate, beta1, beta2, epsilon, decay = settings.values()
-    new_params = {}
-    new_moments = dict(moments)  # those of other parameters stay
-    for name, value in params.items():
-        first, second = moments.get(name, (0.0, 0.0))
-        first = beta1 * first + (1 - beta1) * grads[name]
-        second = beta2 * second + (1 - beta2) * grads[name] ** 2
-        direction = first / (1 - beta1**step)
-        scale = np.sqrt(second / (1 - beta2**step)) + epsilon
-        new_params[name] = value - rate * (direction / scale + decay * value)
-        new_moments[name] = (first, second)
-    return new_params, new_moments
+        yield parts, dstate

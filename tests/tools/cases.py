@@ -1,13 +1,7 @@
-"""The cases of the conformance vectors, and which values inside a layer they show.
-
-Vectors.py writes them, tests check them.
-"""
+"""The cases of the conformance vectors: vectors.py writes them, tests check them."""
 
 import dataclasses
 import itertools
-import re
-from fnmatch import fnmatch
-from pathlib import Path
 
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
@@ -44,6 +38,8 @@ CONFIGS = {
         module_width=4,
     ),
 }
+ONE = {"layers": 1}  # where a file shows the inside of the layer
+TWO = {"encoder_layers": 2, "decoder_layers": 2}
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 # Little, because all files together may have 3,150,000 bytes
 LITTLE = {
@@ -67,6 +63,7 @@ SECOND = {
 VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     "block_recurrent": {
         f"{gate}-{configuration}": {"gate": gate, "configuration": configuration}
+        | (ONE if f"{gate}-{configuration}" in ("fixed-skip", "lstm-dual") else {})
         for gate, configuration in itertools.product(("fixed", "lstm"), ("skip", "single", "dual"))
     }
     | {
@@ -78,6 +75,7 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     },
     "compressive": {
         f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
+        | (ONE if f"{compression}-{loss}" == "conv-attention_reconstruction" else {})
         for compression, loss in itertools.product(
             compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES
         )
@@ -89,7 +87,7 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "compressed-only": {"memory": 0},
         "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
         "transformer-xl": {"compressed_memory": 0},
-        "transformer-xl-short": {"compressed_memory": 0, "memory": 2},
+        "transformer-xl-short": ONE | {"compressed_memory": 0, "memory": 2},
         "no-memory": {"compressed_memory": 0, "memory": 0},
         "simplified": LITTLE
         | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3},
@@ -97,18 +95,21 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     },
     "memformer": {name: {} for name in ("continuation", "infilling", "recall", "all-tasks")}
     | {
-        "two-layers": {"encoder_layers": 2, "decoder_layers": 2},
+        "two-layers": TWO,
+        "two-layers-transformer-xl": TWO | {"positions": "transformer_xl"},
+        "max_distance-of-a-segment": {"max_distance": 6},
+        "max_distance-by-default": {"max_distance": 64},
         "transformer-xl": {"positions": "transformer_xl"},
-        "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
+        "decoder-only": {"encoder_layers": 0},
         "decoder-only-transformer-xl": {
             "encoder_layers": 0,
             "decoder_layers": 2,
             "positions": "transformer_xl",
         },
     },
-    "memorizing": {"retrieval": {}, "short-memory": {"memory": 3, "layers": 1, "memory_layer": 1}},
+    "memorizing": {"retrieval": ONE | {"memory_layer": 1}, "short-memory": {"memory": 3}},
     "pretrained_recurrence": {
-        "mean": {},
+        "mean": ONE,
         "max": {"pooling": "max"},
         "attention": {"pooling": "attention"},
         "several-vectors": {"vectors": 4},
@@ -121,37 +122,19 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     },
 }
 EVERY_CASE = [(paper, name) for paper, variants in VARIANTS.items() for name in variants]
-# {Memformer's case: the tasks of every lane in the second and third segment}; of others, none
+# {Memformer's case: the tasks of every lane in each segment, or none}
 TASKS = {
-    "infilling": ((1, 1, 1), (1, 1, 1)),
-    "recall": ((2, 2, 2), (2, 2, 2)),
-    "all-tasks": ((0, 1, 2), (1, 2, 0)),
-    "transformer-xl": ((0, 1, 2), (1, 2, 0)),
+    "infilling": ((), (1, 1, 1), (1, 1, 1)),
+    "recall": ((), (2, 2, 2), (2, 2, 2)),
+    "all-tasks": ((), (0, 1, 2), (1, 2, 0)),
+    "transformer-xl": ((1, 2, 0), (0, 1, 2), (1, 2, 0)),
+    "two-layers": ((0, 1, 2), (1, 2, 0), ()),
+    "two-layers-transformer-xl": ((2, 0, 1), (0, 1, 2), (1, 2, 0)),
 }
+# The cases with steps of optimisers, which are the same for all
+STEPPED = ("slide", "conv-bptt", "recall", "retrieval", "mean")
 
 
 def config_of(paper: str, name: str) -> object:
     """The config of a case."""
     return dataclasses.replace(CONFIGS[paper], **VARIANTS[paper][name])
-
-
-# Values inside a layer, in the order of computation. Below a paper and its cases that have them
-# (more would not fit) stand forward functions, each called by the one before it or further down,
-# [1] in its second call, and VARIABLE=NAME, or a variable that keeps its name. They are of the
-# first such call in the first segment; "return" is what a function returns.
-INNER = Path(__file__).with_name("inner_values.txt").read_text()
-
-
-def inner_values(paper: str, name: str) -> list[tuple[list, dict]]:
-    """[(functions, {local variable: name})] of what a case shows of the inside of a layer."""
-    listed = []
-    shown = False
-    for line in INNER.strip().splitlines():
-        if not line.startswith(" "):
-            of, *cases = line.split()
-            shown = of == paper and any(fnmatch(name, pattern) for pattern in cases)
-        elif shown:
-            functions, _, values = re.sub(r"(\w{2,})(?=.*: )", r"\1_forward", line).partition(": ")
-            pairs = (value.rpartition("=") for value in values.split(", "))
-            listed.append((functions.split(), {local or own: own for local, _, own in pairs}))
-    return listed

@@ -10,193 +10,44 @@ distances, buckets, windows, schedules, a task's documents.
 import dataclasses
 import json
 import re
-import sys
 import zlib
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from accelerated.data.recall import RecallConfig, recall_document
 from accelerated.data.windows import cut
 from accelerated.training.optimization import learning_rate
 from accelerated.training.settings import TrainingConfig
-from reference import block_recurrent, compressive, memformer, pretrained_recurrence
-from reference.check import GIVEN, INNER
-from reference.rollout import (
-    ADAMW,
-    SGD_RATE,
-    Segment,
-    adamw,
-    named,
-    rollout_backward,
-    rollout_forward,
-    sgd,
-)
-from tests.helpers.rollouts import reference_rollout
-from tests.helpers.variants import PAPERS, shaken
-from tests.models.memformer import random_task
-from tests.tools.cases import EVERY_CASE, MEMFORMER, TASKS, config_of, inner_values
+from reference import block_recurrent, compressive, memformer, pretrained_recurrence, vectors
+from reference.gradients import Case
+from reference.rollout import rollout_backward, rollout_forward
+from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
+from tests.helpers.variants import PAPERS
+from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, config_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
-LANES = 3
-SEGMENTS = 3
-STEPS = 3  # STEPS of AdamW
-STARTS = (2, 1, -1)  # the lane that starts a document, by segment
-BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
+# {paper/case: the catalogue's mistakes that it catches}
+FLAGS = Path(__file__).with_name("flags.json")
+STEPS = 3  # of AdamW
 
 
-def on_grid(array: np.ndarray) -> np.ndarray:
-    """A float array rounded to multiples of 1 / BITS; others as they are."""
-    return np.round(array * BITS) / BITS if array.dtype.kind == "f" else array
-
-
-def segments_of(paper: str, name: str, config: object, rng: np.random.Generator) -> list[Segment]:
-    """Three segments; lane 2 starts a document at the first, the middle lane at the second.
-
-    Lane 2 ends with padding.
-    """
-    overlap = getattr(config, "overlap", 0)
-    tasks = TASKS.get(name) if paper == "memformer" else None
-    segments = []
-    for k in range(SEGMENTS):
-        length = config.segment - (PAPERS[paper].shorter if k == SEGMENTS - 1 else 0)
-        tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
-        scored = rng.random(tokens.shape) < 0.8
-        starts = np.arange(LANES) == STARTS[k]
-        if k and overlap:  # as windows overlap: read again, not scored again
-            carried = ~starts
-            tokens[carried, :overlap] = segments[-1].tokens[carried, -overlap:]
-            targets[carried, :overlap] = segments[-1].targets[carried, -overlap:]
-            scored[carried, :overlap] = False
-        if k == SEGMENTS - 1:
-            scored[2, -2:] = False
-        task = random_task(config, rng, tasks[k - 1]) if k and tasks else None
-        segments.append(Segment(tokens, targets, scored, starts, task))
-    return segments
-
-
-def given_of(params: dict, state: tuple, segments: list) -> dict:
-    """{name: array} of what a port is given."""
-    given = {f"param/{name}": value for name, value in params.items()} | named("state/", state)
-    for k, segment in enumerate(segments):
-        for name, array in segment._asdict().items():
-            if name != "task":
-                given[f"{k}/{name}"] = array
-        if segment.task:
-            given |= named(f"{k}/task.", segment.task)
-    return {GIVEN + name: array for name, array in given.items()}
-
-
-def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
-    """(parameters, state before the first segment, segments) of a case."""
-    config = config_of(paper, name)
+def inputs_of(paper: str, name: str) -> Case:
+    """What a port is given in a case."""
     rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
-    params = PAPERS[paper].reference.init_params(config, rng)
-    params = {n: on_grid(value) for n, value in shaken(params, rng).items()}
-    state = PAPERS[paper].random_state(config, rng, LANES)
-    return params, type(state)(*map(on_grid, state)), segments_of(paper, name, config, rng)
+    tasks = TASKS.get(name) if paper == "memformer" else None
+    return vectors.random_case(PAPERS[paper].reference, config_of(paper, name), rng, tasks)
 
 
-def part_of(values: dict, path: str) -> object:
-    """What a path names, None if it is missing.
-
-    "projected.query" is values["projected"]["query"], "return.0" the first of a tuple.
-    """
-    value = values
-    for part in path.split("."):
-        if value is None:
-            return None
-        value = value.get(part) if isinstance(value, dict) else value[int(part)]
-    return value
-
-
-def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
-    """Add a copy of what is named for the last of these calls and was not found before."""
-    for functions, names in specifications:
-        patterns = [re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions]
-        pattern = "/(?:.*/)?".join(patterns)
-        if not re.search(f"/{pattern}$", calls):
-            continue
-        for local, name in names.items():
-            value = part_of(values, local)
-            if value is not None and name not in found:
-                # -inf is the score of a hidden key
-                found[name] = np.where(np.isfinite(value), value, 0)
-
-
-def recorded(specifications: list, reference: object, *arguments: object) -> dict:
-    """{name: array} of what specifications name, while a reference runs rollout_forward.
-
-    The values are those of its functions when they return.
-    """
-    stack = [("", Counter())]
-    found = {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
-
-    def profile(frame, event, result):
-        code = frame.f_code
-        (calls, inside) = stack[-1]
-        if code.co_filename != reference.__file__ or code.co_name.startswith("<"):
-            return
-        if event == "call":
-            stack.append((f"{calls}/{code.co_name}[{inside[code.co_name]}]", Counter()))
-            inside[code.co_name] += 1
-        elif event == "return":
-            keep(found, specifications, calls, frame.f_locals | {"return": result})
-            stack.pop()
-
-    sys.setprofile(profile)
-    try:
-        rollout_forward(reference, *arguments)
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-def hidden_of(paper: str, config: object) -> dict:
-    """{value inside a layer: mask of the query-key pairs that count}.
-
-    Where it hides a key, 0 is written.
-    """
-    if paper in ("block_recurrent", "memorizing"):
-        window = config.window if paper == "block_recurrent" else config.segment
-        mask = block_recurrent.tile_mask(window)
-        return {"position_bias": mask, "similarity": mask}
-    if paper == "compressive":
-        keys = config.compressed_memory + config.memory + config.segment
-        mask = compressive.causal_mask(config.segment, keys)
-        return {"scores_by_distance_shifted": mask, "scores": mask}
-    return {}
-
-
-def inner_of(
-    paper: str, name: str, reference: object, params: dict, state: tuple, segments: list
-) -> dict:
-    """{name: array} of values inside a layer while the first segment is read.
-
-    They are in the order of computation.
-    """
-    listed = inner_values(paper, name)
-    config = config_of(paper, name)
-    found = recorded(listed, reference, params, config, segments[:1], state)
-    if "decoded" in found:
-        found["decoded"] = found["decoded"].reshape(found["evicted"].shape)
-    for each, mask in hidden_of(paper, config).items():
-        if each in found:
-            found[each] = np.where(mask, found[each], 0)
-    order = dict.fromkeys(name for _, names in listed for name in names.values())
-    return {INNER + name: found[name] for name in order if name in found}
-
-
-def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
+def steps_of(case: Case) -> dict:
     """{name: array} of the parameters after a step of gradient descent, and after three of AdamW.
 
     All steps read the same segments.
     """
-    once = {}
+    reference, config, params, state, segments = case
+    once: dict = {}
     after = params
-    moments = {}
+    moments: dict = {}
     for step in range(1, STEPS + 1):
         _, caches, _ = rollout_forward(reference, after, config, segments, state)
         grads, _ = rollout_backward(reference, after, config, caches)
@@ -212,32 +63,20 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     Steps of optimisers are left out if not asked for.
     """
     config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
-    params, state, segments = inputs_of(paper, name)
-    rows = inner_of(paper, name, reference, params, state, segments)
-    rows |= reference_rollout(reference, params, config, segments, state)
-    for field, value in state._asdict().items():
-        if value.dtype.kind != "f":  # tokens have no gradient
-            rows.pop(f"grad_state/{field}", None)
-    if steps:
-        rows |= steps_of(reference, config, params, state, segments)
-    return rows
+    case = inputs_of(paper, name)._replace(reference=reference, config=config)
+    detailed = bool(vectors.inner_values(paper, name)[1])
+    rows = vectors.rows_of(case, name, detailed)
+    return rows | steps_of(case) if steps and name in STEPPED else rows
 
 
 def case_file(paper: str, name: str) -> tuple[dict, dict]:
-    """({name: array}, metadata) of a case."""
-    reference = PAPERS[paper].reference
-    config = config_of(paper, name)
-    rows = given_of(*inputs_of(paper, name)) | computed(paper, name, reference)
-    # What is empty stands in no file
-    rows = {key: np.array(row, order="C") for key, row in rows.items() if row.size}
-    metadata = {
-        "paper": paper,
-        "case": name,
-        "config": json.dumps(dataclasses.asdict(config)),
-        "inner": json.dumps([key for key in rows if key.startswith(INNER)]),
-        "steps": json.dumps({"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}),
-    }
-    return rows, metadata
+    """({name: array}, what stands beside them) of a case."""
+    case = inputs_of(paper, name)
+    rows = vectors.given_of(case) | computed(paper, name, case.reference)
+    flags = json.loads(FLAGS.read_text()) if FLAGS.exists() else {}
+    about = vectors.about(paper, name, case.config)
+    about["steps"] = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
+    return rows, about | {"flags": flags.get(f"{paper}/{name}", [])}
 
 
 def rows_of(mask: np.ndarray) -> list[str]:
@@ -381,8 +220,7 @@ def main() -> None:
     """Write docs/vectors."""
     for paper, name in EVERY_CASE:
         (FOLDER / paper).mkdir(parents=True, exist_ok=True)
-        rows, metadata = case_file(paper, name)
-        save_file(rows, FOLDER / paper / f"{name}.safetensors", metadata)
+        vectors.write(FOLDER / paper / f"{name}.safetensors", *case_file(paper, name))
     text = json.dumps(rules(), indent=1)
     # A list of numbers in one line
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)

@@ -29,13 +29,12 @@ from accelerated.training.folder import read_metrics
 from eval import open_documents, open_trained_run
 from reference import compressive
 from reference.rollout import (
-    ADAMW,
     Segment,
-    adamw,
     count_scored,
     rollout_backward,
     rollout_forward,
 )
+from tests.helpers.optimizers import ADAMW, adamw
 from tests.helpers.programs import train
 from tests.helpers.texts import show_ranks
 
