@@ -27,9 +27,8 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "BF16": 1e-1}
 GIVEN = "given/"
 INNER = "inner/"
 REPLAY = "replay/"
-OPTIONAL = r"inner/|\d+/.*grad|operator/|replay/"  # what may be left out
+OPTIONAL = r"inner/|\d+/.*grad|replay/"  # what may be left out
 STAGES = {  # in the order of work: what a name begins with
-    "operators": "operator/",
     "logits": "inner/|0/lo",
     "state": r"\d+/(lo|au|ne)|objective",
     "gradients": r"(\d+/(inner_)?)?grad",
@@ -181,7 +180,8 @@ def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
     """
     rows = []
     for name, row in wanted(expected, stage).items():
-        is_optional = re.match(OPTIONAL, name) and not (stage_of(name) == stage != "logits")
+        is_asked_for = stage == "replay" and name.startswith(REPLAY)
+        is_optional = re.match(OPTIONAL, name) and not is_asked_for
         if name in actual:
             rows.append(compared(name, row, actual[name]))
         elif row.size and not is_optional:
@@ -256,8 +256,6 @@ def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False
         raise CheckError(
             f"{vectors} has no vectors; give a paper's folder, such as docs/vectors/compressive"
         )
-    if stage == "operators":
-        paths = [path for path in paths if path.stem == stage]
     in_both = [path for path in paths if (theirs / path.name).is_file()]
     if not in_both:
         names = ", ".join(path.name for path in paths[:3])

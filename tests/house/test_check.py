@@ -157,24 +157,35 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
         )
     folders = [str(FOLDER / "pretrained_recurrence"), str(tmp_path)]
     assert check.main(folders) == 1
-    *lines, cases, stage, first, hint = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if "cases agree" in line)
+    cases, stage, first, hint = lines[at : at + 4]
     assert "plain: not in the vectors: logit" in lines
     assert cases.startswith("1 of 4 cases agree; 6 are not in")
-    assert stage == "stage 2 of 6, logits, is not done"
+    assert stage == "stage 1 of 5, logits, is not done"
     assert first.startswith("begin with mean.safetensors, inner/weights: ")
     assert hint.startswith("look at: 1 / sqrt(E)")
 
 
 def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp_path, capsys):
-    """A port without gradients has done stage 3; what is wrong later does not count."""
+    """A port without gradients has done stage 2; what is wrong later does not count."""
     path = FOLDER / "memorizing" / "retrieval.safetensors"
     rows, _ = check.load(path)
     written = {name: row for name, row in rows.items() if "grad" not in name}
     save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / path.name)
     command = [str(path.parent), str(tmp_path)]
     assert check.main([*command, "--stage", "state"]) == 0
-    assert capsys.readouterr().out.endswith("\nstage 3 of 6 done: state\n")
+    assert capsys.readouterr().out.endswith("\nstage 2 of 5 done: state\n")
     assert check.main([*command, "--stage", "state", "--strict"]) == 1
+    capsys.readouterr()
+    theirs = tmp_path / "recall.safetensors"
+    path = FOLDER / "memformer" / theirs.name
+    rows, _ = check.load(path)
+    again = {f"replay/{name}": row for name, row in rows.items() if name.startswith("grad")}
+    for changes, code in (({}, 1), (again, 0), (again | {"replay/advance": np.array(0)}, 1)):
+        kept = {name: row for name, row in rows.items() if changes or "replay" not in name}
+        save_file(kept | changes, theirs)
+        assert check.main([str(path), str(theirs), "--stage", "replay"]) == code
     capsys.readouterr()
     assert check.main([*command, "--stage", "steps"]) == 1
     assert "begin with retrieval.safetensors, sgd/embedding: shape" in capsys.readouterr().out

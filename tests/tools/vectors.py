@@ -66,6 +66,9 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     case = inputs_of(paper, name)._replace(reference=reference, config=config)
     detailed = bool(vectors.inner_values(paper, name)[1])
     rows = vectors.rows_of(case, name, detailed)
+    if (paper, name) == ("memformer", "recall"):  # how often replay calls what
+        count = len(case.segments)
+        rows |= {"replay/advance": np.array(count - 1), "replay/forward": np.array(count)}
     return rows | steps_of(case) if steps and name in STEPPED else rows
 
 
