@@ -235,10 +235,11 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
     return compare(expected, actual, stage), unknown
 
 
-def flags_of(vectors: Path) -> list:
-    """What mistakes a case is there to catch, as the .json beside it says."""
+def flags_of(vectors: Path, tensor: str) -> list:
+    """Known mistakes that a case catches by this tensor, as the .json beside it says."""
     about = vectors.with_suffix(".json")
-    return json.loads(about.read_text()).get("flags", []) if about.is_file() else []
+    flags = json.loads(about.read_text()).get("flags", {}) if about.is_file() else {}
+    return flags.get(tensor, [])
 
 
 def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False) -> bool:
@@ -292,8 +293,8 @@ def verdict(paths: list[Path], failed: dict, stage: str) -> None:
     print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {row.name}: {row.words}")
     print(f"look at: {hint_of(row)}")
-    for flag in flags_of(path)[:2]:
-        print(f"a mistake that this case is for: {flag}")
+    for flag in flags_of(path, row.name)[:3]:
+        print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
 
 
 def earliest_failure(paths: list[Path], failed: dict) -> Path:

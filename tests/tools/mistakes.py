@@ -4,7 +4,8 @@
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
 sentence and the source where it was made. Its cases are {case: the first wrong tensor}. flags.json
-has the same by case, for the checker.
+has the same by case and tensor: python -m tests.tools.vectors writes it beside the vectors, for the
+checker.
 """
 
 import json
@@ -27,27 +28,25 @@ def caught(mistake: dict) -> dict:
     wrong = changed(PAPERS[paper].reference, *texts)
     begins = {}
     for name in [name for of, name in EVERY_CASE if of == paper]:
-        expected, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
+        expected, _ = check.load(FOLDER / paper / f"{name}.safetensors")
         try:
             found = computed(paper, name, wrong, steps=False)
         except ValueError:  # shapes that do not fit
             continue
-        order = [json.loads(metadata["inner"])] if "inner" in metadata else []
-        rows = check.compare(expected, expected | found, *order)
-        failed = [row.name for row in rows if not row.passes]
-        if failed:
-            begins[name] = failed[0]
+        first = check.first_wrong(check.compare(expected, expected | found))
+        if first:
+            begins[name] = first.name
     return begins
 
 
 def main() -> None:
-    """Write the catalogue anew, a line for each mistake, and {paper/case: [flag and tensor]}."""
+    """Write the catalogue anew, a line for each mistake, and {paper/case: {tensor: flags}}."""
     mistakes = [each | {"cases": caught(each)} for each in json.loads(CATALOGUE.read_text())]
     flags: dict = {}
     for each in mistakes:
         for case, first in each["cases"].items():
-            words = f"{each['flag']} (it begins with {first})"
-            flags.setdefault(f"{each['paper']}/{case}", []).append(words)
+            of_case = flags.setdefault(f"{each['paper']}/{case}", {})
+            of_case.setdefault(first, []).append(each["flag"])
     FLAGS.write_text(json.dumps(flags, indent=1) + "\n")
     lines = [json.dumps(each, ensure_ascii=False) for each in mistakes]
     CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")

@@ -79,7 +79,7 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     flags = json.loads(FLAGS.read_text()) if FLAGS.exists() else {}
     about = vectors.about(paper, name, case.config)
     about["steps"] = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
-    return rows, about | {"flags": flags.get(f"{paper}/{name}", [])}
+    return rows, about | {"flags": flags.get(f"{paper}/{name}", {})}
 
 
 def rows_of(mask: np.ndarray) -> list[str]:
