@@ -289,6 +289,7 @@ def known_options():
         "--overlaps",
         "--help",
         "--in",  # docs.practice
+        *("--stage", "--strict"),  # reference.check
     }
 
 
