@@ -480,9 +480,11 @@ def check(paper: str, name: str, whole: bool) -> float:
     largest = max(error for _, _, error in errors.values())
     if wrong:
         print(f"WRONG: {paper}, case {name}: {len(wrong)} of {len(errors)} gradients")
-        _, index, by_hand, numeric = worst_entry(case, wrong[0], grads[wrong[0]])
+        parameters = [row for row in wrong if row.startswith("grad/")]
+        first = (parameters or wrong)[-1]  # the nearest to the loss
+        _, index, by_hand, numeric = worst_entry(case, first, grads[first])
         both = f"{by_hand:+.6e} by hand, {numeric:+.6e} by differences"
-        print(f"  {wrong[0]} at {[*index]} is {both}")
+        print(f"  {first} at {[*index]} is {both}")
         print_guilty(case, calls)
     else:
         print(f"{name:<40}{len(errors):>4} gradients right, relative error at most {largest:.1e}")
