@@ -21,6 +21,7 @@ OPERATORS = {"+", "-", r"\odot", r"\cdot", r"\times", r"\pm", r"\oplus"}
 # what stands before an operator of one operand, such as a minus sign
 NO_OPERAND = {"", "(", "[", ",", ";", "|", "^", "_"} | SPACES | RELATIONS | OPERATORS
 ALIGNED = re.compile(r"\\begin\{aligned\}(.*)\\end\{aligned\}", re.S)
+SHORT = 6  # tokens: so short a left side does not stand alone at the end of a line of text
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -142,7 +143,10 @@ def piece_html(latex: str, symbols: Symbols, display: bool) -> str:
 def flowing(latex: str, symbols: Symbols, display: bool) -> str:
     """A formula that breaks at its relations, and at operators only if it must."""
     spans = []
-    for relation in pieces(latex, relations=True):
+    relations = pieces(latex, relations=True)
+    if not display and len(relations) > 1 and len(TOKEN.findall(relations[0])) <= SHORT:
+        relations[:2] = ["".join(relations[:2])]
+    for relation in relations:
         inside = pieces(relation, relations=False)
         shown = "".join(piece_html(piece, symbols, display) for piece in inside)
         spans.append(shown if len(inside) == 1 else f"<span>{shown}</span>")

@@ -171,6 +171,11 @@ class Page(RendererHTML):
         links = " · ".join(self.link_to(name, env) for name in names)
         return f'<details class="excerpt"><summary>{links}</summary><pre>{code}</pre></details>'
 
+    def code_block(self, tokens, at, options, env) -> str:
+        """A block that is marked by its indent alone."""
+        code = html.escape(tokens[at].content.rstrip("\n"), quote=False)
+        return f"<pre>{lines_html(code)}</pre>"
+
     def link_to(self, function: str, env: dict) -> str:
         """A link that shows a function in the panel."""
         shown = f"<code>{function}</code>"

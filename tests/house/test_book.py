@@ -3,6 +3,7 @@ shown are a real run's.
 """
 
 import base64
+import html
 import json
 import os
 import re
@@ -30,6 +31,13 @@ pytestmark = pytest.mark.timeout(
     400
 )  # building takes 40 s on two quiet cores, and other tests run beside it
 methods = pytest.mark.parametrize("method", METHODS)
+MEANINGS = {  # {chapter: (a symbol of its text, its meaning)}
+    "block_recurrent": ("c_t", "states before block t"),
+    "compressive": ("y_i", "what a head's attention returns"),
+    "memformer": ("M_t", "slots before step t"),
+    "memorizing": (r"\alpha", "learned scale of attention"),
+    "pretrained_recurrence": ("z_t", "pooled vector of window t"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +212,20 @@ def test_every_section_names_its_function(method):
     assert not without, f"docs/{method}.md: no <!-- panel: NAME --> under {without}"
     unknown = [name for _, name in sections if name not in names]
     assert not unknown, f"reference/{method}.py has no {unknown}, which docs/{method}.md names"
+
+
+@methods
+def test_a_symbol_of_the_text_leads_to_its_meaning(method):
+    """The page explains a symbol by the row of the table Symbols whose number it has."""
+    symbol, meaning = MEANINGS[method]
+    article = BOOK.page_text(ROOT / "docs" / f"{method}.md", BOOK.pages(), {}).article
+    text, _, after = article.partition('<table class="symbols">')
+    formula = rf'aria-label="{re.escape(symbol)}"><math[^>]*>(?:<mrow>)?<\w+ data-s="(\d+)"'
+    numbers = {int(number) for number in re.findall(formula, text)}
+    assert len(numbers) == 1, f"docs/{method}.md: {symbol} leads to rows {numbers} of Symbols"
+    table = after.partition("</table>")[0]
+    row = re.findall(r"<tr>.*?</tr>", table.partition("<tbody>")[2], re.S)[numbers.pop()]
+    assert meaning in html.unescape(row), f"docs/{method}.md: {symbol} leads to another row: {row}"
 
 
 def text_pages():

@@ -35,6 +35,7 @@ function layoutOf(shape, room, isSmall) {
     width = Math.max(3, Math.min(9, Math.floor(room / columns)));
     height = Math.min(width, 7);
     across = Math.max(1, Math.min(tiles, Math.floor((room + GAP) / (columns * width + GAP))));
+    across = Math.ceil(tiles / Math.ceil(tiles / across));  // rows of equal length
   } else {
     width = Math.max(3, Math.min(46, width));
     if (width <= 33) height = Math.min(width, 13);

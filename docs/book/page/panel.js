@@ -128,7 +128,7 @@ function drawStates() {
   at("place").textContent = `segment ${segment} (0 to ${slider.max})${starting}`;
   const ids = page.states[segment];
   const count = Object.keys(page.values[ids[0]].parts).length;
-  const room = at("states").clientWidth / 2 / Math.min(count, 2) - 24;
+  const room = at("states").clientWidth / 2 / Math.min(count, 2) - 16;
   const sides = ["before", "after"].map((when, which) => {
     const fields = Object.entries(page.values[ids[which]].parts);
     const heats = fields.map(([field, id]) => heat(page.values[id], null, field, room, true));

@@ -6,12 +6,12 @@ function kibibytes(bytes, digits) {
 
 function boxesOf({ segment, states, caches }, isDone) {  // a box for each segment, with what is held of it
   const boxes = Array.from({ length: page.replay.segments }, (_, k) => {
-    const box = make("div", { className: k === segment && !isDone ? "now" : "" }, `segment ${k}`);
-    if (k in states) box.append(make("b", { className: "state" }, `state ${states[k]} B`));
-    if (k in caches) box.append(make("b", { className: "cache" }, `cache ${kibibytes(caches[k], 0)}`));
+    const box = make("div", { className: k === segment && !isDone ? "now" : "" }, make("span", {}, k));
+    if (k in states) box.append(make("b", { className: "state" }, `state\n${states[k]} B`));
+    if (k in caches) box.append(make("b", { className: "cache" }, `cache\n${kibibytes(caches[k], 0)}`));
     return box;
   });
-  return make("div", { className: "boxes" }, ...boxes);
+  return make("div", { className: "boxes", ariaLabel: "Segments", role: "group" }, ...boxes);
 }
 
 function barsOf(steps, now) {  // what is held after each step
@@ -26,7 +26,7 @@ function barsOf(steps, now) {  // what is held after each step
 
 function gradientOf(past) {  // the last gradient that a segment handed to the one before
   const last = past.findLast(({ gradient }) => gradient >= 0);
-  if (!last) return [];
+  if (!last) return [make("p", { className: "quiet" }, "no gradient of the memory yet")];
   const to = last.segment > 0 ? last.segment - 1 : "0's initial state";
   const picture = heat(page.replay.values[last.gradient], ["B", "1", "S", "D"], "dstate.memory", 260, true);
   return [make("p", {}, `gradient of the memory handed to segment ${to}`), picture];
@@ -44,12 +44,13 @@ function drawMethod(method, which, step) {
   const now = Math.min(step, steps.length - 1);
   const { what, segment, line, bytes } = steps[now];
   const past = steps.slice(0, now + 1);
-  const again = what === "forward" && which ? ": computed again" : "";
+  const again = what === "forward" && which ? " again" : "";
   const peak = of => kibibytes(Math.max(...of.map(({ bytes }) => bytes)), 1);
   const held = `held ${kibibytes(bytes, 1)}; peak so far ${peak(past)}, of the whole ${peak(steps)}`;
-  const does = isDone ? "finished" : `${what}, segment ${segment}${again}`;
+  const does = isDone ? "finished" : `${what}${again}, segment ${segment}`;
   return make("section", {}, make("h4", {}, title), make("p", {}, does), boxesOf(steps[now], isDone),
-    make("p", {}, held), barsOf(steps, now), ...gradientOf(past), codeOf(method, isDone ? -1 : line));
+    make("p", {}, held), barsOf(steps, now),
+    make("div", { className: "gradient" }, ...gradientOf(past)), codeOf(method, isDone ? -1 : line));
 }
 
 function startReplay() {
@@ -63,6 +64,10 @@ function startReplay() {
     const step = slider.valueAsNumber;
     place.textContent = `step ${step + 1} of ${most}`;
     pair.replaceChildren(...methods.map((method, which) => drawMethod(method, which, step)));
+    for (const line of pair.querySelectorAll("pre .lit")) {
+      const code = line.closest("pre");
+      code.scrollTop = line.offsetTop - code.clientHeight / 2;
+    }
   }
   function button(label, sign, by) {
     const onclick = () => { slider.value = slider.valueAsNumber + by; draw(); };
