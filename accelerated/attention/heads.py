@@ -13,7 +13,7 @@ from accelerated.attention.on_a_cpu import ProjectHeads
 NORM_EPSILON = 1e-6  # added under the square roots
 ALIGNMENT = 64  # of the columns of a product, on a GPU
 # Triton comes with torch's builds for CUDA, but not all; before torch 2.7 kernels took no tuples
-HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= (2, 7)
+HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= "2.7"  # as versions
 
 
 # Parameters and norms
