@@ -3,22 +3,17 @@
     python -m tests.tools.mistakes
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
-sentence and the source where it was made. Its cases are {case: the first wrong tensor}. flags.json
-has the same by case and tensor: python -m tests.tools.vectors writes it beside the vectors, for the
-checker.
+sentence and the source where it was made. Its cases are {case: the first wrong tensor}. After it
+python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
 """
 
 import json
-from pathlib import Path
 
 from docs.practice.tasks import changed
 from reference import check
 from tests.helpers.variants import PAPERS
 from tests.tools.cases import EVERY_CASE
-from tests.tools.vectors import FOLDER, computed
-
-CATALOGUE = Path(__file__).parents[2] / "docs" / "ports" / "mistakes.json"
-FLAGS = Path(__file__).with_name("flags.json")
+from tests.tools.vectors import CATALOGUE, FOLDER, computed
 
 
 def caught(mistake: dict) -> dict:
@@ -40,14 +35,8 @@ def caught(mistake: dict) -> dict:
 
 
 def main() -> None:
-    """Write the catalogue anew, a line for each mistake, and {paper/case: {tensor: flags}}."""
+    """Write the catalogue anew, a line for each mistake."""
     mistakes = [each | {"cases": caught(each)} for each in json.loads(CATALOGUE.read_text())]
-    flags: dict = {}
-    for each in mistakes:
-        for case, first in each["cases"].items():
-            of_case = flags.setdefault(f"{each['paper']}/{case}", {})
-            of_case.setdefault(first, []).append(each["flag"])
-    FLAGS.write_text(json.dumps(flags, indent=1) + "\n")
     lines = [json.dumps(each, ensure_ascii=False) for each in mistakes]
     CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

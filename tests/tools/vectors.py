@@ -27,8 +27,7 @@ from tests.helpers.variants import PAPERS
 from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, config_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
-# {paper/case: the catalogue's mistakes that it catches}
-FLAGS = Path(__file__).with_name("flags.json")
+CATALOGUE = FOLDER.parent / "ports" / "mistakes.json"
 STEPS = 3  # of AdamW
 
 
@@ -76,10 +75,18 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     """({name: array}, what stands beside them) of a case."""
     case = inputs_of(paper, name)
     rows = vectors.given_of(case) | computed(paper, name, case.reference)
-    flags = json.loads(FLAGS.read_text()) if FLAGS.exists() else {}
     about = vectors.about(paper, name, case.config)
     about["steps"] = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
-    return rows, about | {"flags": flags.get(f"{paper}/{name}", {})}
+    return rows, about | {"flags": flags_of(paper, name)}
+
+
+def flags_of(paper: str, name: str) -> dict:
+    """{first wrong tensor: flags} of the catalogue's mistakes that a case catches."""
+    flags: dict = {}
+    for mistake in json.loads(CATALOGUE.read_text()):
+        if mistake["paper"] == paper and name in mistake["cases"]:
+            flags.setdefault(mistake["cases"][name], []).append(mistake["flag"])
+    return flags
 
 
 def rows_of(mask: np.ndarray) -> list[str]:
