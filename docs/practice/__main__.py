@@ -24,8 +24,9 @@ def copy_to(folder: Path) -> None:
     shutil.copytree(BEGIN, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "test_practice.py", folder)
     count = sum(len(tasks_of(file)) for file in FILES)
-    print(f"{folder} has {count} tasks in {len(FILES)} files. Begin with {folder}/common.py, then:")
-    print(f"  python -m docs.practice --in {folder} common")
+    first = FILES[0]
+    print(f"{folder} has {count} tasks in {len(FILES)} files. Begin with {folder}/{first}.py, then:")
+    print(f"  python -m docs.practice --in {folder} {first}")
 
 
 def files_and_tasks(names: list[str]) -> list[tuple[str, str]]:

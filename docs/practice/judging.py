@@ -32,7 +32,7 @@ from docs.practice.tasks import Task, mistaken
 
 HERE = Path(__file__).parent
 BEGIN = HERE / "begin"
-FILES = ("common", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
+FILES = ("transformer", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
 SECONDS = 5.0  # that an answer may take for one example; a right one takes a thousandth
 CATCHES = 5  # how often an answer may catch that it takes too long
 FIXED = 4  # examples of different sizes, by which a symptom is named

@@ -1,6 +1,6 @@
-"""The judge's side of begin/common.py: right answers from the reference, inputs, terms.
+"""The judge's side of begin/transformer.py: right answers from the reference, inputs, terms.
 
-Nothing here is shown to the reader; common.txt has the mistakes.
+Nothing here is shown to the reader; transformer.txt has the mistakes.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 Write each function, then ask what is right:
 
-    python -m docs.practice --in FOLDER common
+    python -m docs.practice --in FOLDER transformer
 
 FOLDER is the one that this file is in; the command runs in the clone. Functions return NumPy
 arrays, a tuple of them where several are named, and leave their arguments as they are.
