@@ -25,7 +25,8 @@ def copy_to(folder: Path) -> None:
     shutil.copy(HERE / "test_practice.py", folder)
     count = sum(len(tasks_of(file)) for file in FILES)
     first = FILES[0]
-    print(f"{folder} has {count} tasks in {len(FILES)} files. Begin with {folder}/{first}.py, then:")
+    print(f"{folder} has {count} tasks in {len(FILES)} files.")
+    print(f"Begin with {folder}/{first}.py, then:")
     print(f"  python -m docs.practice --in {folder} {first}")
 
 
