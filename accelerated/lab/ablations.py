@@ -120,8 +120,8 @@ def options_of(table: str, row: str) -> str:
 ABLATIONS = {
     "compression-loss": Ablation(
         """"We stop compression loss gradients from passing into the main network as this prevents
-        learning" (Compressive Transformers, 3.2). In the others our mean square, or the norm of
-        Algorithm 2, times a weight, trains the whole model""",
+        learning" (Compressive Transformers, 3.2). "Alone" is that. In the other rows the loss
+        trains the whole model: our mean square or the norm of Algorithm 2, times a weight""",
         options_of("compressive-8-9", "compressive"),
         {"alone": id}
         | {f"mean-square-x{x}": partial(mix_losses, weight=x) for x in (1, 10, 100)}
@@ -144,8 +144,8 @@ ROWS = {
 EVERY = 20  # updates between target_squares
 WATCHED = 32  # lanes and segments of each
 TITLE = "What trains the compression, and what are its stop-gradients for?"
-ANSWER = """A loss of its own trains the compression; if it also trains the model, it shrinks what
-is to be reconstructed, and at the weight of the paper's norm it harms the model."""
+ANSWER = """A loss of its own trains the compression; if that loss also trains the model, it shrinks
+its own target, and at the paper's weight it harms the model."""
 
 
 def gradient_norms(model: Model, settings: Settings, lanes: Lanes) -> Iterator[float]:
@@ -229,17 +229,18 @@ def result(record: dict, name: str) -> str:
         bits = mean_and_spread([run["bits_per_byte"] for run in runs.values()], ".3f")
         median = statistics.mean(run["median_norm"] for run in runs.values())
         largest = statistics.mean(run["largest_norm"] for run in runs.values())
-        lines.append([way, rate, ", ".join(runs), bits, f"{median:.3g}", f"{largest:.3g}"])
-    head = [name, "learning rate", "seeds", "test, bits per byte"]
+        lines.append([way, rate, bits, f"{median:.3g}", f"{largest:.3g}"])
+    head = [name, "learning rate", "test, bits per byte"]
     return markdown_table([*head, "gradient's norm, median", "largest"], *lines)
 
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    how = """, one thread, on bytes of Python's standard library. All ways of a seed begin alike
-    and read the same text. Mean (least .. most) of the seeds. The gradient's norm, before it is
-    clipped, is that of the second half of training, a mean of the seeds. The methods are in their
-    chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
+    how = """, one thread. The text is bytes of Python's standard library. All rows of a seed begin
+    alike and read the same text. Each score is the mean of seeds 0, 1 and 2, with the least and the
+    most in brackets. The gradient's norm is taken before clipping, over the second half of
+    training. The methods are in the chapters on [compressive](../compressive.md) and
+    [block-recurrent](../block_recurrent.md)."""
     parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = f"## {name.capitalize().replace('-', ' ')}"

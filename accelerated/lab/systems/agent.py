@@ -231,18 +231,19 @@ def page(record: dict) -> str:
     for row, runs in record["runs"].items():
         right = mean_and_spread([final(run) for run in runs.values()], ".1f")
         updates = ", ".join(updates_until_solved(run) for run in runs.values())
-        table.append([row, ", ".join(runs), right, updates])
+        table.append([row, right, updates])
     title = "Which memory does an agent need?"
-    answer = """Compressive at rates from 2 on, Block-Recurrent and Memorizing learn to take the
-    object that is new; Memformer and recurrent GPT-2 do not."""
+    answer = """Compressive at rates from 2 on, Block-Recurrent or Memorizing: they learn to take
+    the new object. Memformer and recurrent GPT-2 do not."""
     values = ", ".join(f"{name} {x:g}" for name, x in settings.items())
-    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most
-    {matching.LENGTH} steps; hall is the part of the updates in which the hall lengthens. The end is
-    the last tenth. Mean (least .. most) of the seeds, updates of each. Rows `rate-` are Compressive
-    Transformers. The task and the agent are in the
-    [chapter](../compressive.md#memory-for-an-agent). Settings: {values}."""
+    how = f""", one thread. An update has {settings["lanes"]} episodes of at most {matching.LENGTH}
+    steps. The end is the last tenth of the updates. Each number is the mean of seeds 0, 1 and 2,
+    with the least and the most in brackets. Updates are those of each seed. Rows `rate-` are
+    Compressive Transformers with that compression rate. The task and the agent are in the
+    [chapter](../compressive.md#memory-for-an-agent). Settings: {values}. "Hall" is the part of the
+    updates in which the hall lengthens."""
     until = f"updates until {100 * SOLVED:.0f}% are right"
-    head = ["memory", "seeds", "right at the end, percent", until]
+    head = ["memory", "right at the end, percent", until]
     name = "compressive-figure-5"
     numbers = markdown_table(head, *table)
     return laid_out(record, title, name, "systems.agent", answer, how, numbers)

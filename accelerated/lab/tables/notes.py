@@ -26,8 +26,8 @@ def wrapped(text: str) -> str:
     return "\n\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in paragraphs)
 
 
-def pareto(record: dict) -> str:
-    """Which rows nothing beats for as many FLOPs or fewer."""
+def pareto_rows(record: dict) -> list[str]:
+    """The names of the rows that no other beats for as many FLOPs or fewer."""
     points = []
     for row in record["rows"]:
         flops = mean_of(row["measured"]["FLOPs per token"])
@@ -38,7 +38,12 @@ def pareto(record: dict) -> str:
         if bits < best:
             best = bits
             names.append(name)
-    return wrapped(f"On the Pareto line of Figure 5, cheap ones first: {'; '.join(names)}.")
+    return names
+
+
+def pareto(record: dict) -> str:
+    """What bold numbers are."""
+    return "Bold is on the Pareto line of Figure 5: no row is better for as many FLOPs or fewer."
 
 
 def facts_known(record: dict) -> str:

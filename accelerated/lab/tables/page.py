@@ -11,16 +11,16 @@ import statistics
 from pathlib import Path
 
 from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
-from accelerated.lab.tables.notes import NOTES, wrapped
+from accelerated.lab.tables.notes import NOTES, pareto_rows, wrapped
 from accelerated.lab.tables.orderings import differences, mean_and_interval, mean_of
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import HEADLINE_SEEDS, SEEDS, join, settled
+from accelerated.lab.trials import SEEDS, join, settled
 
 RESULTS = Path("docs/results")
 
 
 def mean_and_spread(values: list[float | None], form: str) -> str:
-    """'mean (least .. most)' of the seeds, or their only value; or how many diverged."""
+    """'mean (least..most)' of the seeds, or their only value; or how many diverged."""
     finite = [value for value in values if value is not None]
     if len(finite) < len(values):
         return f"{len(values) - len(finite)} of {len(values)} diverged"
@@ -29,7 +29,7 @@ def mean_and_spread(values: list[float | None], form: str) -> str:
     mean = f"{statistics.mean(finite):{form}}"
     if least == most:
         return mean
-    return f"{mean} ({f'{least:{form}}'.rstrip('%')} .. {f'{most:{form}}'.rstrip('%')})"
+    return f"{mean} ({f'{least:{form}}'.rstrip('%')}..{f'{most:{form}}'.rstrip('%')})"
 
 
 def laid_out(
@@ -73,17 +73,23 @@ def has_picture(table: Table) -> bool:
 
 
 def measured_how(table: Table, record: dict) -> str:
-    """The command, when and where it was measured, seeds, and how rows were tuned."""
-    seeds = f"seeds {', '.join(map(str, record.get('seeds', SEEDS)))}"
-    if table.headline:
-        seeds += f", or 0 to {HEADLINE_SEEDS[-1]} of {'; '.join(table.headline)}"
-    text = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}"
+    """How to read the numbers, how rows were tuned, when and where it was measured, the command."""
+    parts = ["Each number is a mean over seeds."]
+    if not is_crossed(record):
+        parts = ["Numbers are means over seeds (least..most)."]
+    if not table.headline:
+        parts.append(f"The seeds are {', '.join(map(str, record.get('seeds', SEEDS)))}.")
+    if any(each.title == "cleared" for each in table.measures):
+        parts.append('"Cleared": the memory is emptied at each segment.')
+    if "step_seconds" in record["rows"][0] and not is_crossed(record):
+        parts.append("Time is training's, over the first row's.")
+    parts.append(how_tuned(record))
+    parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
+    where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
     if "python" in record:
-        text += f", Python {record['python']}"
-    text += f", {record['jobs']} at a time. Mean (least .. most) of {seeds}. {how_tuned(record)}"
-    text += f" Every seed's number and all options are in the [record]({record['name']}.json)."
+        where += f", Python {record['python']}"
     command = f"```bash\npython -m accelerated.lab.tables {record['name']}\n```"
-    return f"{wrapped(text)}\n\n{command}"
+    return f"{wrapped(' '.join(parts))}\n\n{wrapped(where + '.')}\n\n{command}"
 
 
 def how_tuned(record: dict) -> str:
@@ -94,11 +100,11 @@ def how_tuned(record: dict) -> str:
     tuned_by = record.get("tuned_by", "its last validation")  # older records do not say it
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
-    text = f"Each row was tuned on seed 0 by {tuned_by}, over `{option}` {values}."
+    text = f"Each row's `{option}` was chosen on seed 0 by {tuned_by}, from {values}."
     rows = names_and_rows(record)
     ends = [name for name, row in rows if row["choice"] in (grid[0], grid[-1])]
     if ends and len(grid) > 2:
-        text += f" Best at an end of the grid: {'; '.join(ends)}."
+        text += f" Best at an end of these: {'; '.join(ends)}."
     return text
 
 
@@ -118,13 +124,16 @@ def numbers(table: Table, record: dict) -> str:
     if len(cells) <= 3 < len(forms):
         lines = [[title, *(texts[title] for texts in cells.values())] for title in forms]
         return markdown_table(["", *cells], *lines)
-    if len({name.partition(": ")[2] for name in cells}) > 1:
+    if is_crossed(record):
         [title] = forms
-        return crossed(record, title, forms[title])
+        return crossed(table, record, title, forms[title])
 
     columns = {"": list(cells)}
     for title in forms:
         columns[title] = [texts[title] for texts in cells.values()]
+    if table.headline:
+        first = table.measures[0].title
+        columns["seeds"] = [str(len(row["measured"][first])) for row in record["rows"]]
     papers = [row["paper"] for row in record["rows"]]
     if any(papers):
         columns["the paper"] = papers
@@ -134,9 +143,21 @@ def numbers(table: Table, record: dict) -> str:
     return markdown_table([*columns], *zip(*columns.values(), strict=True))
 
 
-def crossed(record: dict, title: str, form: str) -> str:
-    """The means of rows "a: b", a column for each b and a line for each a."""
-    cells = {row["name"]: f"{mean_of(row['measured'][title]):{form}}" for row in record["rows"]}
+def is_crossed(record: dict) -> bool:
+    """Whether rows are "a: b" with several b, each of which gets a column."""
+    return len({row["name"].partition(": ")[2] for row in record["rows"]}) > 1
+
+
+def crossed(table: Table, record: dict, title: str, form: str) -> str:
+    """The means of rows "a: b", a column for each b and a line for each a.
+
+    Those on the Pareto line are bold.
+    """
+    best = pareto_rows(record) if table.notes == "pareto" else []
+    cells = {}  # {row: text}
+    for row in record["rows"]:
+        text = f"{mean_of(row['measured'][title]):{form}}"
+        cells[row["name"]] = f"**{text}**" if row["name"] in best else text
     lines = list(dict.fromkeys(name.partition(": ")[0] for name in cells))
     columns = list(dict.fromkeys(name.partition(": ")[2] for name in cells))
     body = [[a, *(cells.get(f"{a}: {b}", "") for b in columns)] for a in lines]
@@ -182,9 +203,9 @@ def smallest_difference(table: Table, record: dict) -> str:
     _, half = mean_and_interval(differences(record, first))
     if not math.isfinite(half):
         return ""
-    return f"""**The smallest difference that this could tell from chance** is {half:.2g}, half
-    of the 95% interval of the first comparison (Student's t over seeds that are paired). Another
-    sample of documents is not in the interval."""
+    return f"""**The smallest difference that this design could see** is {half:.2g}. It is half of
+    the first comparison's 95% interval (Student's t, paired seeds). The interval does not cover
+    other test documents."""
 
 
 def names_and_rows(record: dict) -> list[tuple[str, dict]]:

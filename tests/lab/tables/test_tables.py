@@ -282,7 +282,7 @@ def test_a_page_says_what_diverged_and_what_a_training_takes():
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
     record = record_of(TWO, a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
     half = 4.303 * 0.1 / math.sqrt(3)
-    assert f"could tell from chance** is {half:.2g}" in " ".join(page(TWO, record).split())
+    assert f"could see** is {half:.2g}" in " ".join(page(TWO, record).split())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
