@@ -39,8 +39,8 @@ class DataConfig:
             of .jsonl, .csv or .parquet
         text_column: the column of hf:... that holds the text
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE
-            ranks in tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a
-            folder with vocab.json and merges.txt)
+            ranks in tiktoken's format, a tokenizer of the package tokenizers (its .json, or a
+            folder with vocab.json and merges.txt), or SentencePiece's .model
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training
             split; 0 to use --tokenizer
         train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of
@@ -78,7 +78,8 @@ class DataConfig:
             return "tokenizer.tiktoken"
         if self.tokenizer in ENCODINGS:
             return ""
-        return "tokenizer.json" if self.tokenizer.endswith(".json") else "tokenizer.tiktoken"
+        suffix = os.path.splitext(self.tokenizer)[1]
+        return f"tokenizer{suffix}" if suffix in (".json", ".model") else "tokenizer.tiktoken"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, byte-level BPE, the package tokenizers' own, words.
+"""Text to token ids and back: bytes, byte-level BPE, the packages' own tokenizers, words.
 
 A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer.
 Whoever only names the type Tokenizer imports neither torch nor tiktoken with it.
@@ -42,7 +42,10 @@ characters = [chr(code) for code in range(1 << 16) if not 0xD800 <= code < 0xE00
 tokenizers.Tokenizer.from_str(sys.stdin.buffer.read().decode()).encode("".join(characters))
 """
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
-ADVICE = f"give a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
+ADVICE = (
+    "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, "
+    f"or one of {', '.join(ENCODINGS)}"
+)
 OFFLINE = (
     "fetch its files on a machine with a network, "
     "and set TIKTOKEN_CACHE_DIR to a copy of its folder"
@@ -155,6 +158,25 @@ class PackagedTokenizer(Tokenizer):
         return np.array(ids, self.dtype)
 
 
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece vocabulary, of its .model; it spells the text as it normalises it.
+
+    An unknown character is spelled <unk>.
+    """
+
+    def __init__(self, name: str, content: bytes):
+        package = optional_package("sentencepiece", "a .model needs", "sentencepiece")
+        self.model = package.SentencePieceProcessor()
+        self.model.load_from_serialized_proto(content)
+        pieces = map(self.model.id_to_piece, range(self.model.vocab_size()))
+        spellings = [spelling_of(piece, {}, "SentencePiece") for piece in pieces]
+        super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Convert text to an array of ids, as_string if it is bytes."""
+        return np.array(self.model.encode(as_string(text)), self.dtype)
+
+
 def check_precompiled(content: bytes) -> None:
     """Raise ValueError if a normalizer's table, which the package does not check, ends a process.
 
@@ -220,7 +242,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
 
 
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
-    """The tokenizer of a file: a .json of the package tokenizers, or else ranks.
+    """The tokenizer of a file: a .json of the package tokenizers, a .model, or else ranks.
 
     A vocab.json is read with the merges.txt beside it, as GPT-2 and RoBERTa have them. Raises
     InputError if the file cannot be used.
@@ -233,6 +255,8 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
             content = with_merges(name, str(merges))
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
+        if name.endswith(".model"):
+            return SentencePieceTokenizer(name, content)
         return tokenizer_of_ranks(name, read_ranks(content))
     except InputError:
         raise

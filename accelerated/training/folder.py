@@ -16,7 +16,8 @@ LOCK = ".lock"
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = ("checkpoint.pt", "best.pt")
-TOKENIZERS = ("tokenizer.json", "tokenizer.tiktoken")  # one of them, if it has no name
+# One of them, if it has no name
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken")
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
 ADVICE = "make it writable, then --resume"

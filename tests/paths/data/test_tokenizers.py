@@ -2,9 +2,11 @@
 
 import base64
 import functools
+import io
 import json
 import os
 import random
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,6 +24,7 @@ from accelerated.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
     PackagedTokenizer,
+    SentencePieceTokenizer,
     open_tokenizer,
     run_tokenizer,
     tokenizer_of_file,
@@ -38,7 +41,7 @@ SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
 TEXT = Path(tokenizers.__file__).read_bytes()[:3000]
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
-ADVICE = "give a file of tiktoken ranks, a tokenizer.json, or one of bytes, gpt2, "
+ADVICE = "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, or one of bytes"
 WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
 
 
@@ -136,6 +139,8 @@ NO_TOKENIZERS = [
     ("ranks", show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")),
     ("a.json", b"{"),
     ("a.json", b'{"model": 3}'),
+    ("a.model", b""),
+    ("a.model", b"<html>"),
     ("words.json", NEEDS_UNKNOWN),
 ]
 
@@ -144,7 +149,8 @@ NO_TOKENIZERS = [
     "name, content", NO_TOKENIZERS, ids=[str(c[-9:]) for _, c in NO_TOKENIZERS]
 )
 def test_other_files_than_tokenizers_are_refused(tmp_path, name, content):
-    tokenizers_package("a .json")
+    package = "tokenizers" if name.endswith(".json") else "sentencepiece"
+    pytest.importorskip(package, reason="opening its files needs that package")
     path = tmp_path / name
     path.write_bytes(content)
     words = refusal(open_tokenizer, str(path))
@@ -168,10 +174,16 @@ def kept(kind, path):
         return tokenizer_of_ranks("bpe", RANKS), DataConfig(train_bpe=261)
     (path / "some.json").write_bytes(packaged("bytes"))
     name = str(path / "some.json")
+    if kind == "sentencepiece":
+        name = str(path / "some.model")
+        (path / "some.model").write_bytes(sentencepiece_model())
     return open_tokenizer(name), DataConfig(tokenizer=name)
 
 
-@pytest.mark.parametrize("kind", ["ranks", "words", "package"])
+KEPT = pytest.mark.parametrize("kind", ["ranks", "words", "package", "sentencepiece"])
+
+
+@KEPT
 def test_a_run_keeps_its_tokenizer(tmp_path, kind):
     opened, data = kept(kind, tmp_path)
     assert opened.vocabulary == vocabulary_of(data)
@@ -184,7 +196,7 @@ def test_a_run_keeps_its_tokenizer(tmp_path, kind):
         assert same.encode(TEXT).tolist() == opened.encode(TEXT).tolist()
 
 
-@pytest.mark.parametrize("kind", ["ranks", "words", "package"])
+@KEPT
 def test_a_flipped_bit_of_a_kept_tokenizer_is_noticed(tmp_path, kind):
     """By the file's form, or by the fingerprint, which a checkpoint keeps.
 
@@ -394,3 +406,68 @@ def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     assert opened.encode(TEXT).tolist() == same.encode(TEXT).tolist()
     opened.save(tmp_path / data.tokenizer_file)
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
+
+
+# SentencePiece
+
+
+@functools.cache
+def sentencepiece_model(**options):
+    """The contents of a .model that the package learned from a source file of ours.
+
+    Unless options say otherwise it keeps all text.
+    """
+    package = pytest.importorskip(
+        "sentencepiece", reason="a .model needs the package sentencepiece: .[sentencepiece]"
+    )
+    kept = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    kept |= {"add_dummy_prefix": False, "byte_fallback": True}
+    model = io.BytesIO()
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.decode().splitlines()),
+        model_writer=model,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **(kept | options),
+    )
+    return model.getvalue()
+
+
+ANY_TEXT = st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=40)
+
+
+@given(ANY_TEXT.map(lambda text: text + "def  f(x):\n</s> é漢"))
+def test_a_sentencepiece_model_keeps_text_and_counts_its_bytes(text):
+    """Its ids are the package's; special tokens of the model are spelled out.
+
+    What is left out is U+2581, which stands for a blank in such a vocabulary.
+    """
+    import sentencepiece
+
+    ours = SentencePieceTokenizer("some.model", sentencepiece_model())
+    ids = ours.encode(text)
+    assert ours.decode(ids) == text.encode()
+    assert ours.token_bytes[ids].sum() == len(text.encode())
+    assert ids.tolist() == ours.encode(text.encode()).tolist()
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    assert ids.tolist() == theirs.encode(text)
+    assert ours.vocabulary == theirs.vocab_size()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_sentencepiece_model_that_normalises_counts_the_bytes_of_what_it_spells(kind):
+    """As usual ones do: with a blank before the first word, one for several, and <unk>."""
+    options = {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}
+    options |= {"add_dummy_prefix": True, "byte_fallback": False, "model_type": kind}
+    ours = SentencePieceTokenizer("some.model", sentencepiece_model(**options))
+    ids = ours.encode("def\n  ｆ漢")
+    assert ours.decode(ids).decode() == " def f<unk>"
+    assert ours.token_bytes[ids].sum() == len(" def f<unk>")
+
+
+def test_without_its_package_a_sentencepiece_model_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "some.model").write_bytes(b"any")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    words = "a .model needs the package sentencepiece; install the extra: pip install -e "
+    assert refusal(open_tokenizer, str(tmp_path / "some.model")) == words + "'.[sentencepiece]'"
