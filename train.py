@@ -166,7 +166,7 @@ def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruptio
 def validation_score(
     run: opening.Run, model: protocol.Model, clear_memory: bool = False
 ) -> score.Score:
-    """The Score of the documents to validate on: the split, or what --validation-segments says."""
+    """The Score of the documents to validate on: the split, or what --validation-tokens says."""
     with run.computing(model):
         return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 

@@ -30,7 +30,7 @@ PRESETS = {
     "tiny": {
         "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,),
         "states": 32, "dropout": 0.0,
-        "steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40,
+        "steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
     "small": {
         "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,

@@ -38,7 +38,7 @@ PRESETS = {
         "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16,
         "retention": 4.0,
         "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3,
-        "validation_segments": 160,
+        "validation_tokens": 65_536,
     },
     "small": MEMFORMER | {
         "encoder_layers": 4, "decoder_layers": 4, "retention": 4.0,

@@ -20,7 +20,7 @@ PRESETS = {
     "tiny": {
         "width": 128, "layers": 3, "segment": 64, "memory_layer": 2, "memory": 1024,
         "retrieved": 16, "dropout": 0.0,
-        "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_segments": 160,
+        "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
     "small": {
         "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,

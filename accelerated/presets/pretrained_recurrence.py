@@ -27,7 +27,7 @@ SMALL_GPT2 = {
     "segment": 64,
     "max_positions": 256,
     "warmup": 100,
-    "validation_segments": 160,
+    "validation_tokens": 65_536,
 }
 
 RECALL = {

@@ -41,6 +41,8 @@ from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
 
+FILLING = 8  # segments of a validated piece, at the least: its memory has to fill
+
 
 @contextlib.contextmanager
 def open_run(settings: Settings, start: Start) -> Iterator[Run]:
@@ -191,14 +193,13 @@ def documents_of(
         validation = joined_for_lanes(training.batch, validation, least=segment)
     else:
         documents = cut_for_lanes(training.batch, documents)
-    longest = training.validation_segments * segment
-    if not longest:
+    tokens = training.validation_tokens
+    if not tokens:
         return documents, validation
-    limit = longest * training.batch
+    longest = max(FILLING * segment, math.ceil(tokens / training.batch))
     if settings.data.data == "recall":  # questions need their document's facts
         longest = settings.recall.length
-        limit = max(limit, longest)
-    return documents, spread(validation, limit, longest)
+    return documents, spread(validation, max(tokens, longest), longest)
 
 
 def with_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:

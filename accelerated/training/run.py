@@ -252,5 +252,5 @@ class Run:
         self.state = state_from(self.state, [x[own_lanes].clone() for x in contents["state"]])
         self.step = contents["step"]
         self.gradient_norm = contents["gradient_norm"]
-        if contents["training"]["validation_segments"] == training.validation_segments:
+        if contents["training"].get("validation_tokens") == training.validation_tokens:
             self.best = contents["best"]  # of the same text

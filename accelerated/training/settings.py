@@ -39,7 +39,7 @@ LEAST = {  # value of a field
     "seed": 0,
     "save_every": 1,
     "validate_every": -1,
-    "validation_segments": 0,
+    "validation_tokens": 0,
     "log_every": 1,
     "sample": 0,
 }
@@ -90,8 +90,8 @@ class TrainingConfig:
         save_every: iterations between checkpoints; one is always written at the end
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at
             the end, -1: a tenth of --steps
-        validation_segments: segments in each lane to validate on, taken from all over the split, 0
-            for the whole split
+        validation_tokens: about how many tokens to validate on, taken from all over the split, 0 for
+            the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these
             iterations
         sample: tokens of sample text to print at the end
@@ -120,7 +120,7 @@ class TrainingConfig:
     compile: str = "auto"
     save_every: int = 200
     validate_every: int = -1
-    validation_segments: int = 0
+    validation_tokens: int = 0
     log_every: int = 10
     sample: int = 200
 

@@ -149,8 +149,8 @@ def test_training_and_reports_make_no_doubles(
         2,
         "--dropout",
         0.2,
-        "--validation-segments",
-        2,
+        "--validation-tokens",
+        48,
         "--sample",
         12,
     ]

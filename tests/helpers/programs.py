@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 # The whole validation split is read once, at the end
 LITTLE = ["--width", 16, "--heads", 2, "--feed-forward", 32, "--warmup", 2, "--batch", 3]
-LITTLE += ["--validation-segments", 0, "--validate-every", 0]
+LITTLE += ["--validation-tokens", 0, "--validate-every", 0]
 BLOCKS = ["--head-width", 8, "--window", 8, "--segment", 16, "--states", 4, "--recurrent-layers", 2]
 ROWS = ["--head-width", 8, "--segment", 8, "--memory", 8, "--compressed-memory", 4]
 ROWS += ["--compression-rate", 2]
@@ -78,7 +78,7 @@ def equal(first, second):
     return first == second
 
 
-BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]
+BRIEF = ["--sample", 0, "--validation-tokens", 48, "--steps", 2]
 
 
 def trained_runs(folder):

@@ -29,7 +29,7 @@ from tests.helpers.programs import (
 )
 from tests.helpers.texts import show_ranks
 
-SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-segments", 2]
+SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-tokens", 48]
 SAFE += ["--log-every", 1, "--save-every", 1]
 
 
@@ -138,6 +138,7 @@ def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
 def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path, monkeypatch):
     """From the same places in every run, and logged with the memory cleared too.
 
+    However few tokens are asked for, a piece has eight segments, so that its memory is read.
     Recall's documents are read whole.
     """
     spread = opening.spread
@@ -149,20 +150,23 @@ def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path,
         return taken
 
     monkeypatch.setattr(opening, "spread", watched)
-    five = ["--batch", 4, "--validation-segments", 5]
-    train(*SAFE, "--data", text, *five, "--steps", 1, "--out", tmp_path / "run")
+    asked = ["--batch", 4, "--validation-tokens", 256]
+    train(*SAFE, "--data", text, *asked, "--steps", 1, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 2)
     recall = ["--data", "recall", "--recall-distance", 40]
     train(*SAFE, *recall, "--steps", 1, "--out", tmp_path / "recall")
-    (documents, read), (_, again), (asked, some) = found
+    few = ["--validation-tokens", 1]
+    train(*SAFE, "--data", text, *few, "--steps", 1, "--out", tmp_path / "few")
+    (documents, read), (_, again), (questions, some), (_, [piece]) = found
     assert read.spans == again.spans
     assert len(read) == 4
-    assert 150 < lengths_of(read).sum() <= 160
+    assert 200 < lengths_of(read).sum() <= 256
+    assert 7 * 8 < len(piece.inputs) <= 8 * 8
     assert read.spans[-1][1] > lengths_of(documents).sum() / 2, "not the first tokens alone"
     last = read_metrics(tmp_path / "run")[-1]
     assert 0 < last["cleared_bits_per_byte"] != last["validation_bits_per_byte"] > 0
-    assert 0 < len(some) < len(asked)
-    assert set(lengths_of(some)) == set(lengths_of(asked))
+    assert 0 < len(some) < len(questions)
+    assert set(lengths_of(some)) == set(lengths_of(questions))
 
 
 # Data that moves

@@ -25,7 +25,7 @@ from tests.helpers.programs import (
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3]
 OFTEN += ["--log-every", 1, "--dropout", 0.1]
-BRIEF = ["--sample", 0, "--validation-segments", 5]
+BRIEF = ["--sample", 0, "--validation-tokens", 120]
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions", 9),
     "writing a checkpoint": ("accelerated.training.checkpoint", "file_checksum", 4),

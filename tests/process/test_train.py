@@ -23,7 +23,7 @@ from accelerated.training.folder import read_metrics
 from tests.helpers import programs
 from tests.helpers.programs import as_json, differences, ended, saved, start, train
 
-BRIEF = ["--sample", 0, "--validation-segments", 1]
+BRIEF = ["--sample", 0, "--validation-tokens", 24]
 TASKS = ["--task-infilling", 0.4, "--task-recall", 0.2]
 OPTIONS = {  # of each model, and of Memformer's two forms
     "block_recurrent": programs.TINY,

@@ -36,7 +36,7 @@ def files(monkeypatch):
 @pytest.mark.parametrize("model", NAMES)
 def test_a_training_step_passes_few_files(model, text, tmp_path, files):
     """Of the model's usual preset; the step writes no line of the log."""
-    brief = ["--validation-segments", 1, "--validate-every", 0, "--sample", 0]
+    brief = ["--validation-tokens", 1, "--validate-every", 0, "--sample", 0]
     options = ["--model", model, "--data", text, "--batch", 2, "--steps", 4]
     train(*options, *brief, "--out", tmp_path / "run")
     paths = [Path(file).relative_to(ROOT) for file in files if Path(file).is_relative_to(ROOT)]

@@ -50,7 +50,7 @@ RECIPE = ["--batch", LANES, "--accumulate", LANES // GROUP, "--horizon", HORIZON
 RECIPE += ["--steps", 5, "--warmup", 2, "--learning-rate", PEAK, "--final-fraction", 0.4]
 RECIPE += ["--schedule", "cosine", "--optimizer", "adamw", "--weight-decay", DECAY]
 RECIPE += ["--update-every", 2, "--update-every-from", 2, "--save-every", 1, "--log-every", 1]
-RECIPE += ["--dtype", "float64", "--sample", 0, "--validate-every", 0, "--validation-segments", 0]
+RECIPE += ["--dtype", "float64", "--sample", 0, "--validate-every", 0, "--validation-tokens", 0]
 
 # What is read
 

@@ -15,14 +15,15 @@ from accelerated.lab.trials import LOG, LOG_NUMBERS, join
 
 SHARED = {  # keys that all files have
     # What rows read and how long they train
-    "small": "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40",
+    "small": "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40"
+    " --validation-tokens 0",
     "carried": "test, bits per byte | score --split test | bits_per_byte",
     "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
     "measures": "${carried}\n${cleared}",
     # One pass, in updates of 4,096 tokens; a BPE of 1,024, so that a segment is a sentence or two
     # and not a word
     "epoch": "--data stdlib --train-bpe 1024 --width 64 --heads 4 --feed-forward 256 --dropout 0"
-    " --epochs 1 --validate-every 0 --validation-segments 0",
+    " --epochs 1 --validate-every 0 --validation-tokens 0",
     "read": "Training reads 5.1M tokens of Python 3.11's library once, a BPE of 1,024. The test"
     " split has 17 documents, packages or modules. The largest is 27% of it.",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much

@@ -33,7 +33,7 @@ def trained(model, text, folder):
     options = OPTIONS.get(model, ["--model", model, *programs.LITTLE])
     if "--train-bpe" in options:
         pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
-    brief = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
+    brief = ["--steps", 2, "--sample", 0, "--validation-tokens", 24]
     train("--data", text, *options, *brief, "--out", folder)
     save_checkpoint(folder / "best.pt", saved(folder) | {"step": 1})
     return folder
