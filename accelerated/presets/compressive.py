@@ -38,7 +38,8 @@ PRESETS = {
     "tiny": {
         "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64,
         "compression_rate": 4,
-        "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_tokens": 65_536,
+        "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80,
+        "validation_tokens": 65_536,
     },
     "small": {
         "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,

@@ -90,8 +90,8 @@ class TrainingConfig:
         save_every: iterations between checkpoints; one is always written at the end
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at
             the end, -1: a tenth of --steps
-        validation_tokens: about how many tokens to validate on, taken from all over the split, 0 for
-            the whole split
+        validation_tokens: about how many tokens to validate on, taken from all over the split; 0
+            for the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these
             iterations
         sample: tokens of sample text to print at the end
