@@ -27,13 +27,11 @@ Glossary of step t: code symbol, meaning, symbol, shape
     positions         parameter; a vector for every clipped distance    R_{i-j}    (R, E)
     distance_key      Transformer-XL's matrix of distances              W_r        (HE, D)
     content_bias, distance_bias   Transformer-XL's vectors              u, v       (H, E), (H, E)
-    retention         parameter; a bias on a slot's score of itself     none       (H,)
 
 B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width,
 V vocabulary, L layers, R distances, K keys. Decisions are numbered in docs/decisions/memformer.md.
 """
 
-import math
 import runpy
 import sys
 from dataclasses import dataclass, replace
@@ -65,7 +63,6 @@ class Config:
         positions: relative positions in self-attention, simplified (Eqs. 2-4) or
             transformer_xl (Eq. 1)
         max_distance: distance at and beyond which the simplified positions are the same
-        retention: starting value of the learned bias with which a slot attends to itself
         dropout: dropout rate in training, 0 to below 1
     """
 
@@ -80,7 +77,6 @@ class Config:
     slots: int = 32
     positions: str = "simplified"
     max_distance: int = 64
-    retention: float = 0.0
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -126,7 +122,7 @@ def slot_attention_forward(p, config, memory, encoded, readable):
     self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
 
     mask = readable_mask(readable)
-    scores, scores_cache = slot_scores_forward(query, self_key, key, p["retention"], mask)
+    scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
     slots = split_heads(memory, config.heads)  # (B, H, S, D/H), decision 7: its own value
     new, mean_cache = slot_mean_forward(scores, slots, value)
     new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
@@ -139,7 +135,7 @@ def slot_attention_backward(config, dnew, cache):
     norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
     dscores, dslots, dvalue = slot_mean_backward(dnew, mean_cache)
-    dquery, dself_key, dkey, dretention = slot_scores_backward(dscores, scores_cache)
+    dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
 
     dnormal_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
     dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
@@ -147,29 +143,27 @@ def slot_attention_backward(config, dnew, cache):
     dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
     dmemory, dmemory_norm_params = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
     dmemory = merge_heads(dslots) + dmemory
-    grads |= dnorm_params | dmemory_norm_params | {"retention": dretention}
+    grads |= dnorm_params | dmemory_norm_params
     return dmemory, dencoded, grads
 
 
-def slot_scores_forward(query, self_key, key, retention, mask):
+def slot_scores_forward(query, self_key, key, mask):
     """Scores (B, H, S, 1 + N) of each slot: of itself, then of N encodings.
 
-    query, self_key (B, H, S, E); key (B, H, N, E). The score of itself gets retention (H,) on top
-    (decision 9: bias per head).
+    query, self_key (B, H, S, E); key (B, H, N, E). Decision 9: nothing favours the slot itself.
     """
     scale = query.shape[-1] ** -0.5
-    self_similarity = (query * self_key).sum(-1, keepdims=True) * scale
-    self_score = self_similarity + retention[:, None, None]  # (B, H, S, 1)
+    self_score = (query * self_key).sum(-1, keepdims=True) * scale  # (B, H, S, 1)
     similarity = query @ key.swapaxes(-1, -2) * scale  # (B, H, S, N)
     scores = np.where(mask, similarity, -np.inf)
     scores = np.concatenate([self_score, scores], axis=-1)  # (B, H, S, 1 + N)
     return scores, (query, self_key, key)
 
 
-# z* = c q·k* + rho, z = c q k^T, c = 1/sqrt(E):
-# dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q, drho = sum dz*
+# z* = c q·k*, z = c q k^T, c = 1/sqrt(E):
+# dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q
 def slot_scores_backward(dscores, cache):
-    """Gradients of query, self_key, key (B, H, S or N, E) and retention."""
+    """Gradients of query, self_key and key (B, H, S or N, E)."""
     query, self_key, key = cache
     scale = query.shape[-1] ** -0.5
     dself_score = dscores[..., :1]  # (B, H, S, 1)
@@ -177,8 +171,7 @@ def slot_scores_backward(dscores, cache):
     dquery = (dself_score * self_key + dothers @ key) * scale
     dself_key = dself_score * query * scale
     dkey = dothers.swapaxes(-1, -2) @ query * scale
-    dretention = dself_score.sum((0, 2, 3))
-    return dquery, dself_key, dkey, dretention
+    return dquery, dself_key, dkey
 
 
 def slot_mean_forward(scores, slots, value):
@@ -1363,7 +1356,6 @@ def init_writer(config, rng):
     p |= init_affine(rng, "query", inner, d)
     p |= init_affine(rng, "key", inner, d)
     p |= init_affine(rng, "value", d, d)
-    p["retention"] = np.full(config.heads, config.retention)  # decision 9: 0 or more
     return p
 
 
@@ -1411,8 +1403,6 @@ def check_config(config):
             f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even "
             "one"
         )
-    if not math.isfinite(config.retention):
-        raise ValueError(f"retention is {config.retention}; it must be a finite number")
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
 

@@ -64,9 +64,10 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
     config, p = random_writer(rng, S)
     memory = rng.standard_normal((30, S, D))
     encoded = rng.standard_normal((30, N, D))
-    for new in both_writes(p | {"retention": np.full(H, 1000.0)}, config, memory, encoded):
+    closed = p | {"key": p["query"], "memory_norm.scale": np.full(D, 1000.0)}  # a query is its key
+    for new in both_writes(closed, config, memory, encoded):
         assert (new == memory).all(), "a slot that sees only itself is another one afterwards"
-    for new in both_writes(p | {"retention": np.full(H, 1.0)}, config, memory, encoded):
+    for new in both_writes(p, config, memory, encoded):
         assert not (new == memory).any(), "a slot reads nothing"
 
 

@@ -31,7 +31,6 @@ class Writer(Declared):
         self.key_bias = parameter(inner)  # (HE,), gets no gradient: softmax cancels it
         self.value = parameter(width, width)  # (D, D)
         self.value_bias = parameter(width)  # (D,)
-        self.retention = parameter(heads)  # (H,), bias on a slot's score for itself
 
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
         """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D).
@@ -59,7 +58,6 @@ class Writer(Declared):
         query = query * query.shape[-1] ** -0.5  # (B, H, S, E)
 
         itself = (query * slot_key).sum(-1, keepdim=True)  # (B, H, S, 1)
-        itself = itself + self.retention[:, None, None]
         others = query @ key.mT  # (B, H, S, N)
         if readable is not None:
             others = others.masked_fill(~readable[:, None, None], -math.inf)

@@ -14,7 +14,7 @@ MEMFORMER = {
 
 RECALL = {
     "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256,
-    "segment": 16, "slots": 8, "max_distance": 16, "retention": 4.0,
+    "segment": 16, "slots": 8, "max_distance": 16,
     "backprop": "memory_replay", "warmup": 50,
 }  # fmt: skip
 
@@ -36,12 +36,11 @@ CHECKS = (
 PRESETS = {
     "tiny": {
         "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16,
-        "retention": 4.0,
         "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3,
         "validation_tokens": 65_536,
     },
     "small": MEMFORMER | {
-        "encoder_layers": 4, "decoder_layers": 4, "retention": 4.0,
+        "encoder_layers": 4, "decoder_layers": 4,
         "steps": 20_000, "horizon": 8, "learning_rate": 6e-4,
     },
     # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the fractions
@@ -56,7 +55,7 @@ PRESETS = {
         "encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4,
     },
     "recall": RECALL | ASSOCIATION | {
-        "retention": 0.0, "steps": 3000, "batch": 32, "horizon": 13, "learning_rate": 2e-3,
+        "steps": 3000, "batch": 32, "horizon": 13, "learning_rate": 2e-3,
         "recall_distance": 136, "recall_questions": 16,
     },
     "recall-16": FAR | RECALL | {

@@ -8,7 +8,6 @@ VARIANTS = {
     "encoder-decoder": {},
     "encoder-decoder-clipped": {"max_distance": 2},
     "encoder-decoder-xl": {"positions": "transformer_xl"},
-    "encoder-decoder-retentive": {"retention": 1.5},
     "decoder-only": {"encoder_layers": 0},
     "decoder-only-clipped": {"encoder_layers": 0, "max_distance": 1},
     "decoder-only-xl": {"encoder_layers": 0, "positions": "transformer_xl", "decoder_layers": 2},
@@ -18,7 +17,7 @@ VARIANTS = {
 }
 KINDS = ("encoder-decoder", "decoder-only")
 MORE_KINDS = ("encoder-decoder-xl", "decoder-only-xl")
-OTHER_TYPES = ("encoder-decoder-retentive", "one-slot")
+OTHER_TYPES = ("encoder-decoder-xl", "one-slot")
 NO_CHOICE = ("one-token", "one-slot")
 
 CARRIED = ("memory",)

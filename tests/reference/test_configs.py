@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.helpers.variants import PAPERS, variant
+from tests.helpers.variants import PAPERS
 
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
 GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}
@@ -88,7 +88,7 @@ STARTS = {
     ),
 }
 ZERO_BIASES = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$"
-ZEROS = ZERO_BIASES + "|memory_gate|layer_scores|fixed_key|retention"
+ZEROS = ZERO_BIASES + "|memory_gate|layer_scores|fixed_key"
 
 
 @pytest.mark.parametrize("case", STARTS)
@@ -120,9 +120,6 @@ def test_starting_values(case):
 
 def test_starting_values_that_a_config_chooses():
     init_params = PAPERS["memformer"].reference.init_params
-    config = variant("memformer", "encoder-decoder-retentive")
-    params = init_params(config, np.random.default_rng(0))
-    assert params["writer.retention"].tolist() == [1.5, 1.5]
     wide = dataclasses.replace(PAPERS["memformer"].small, **WIDE, positions="transformer_xl")
     params = init_params(wide, np.random.default_rng(0))
     assert params["decoder.layers.0.attention.content_bias"].std() == pytest.approx(0.02, rel=0.15)
@@ -197,7 +194,7 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
             heads=[0],
             max_distance=[0],
         ),
-        *each(positions=["sine"], retention=[math.inf], dropout=[1.0]),
+        *each(positions=["sine"], dropout=[1.0]),
         ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
         ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
     ],

@@ -14,8 +14,7 @@ h, which attention has found.
 
 Memformer, section 2.2.3 and Figure 2c: a slot attends to itself and to the tokens of a segment,
 never to another slot. The softmax of the scores says how much of the slot stays as it is, and how
-much of each token's value is written. `retention` is our addition: a number that is added to a
-slot's score of itself, so that slots can be made to forget slowly.
+much of each token's value is written.
 """
 
 from itertools import product
@@ -144,7 +143,7 @@ def next_slot(p, slot, normal_slot, normal_tokens, head):
     def value(token):
         return p["value"][part] @ token + p["value_bias"][part]
 
-    scores = [score(normal_slot) + p["retention"][head], *(score(token) for token in normal_tokens)]
+    scores = [score(normal_slot), *(score(token) for token in normal_tokens)]
     values = [slot[part], *(value(token) for token in normal_tokens)]  # its own value is itself
     weights = [exp(score) / sum(map(exp, scores)) for score in scores]  # softmax
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
@@ -178,7 +177,7 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
 
 
 def test_the_slots_gradient_is_their_derivative():
-    """The backward pass by hand, of slots, tokens and every parameter, retention among them."""
+    """The backward pass by hand, of slots, tokens and every parameter."""
     _, p, slots, tokens = draw_slots(0)
     dout = np.random.default_rng(1).standard_normal((B, S, D))
     _, cache = memformer.slot_attention_forward(p, CONFIG, slots, tokens, None)

@@ -16,7 +16,6 @@ MEMFORMER = memformer.Config(
     segment=6,
     slots=5,
     max_distance=3,
-    retention=0.5,
 )
 CONFIGS = {
     "block_recurrent": block_recurrent.Config(

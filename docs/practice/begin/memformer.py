@@ -12,12 +12,11 @@ arrays, a tuple of them where several are named, and leave their arguments as th
 import numpy as np  # noqa: F401
 
 
-def slot_scores(query, self_key, key, retention, readable):
+def slot_scores(query, self_key, key, readable):
     """1. What a slot sees: itself and N encodings, no other slot. Returns (B, H, S, 1 + N).
 
-    query, self_key (B, H, S, E); key (B, H, N, E); retention (H,);
-    readable (B, N), false on padding.
-    Figure 2c:  z_* = q·k_* / sqrt(E) + retention, first of the row;  z_j = q·k_j / sqrt(E).
+    query, self_key (B, H, S, E); key (B, H, N, E); readable (B, N), false on padding.
+    Figure 2c:  z_* = q·k_* / sqrt(E), first of the row;  z_j = q·k_j / sqrt(E).
     Hint: z_* needs the product of each slot with itself alone, not a matrix product.
     Hint: the score of padding is -inf.
     """
@@ -36,11 +35,11 @@ def slot_attention(scores, slots, value):
 
 
 def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
-    """3. Back through tasks 2 and 1. Returns (dquery, dself_key, dkey, dslots, dvalue, dretention).
+    """3. Back through tasks 2 and 1. Returns (dquery, dself_key, dkey, dslots, dvalue).
 
     dnew (B, H, S, D/H) is the gradient of m'; weights (B, H, S, 1 + N) are a of task 2.
     da_* = m·dm', da_j = v_j·dm';  dz = a (da - sum of a da);  dm = a_* dm', dv_j = sum_S a_j dm';
-    dq = (dz_* k_* + sum_j dz_j k_j) / sqrt(E);  dk_* = dz_* q / sqrt(E);  d retention = sum dz_*.
+    dq = (dz_* k_* + sum_j dz_j k_j) / sqrt(E);  dk_* = dz_* q / sqrt(E).
     Hint: join da_* and da_j in one array of 1 + N before softmax's backward.
     Hint: each gradient has the shape of its variable: sum over what the variable was shared by.
     """

@@ -15,9 +15,9 @@ SLOT_SIZES = {"B": (1, 3), "H": (1, 4), "S": (1, 6), "N": (1, 7), "E": (1, 8)}
 
 # ----------------------------------------------------------------------------
 # writing memory
-def slot_scores(query, self_key, key, retention, readable):
+def slot_scores(query, self_key, key, readable):
     mask = reference.readable_mask(readable)
-    scores, _ = reference.slot_scores_forward(query, self_key, key, retention, mask)
+    scores, _ = reference.slot_scores_forward(query, self_key, key, mask)
     return scores
 
 
@@ -27,7 +27,6 @@ def slot_inputs(rng, B, H, S, N, E):
         "query": normal(rng, B, H, S, E),
         "self_key": normal(rng, B, H, S, E),
         "key": normal(rng, B, H, N, E),
-        "retention": normal(rng, H),
         "readable": rng.random((B, N)) < 0.7,
     }
 
@@ -64,8 +63,8 @@ def mean_terms(scores, slots, value):
 def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
     dscores, dslots, dvalue = reference.slot_mean_backward(dnew, (weights, slots, value))
     cache = (query, self_key, key)
-    dquery, dself_key, dkey, dretention = reference.slot_scores_backward(dscores, cache)
-    return dquery, dself_key, dkey, dslots, dvalue, dretention
+    dquery, dself_key, dkey = reference.slot_scores_backward(dscores, cache)
+    return dquery, dself_key, dkey, dslots, dvalue
 
 
 def backward_inputs(rng, B, H, S, N, E):
@@ -263,7 +262,6 @@ TASKS = (
             "dkey": "B, H, N, E",
             "dslots": "B, H, S, D/H",
             "dvalue": "B, H, N, D/H",
-            "dretention": "H",
         },
         sizes=SLOT_SIZES,
         inputs=backward_inputs,

@@ -38,10 +38,10 @@ def documents(*lengths):
 
 
 def model_of(kind):
-    """A model in float64 whose slots do not start alike, with another retention in each head."""
-    model = Memformer(Memformer.Config(**SIZES, **KINDS[kind], retention=0.5), 1).double()
+    """A model in float64 whose slots do not start alike."""
+    model = Memformer(Memformer.Config(**SIZES, **KINDS[kind]), 1).double()
     for name, parameter in model.named_parameters():
-        if "memory" in name or "retention" in name:
+        if "memory" in name:
             parameter.data += 0.3 * torch.randn_like(parameter)
     return model
 
