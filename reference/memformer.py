@@ -150,7 +150,7 @@ def slot_attention_backward(config, dnew, cache):
 def slot_scores_forward(query, self_key, key, mask):
     """Scores (B, H, S, 1 + N) of each slot: of itself, then of N encodings.
 
-    query, self_key (B, H, S, E); key (B, H, N, E). Decision 9: nothing favours the slot itself.
+    query, self_key (B, H, S, E); key (B, H, N, E) (decision 9: nothing favours the slot itself).
     """
     scale = query.shape[-1] ** -0.5
     self_score = (query * self_key).sum(-1, keepdims=True) * scale  # (B, H, S, 1)
