@@ -93,6 +93,8 @@ def next_segments(run: opening.Run) -> tuple[list[lanes.Segment], int, int]:
     training = run.settings.training
     segments = run.reader.rollout(training.horizon)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
+    if training.clear_memory:
+        segments = [segment.begun_anew() for segment in segments]
     own_lanes = process.own_lanes(training.batch)
     mine = [segment.keep_lanes(own_lanes) for segment in segments]
     return mine, replay.count_scored(segments), lanes.count_bytes(segments, run.tokenizer)

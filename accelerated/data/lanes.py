@@ -172,6 +172,10 @@ class Segment(NamedTuple):
             None if self.place is None else self.place[rows],
         )
 
+    def begun_anew(self) -> Segment:
+        """The Segment, with a document's start in every lane."""
+        return self._replace(starts=torch.ones_like(self.starts))
+
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""

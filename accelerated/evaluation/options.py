@@ -57,7 +57,7 @@ TEMPERATURE = number(
     "0 for the most probable token, or at least 0.001",
 )
 PROBABILITY = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
-RATE = number(float, lambda value: 0 < value < math.inf, "positive and finite")
+POSITIVE = number(float, lambda value: 0 < value < math.inf, "positive and finite")
 SEED = number(int, lambda value: 0 <= value < 1 << 32, "at least 0 and below 2^32")
 
 OPENING = (  # of reports that open the runs
@@ -178,7 +178,7 @@ SEGMENTS = option(
 CONSTANT = option(
     "--learning-rate",
     "constant (required); first try a tenth of the run's own",
-    RATE,
+    POSITIVE,
     "RATE",
     required=True,
 )

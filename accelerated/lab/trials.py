@@ -34,6 +34,7 @@ HEADLINE_SEEDS = (0, 1, 2, 3, 4)
 VALIDATION = "validation_bits_per_byte"  # a key of a log
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 ADVICE = "give another --runs"
+A_WEEK = 7 * 86_400  # seconds: threads cannot wait for infinitely many
 
 
 class Trial(NamedTuple):
@@ -50,17 +51,29 @@ class Trial(NamedTuple):
 
 
 class Workshop:
-    """Trains and evaluates trials in the folder `runs`, `jobs` at a time; `say` prints a line."""
+    """Trains and evaluates trials in the folder `runs`, `jobs` at a time; `say` prints a line.
 
-    def __init__(self, runs: Path, jobs: int, say: Callable = print):
+    If it has only so many minutes, programs are stopped when the part of them that is theirs is
+    over. A run that was stopped is evaluated as it stands.
+    """
+
+    def __init__(self, runs: Path, jobs: int, say: Callable = print, minutes: float = math.inf):
         self.runs = runs
         self.jobs = jobs
         self.say = say
+        self.minutes = minutes
+        self.began = time.monotonic()
+        self.part = 1.0  # of the minutes: when it is over, programs are stopped
         self.children = set()
         self.stopping = False
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
         threads = str(self.threads)
         self.environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
+
+    @property
+    def seconds_left(self) -> float:
+        """Until programs are stopped; infinite without minutes."""
+        return self.began + 60 * self.minutes * self.part - time.monotonic()
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run.
@@ -92,6 +105,8 @@ class Workshop:
         code, _, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
 
         diverged = code == 2 and last.endswith(DIVERGED)
+        if self.seconds_left <= 0 and not diverged:
+            return f"{trial.name} --seed {trial.seed}: {self.updates(trial)}"
         if code and not diverged:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
         if diverged:
@@ -106,18 +121,37 @@ class Workshop:
         reached = f"{validation(records):.4f} bits per byte, {spent:.0f} s"
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
 
+    def updates(self, trial: Trial) -> str:
+        """How many updates a trial has made, in words."""
+        records = read_metrics(self.folder(trial))
+        step = records[-1]["step"] if records else 0
+        return f"{step:,}" if ended(records) else f"stopped after {step:,}"
+
     def diverged(self, trial: Trial) -> bool:
         """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
-        return "diverged" in read_metrics(self.folder(trial))[-1]
+        records = read_metrics(self.folder(trial))
+        return bool(records) and "diverged" in records[-1]
+
+    def answered(self, trial: Trial, words: str) -> bool:
+        """Whether eval.py has answered about a trial; its log answers once it has ended."""
+        if words == LOG:
+            return ended(read_metrics(self.folder(trial)))
+        return self.answer_file(trial, words).exists()
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
-            if words != LOG and not file.exists() and not self.diverged(trial):
+            is_missing = words != LOG and not file.exists() and not self.diverged(trial)
+            if is_missing and self.can_be_evaluated(trial):
                 missing[file] = (self.evaluate_one, trial, words)
         self.in_parallel(list(missing.values()))
+
+    def can_be_evaluated(self, trial: Trial) -> bool:
+        """Whether a trial has ended, or was stopped after a checkpoint."""
+        folder = self.folder(trial)
+        return ended(read_metrics(folder)) or checkpoint_path(folder).exists()
 
     def evaluate_one(self, trial: Trial, words: str) -> str:
         """Run one report of eval.py on a trial and keep its JSON; returns a line about it."""
@@ -125,6 +159,8 @@ class Workshop:
         folder = str(self.folder(trial))
         command = [str(ROOT / "eval.py"), report, folder, *options, "--json"]
         code, output, last = self.run([sys.executable, *command])
+        if code and self.seconds_left <= 0:
+            return f"{trial.name}, seed {trial.seed}: no time for eval.py {words}"
         if code:
             raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
         with written_whole(self.answer_file(trial, words), ADVICE) as path:
@@ -146,7 +182,7 @@ class Workshop:
 
         It has a session of its own: Ctrl-C reaches it once, by this process.
         """
-        if self.stopping:
+        if self.stopping or self.seconds_left <= 0:
             return 1, "", ""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         child = subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes)
@@ -154,7 +190,11 @@ class Workshop:
             self.children.add(child)
             if self.stopping:  # since it was asked above
                 child.terminate()  # Python, while it starts, can lose a Ctrl-C
-            output, errors = child.communicate()
+            try:
+                output, errors = child.communicate(timeout=min(self.seconds_left, A_WEEK))
+            except subprocess.TimeoutExpired:
+                child.terminate()  # train.py saves
+                output, errors = child.communicate()
         self.children.discard(child)
         said = errors.strip() or output.strip() or "no output"
         return child.returncode, output, said.splitlines()[-1]
@@ -212,9 +252,9 @@ def ended(records: list[dict]) -> bool:
 
 
 def validation(records: list[dict]) -> float:
-    """The validation of the last report, infinite if the run diverged."""
+    """The validation of the last report, infinite if the run diverged or was stopped."""
     reports = [record for record in records if record.get("final")]
-    return reports[-1].get(VALIDATION, math.inf)
+    return reports[-1].get(VALIDATION, math.inf) if reports else math.inf
 
 
 def validations(records: list[dict]) -> dict[str, float]:

@@ -63,6 +63,8 @@ class TrainingConfig:
         batch: B, lanes: documents that are read side by side
         horizon: K, segments per iteration; gradient flows through the state between them, if the
             model's state passes it on
+        clear_memory: empty the memory before each segment, for a control that never learns to use
+            it
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay
             (MRBP)
         checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward
@@ -101,6 +103,7 @@ class TrainingConfig:
     epochs: float = 0.0
     batch: int = 8
     horizon: int = 1
+    clear_memory: bool = False
     backprop: str = "through_time"
     checkpoint_layers: bool = False
     accumulate: int = 1

@@ -197,6 +197,17 @@ def test_overlapping_windows_score_every_token_once(text, tmp_path, seen):
     assert [int(segment.scored.sum()) for segment in seen] == [8, *[5] * 7]
 
 
+def test_a_control_reads_every_segment_with_its_memory_emptied(text, tmp_path, seen):
+    """--clear-memory: every lane begins from the initial state, whatever it reads."""
+    options = [*programs.MEMFORMER, "--data", text, *BRIEF, "--steps", 3]
+    train(*options, "--out", tmp_path / "usual")
+    begins = [bool(segment.starts.all()) for segment in seen]
+    assert begins.count(True) < len(begins), "the usual run carries its memory on"
+    seen.clear()
+    train(*options, "--clear-memory", "--out", tmp_path / "control")
+    assert all(bool(segment.starts.all()) for segment in seen)
+
+
 def test_a_segment_has_a_task_only_if_tasks_are_asked_for(text, tmp_path, seen):
     options = [*programs.MEMFORMER, "--data", text, *BRIEF]
     train(*options, "--steps", 2, "--out", tmp_path / "plain")

@@ -7,12 +7,13 @@ runs of a published table are made again, beside what its record says.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
 from pathlib import Path
 
-from accelerated.evaluation.options import at_least
+from accelerated.evaluation.options import POSITIVE, at_least
 from accelerated.lab.tables.measure import measure, measure_again
 from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import SEEDS, Workshop
@@ -40,6 +41,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", default=runs, help=of_runs, **a_folder)
     of_jobs = f"runs at a time (default one a core, {cores})"
     parser.add_argument("--jobs", type=at_least(1), default=cores, metavar="N", help=of_jobs)
+    of_minutes = "stop runs in time for a page after so many minutes (default: no end)"
+    parser.add_argument("--minutes", type=POSITIVE, default=math.inf, metavar="N", help=of_minutes)
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="(default all)")
     a_seed = {"type": at_least(0), "metavar": "N"}
     parser.add_argument("--seeds", nargs="+", help="(default 0 1 2)", **a_seed)
@@ -58,7 +61,8 @@ def main(argv: list[str]) -> None:
     options = parse_options(argv)
     # as Ctrl-C: the runs are told to save
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    workshop = Workshop(options.runs.absolute(), options.jobs)
+    runs = options.runs.absolute()
+    workshop = Workshop(runs, options.jobs, minutes=options.minutes)
     table = TABLES[options.name]
     try:
         if options.rows or options.seeds:

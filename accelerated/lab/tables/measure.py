@@ -41,6 +41,9 @@ from accelerated.training.settings import Settings
 ROUNDS = 15  # in which the rows' training steps take turns
 SPEECH = Path("runs/speech")
 ADVICE = "give another --out"
+# Parts of the minutes, if there are only so many; the rest is eval.py's
+FIRST_ENDS = 0.2
+TRAINING_ENDS = 0.7
 
 
 def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
@@ -54,9 +57,10 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     if table.reads_speech:
         read_aloud(SPEECH)
     tuning, trials = train_rows(table, workshop)
+    workshop.part = 1.0
     workshop.evaluate(questions(table, trials))
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
-    if table.timed:
+    if table.timed and workshop.seconds_left > 0:
         torch.set_num_threads(workshop.threads)  # as the runs were trained
         settings = [settings_of(trials[name][0]) for name in table.rows]
         for row, seconds in zip(rows, step_times(settings), strict=True):
@@ -71,6 +75,7 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         "python": platform.python_version(),  # whose library --data stdlib is
         "corpus": corpus_of(one, workshop),
         "jobs": workshop.jobs,
+        "minutes": None if math.isinf(workshop.minutes) else workshop.minutes,
         "options": table.options,
         "first": table.first,
         "grid": table.grid,
@@ -155,28 +160,31 @@ def train_rows(
     Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
     """
     first = Trial("the first run", table.first)
+    workshop.part = FIRST_ENDS
     if table.first:
         workshop.train([first])
     begun = str(workshop.folder(first))
+    workshop.part = TRAINING_ENDS
 
     tried = {}  # {row: {choice: its trial}}
     for name, row in table.rows.items():
         options = join(table.options, row.options).replace("FIRST", begun)
         tried[name] = {choice: Trial(name, join(options, choice)) for choice in table.grid}
-    workshop.train(trial for choices in tried.values() for trial in choices.values())
+    is_tuned = len(table.grid) > 1
+    if is_tuned:
+        workshop.train(trial for choices in tried.values() for trial in choices.values())
 
-    score = LOG_NUMBERS[table.tuned_by[0]]
-    tuning = {}
+    def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
+        score = LOG_NUMBERS[table.tuned_by[0]]
+        return {choice: score(workshop.answer(trial, LOG)) for choice, trial in choices.items()}
+
     trials = {}
     for name, choices in tried.items():
-        tuning[name] = {
-            choice: score(workshop.answer(trial, LOG)) for choice, trial in choices.items()
-        }
-        chosen = choices[best(tuning[name])]
+        choice = best(tuning_of(choices)) if is_tuned else table.grid[0]
         seeds = HEADLINE_SEEDS if name in table.headline else SEEDS
-        trials[name] = [chosen._replace(seed=seed) for seed in seeds]
+        trials[name] = [choices[choice]._replace(seed=seed) for seed in seeds]
     workshop.train(trial for of_row in trials.values() for trial in of_row)
-    return tuning, trials
+    return {name: tuning_of(choices) for name, choices in tried.items()}, trials
 
 
 def best(tuning: dict[str, float]) -> str:
@@ -194,8 +202,9 @@ def record_of_row(
         measured[each.title] = []
         for trial in trials:
             value = None
-            if not workshop.diverged(trial):
-                value = each.pick(workshop.answer(trial, each.words(row)))
+            words = each.words(row)
+            if workshop.answered(trial, words) and not workshop.diverged(trial):
+                value = each.pick(workshop.answer(trial, words))
             measured[each.title].append(value)
     settings = settings_of(trials[0])
     parameters = model_on_meta(settings.model, settings.model_config).parameters()
@@ -207,6 +216,7 @@ def record_of_row(
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
         "parameters": sum(parameter.numel() for parameter in parameters),
         "measured": measured,
+        "updates": [workshop.updates(trial) for trial in trials],
     }
 
 

@@ -19,11 +19,11 @@ from accelerated.lab.trials import SEEDS, join, settled
 RESULTS = Path("docs/results")
 
 
-def mean_and_spread(values: list[float | None], form: str) -> str:
-    """'mean (least..most)' of the seeds, or their only value; or how many diverged."""
+def mean_and_spread(values: list[float | None], form: str, lost: str = "diverged") -> str:
+    """'mean (least..most)' of the seeds, or their only value; or how many are lost."""
     finite = [value for value in values if value is not None]
     if len(finite) < len(values):
-        return f"{len(values) - len(finite)} of {len(values)} diverged"
+        return f"{len(values) - len(finite)} of {len(values)} {lost}"
     least = min(finite)
     most = max(finite)
     mean = f"{statistics.mean(finite):{form}}"
@@ -84,11 +84,16 @@ def measured_how(table: Table, record: dict) -> str:
     if "step_seconds" in record["rows"][0] and not is_crossed(record):
         parts.append("Time is training's, over the first row's.")
     parts.append(how_tuned(record))
+    if record.get("minutes"):
+        parts.append(f"Runs were stopped in time for a page after {record['minutes']:g} minutes.")
     parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
     where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
     if "python" in record:
         where += f", Python {record['python']}"
-    command = f"```bash\npython -m accelerated.lab.tables {record['name']}\n```"
+    words = f"python -m accelerated.lab.tables {record['name']}"
+    if record.get("minutes"):
+        words += f" --minutes {record['minutes']:g} --jobs {record['jobs']}"
+    command = f"```bash\n{words}\n```"
     return f"{wrapped(' '.join(parts))}\n\n{wrapped(where + '.')}\n\n{command}"
 
 
@@ -116,11 +121,13 @@ def numbers(table: Table, record: dict) -> str:
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
     if not forms:
         return ""
+    lost = "missing" if record.get("minutes") else "diverged"
     cells = {}  # {row: {measure: text}}
     for row in record["rows"]:
         measured = row["measured"]
-        texts = {title: mean_and_spread(measured[title], form) for title, form in forms.items()}
-        cells[row["name"]] = texts
+        cells[row["name"]] = {
+            title: mean_and_spread(measured[title], form, lost) for title, form in forms.items()
+        }
     if len(cells) <= 3 < len(forms):
         lines = [[title, *(texts[title] for texts in cells.values())] for title in forms]
         return markdown_table(["", *cells], *lines)
@@ -134,6 +141,8 @@ def numbers(table: Table, record: dict) -> str:
     if table.headline:
         first = table.measures[0].title
         columns["seeds"] = [str(len(row["measured"][first])) for row in record["rows"]]
+    if record.get("minutes"):
+        columns["updates"] = ["; ".join(row["updates"]) for row in record["rows"]]
     papers = [row["paper"] for row in record["rows"]]
     if any(papers):
         columns["the paper"] = papers

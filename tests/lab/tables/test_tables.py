@@ -46,7 +46,7 @@ def row_settings(table, row):
 def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
     """The methods of the recall family, trained in different ways, learn the same task."""
     adds_iterations = name in ("block_recurrent-claim", "compressive-near", "compressive-2-6")
-    adds_iterations |= name.endswith("-claim") or name == "memformer-3b"  # of short segments
+    adds_iterations |= name.endswith("-claim") or name in ("memformer-3b", "card-slots")
     tokens = {}
     tasks = set()
     for label, row in TABLES[name].rows.items():
@@ -230,6 +230,32 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
     assert (tmp_path / "a-table.json").read_text() == kept, "nothing is written"
     with pytest.raises(InputError, match="is not there; measure the whole table"):
         main([*again, "--out", str(tmp_path / "empty")])
+
+
+def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
+    """It says after how many updates, and what is missing; its picture can be drawn."""
+    record = record_of(TWO, a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
+    record |= {"minutes": 9, "jobs": 6, "name": "a-table"}
+    for row, updates in zip(record["rows"], ("stopped after 40", "400"), strict=True):
+        row["updates"] = [updates] * 3
+    text = page(TWO, record)
+    assert "| a | 1 of 3 missing | stopped after 40; stopped after 40; stopped after 40 |" in text
+    assert "| b | 1.917 (1.500..2.250) | 400; 400; 400 |" in text
+    assert "stopped in time for a page after 9 minutes" in " ".join(text.split())
+    assert "python -m accelerated.lab.tables a-table --minutes 9 --jobs 6\n" in text
+    draw(TWO, record, tmp_path / "drawn.svg")
+
+
+def test_rows_with_one_choice_train_all_seeds_at_once(tmp_path):
+    """A table that is not tuned need not wait for seed 0."""
+    calls = []
+    shop = Rehearsal(tmp_path)
+    train_once = shop.train
+    shop.train = lambda trials: calls.append(list(trials)) or train_once(calls[-1])
+    tuning, trials = train_rows(TWO._replace(grid=["--rate 1"]), shop)
+    assert [len(call) for call in calls] == [6]
+    assert tuning == {"a": {"--rate 1": 1.0}, "b": {"--rate 1": 1.0}}
+    assert [trial.seed for trial in trials["a"]] == [0, 1, 2]
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
