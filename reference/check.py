@@ -2,11 +2,11 @@
 
 VECTORS is a file of docs/vectors, or a folder of them. THEIRS is a safetensors file with tensors of
 the same names, or a folder with files of the same names. Everything that does not begin with
-`given/` is compared. Values inside a layer, their gradients and those of a single segment may be
-left out; they make it say more exactly where a mistake is. A file's table has all tensors; of a
-folder and of a stage there are at most 20 lines. Exit code 0 if all agree, 1 if not, 2 if a file
-cannot be read. It needs NumPy, and nothing else of this project. docs/porting.md tells how to use
-it.
+`given/` is compared. Operators, values inside a layer, their gradients and those of a single
+segment may be left out; they make it say more exactly where a mistake is. A file's table has all
+tensors; of a folder and of a stage there are at most 20 lines. Exit code 0 if all agree, 1 if not,
+2 if a file cannot be read. It needs NumPy, and nothing else of this project. docs/porting.md tells
+how to use it.
 """
 
 import argparse
@@ -27,8 +27,9 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "BF16": 1e-1}
 GIVEN = "given/"
 INNER = "inner/"
 REPLAY = "replay/"
-OPTIONAL = r"inner/|\d+/.*grad|replay/"  # what may be left out
+OPTIONAL = r"operator/|inner/|\d+/.*grad|replay/"  # what may be left out
 STAGES = {  # in the order of work: what a name begins with
+    "operators": "operator/",
     "logits": "inner/|0/lo",
     "state": r"\d+/(lo|au|ne)|objective",
     "gradients": r"(\d+/(inner_)?)?grad",
@@ -37,6 +38,8 @@ STAGES = {  # in the order of work: what a name begins with
 }
 LINES = 12  # of failures that are shown, if not all are
 HINTS = {  # for a name that is wrong first: what to look at
+    "operator/.*/d": "the formula above NAME_backward in reference/PAPER.py",
+    "operator/": "NAME_forward in reference/PAPER.py; the conventions in docs/porting.md",
     "inner/sinusoids": "all sines, then all cosines; base 10,000; row t is of distance K - 1 - t",
     "inner/.*distance|inner/position|inner/.*_by_key": "the distance: sign, row; the biases",
     "inner/.*(scores|similarity)": "the shift: query i is at C + M + i; hidden keys are 0",
@@ -231,8 +234,10 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
     actual, _ = load(theirs)
     if not any(name.startswith(GIVEN) for name in expected):
         raise CheckError(f"{vectors} is no file of docs/vectors; give VECTORS before THEIRS")
-    unknown = sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
-    return compare(expected, actual, stage), unknown
+    rows = compare(expected, actual, stage)
+    if not rows:
+        raise CheckError(f"{vectors} asks {theirs} for nothing up to the stage {stage}")
+    return rows, sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
 
 
 def flags_of(vectors: Path, tensor: str) -> list:
@@ -262,12 +267,12 @@ def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False
         names = ", ".join(path.name for path in paths[:3])
         raise CheckError(f"{theirs} has none of the files of {vectors}: {names} ...")
 
-    failed = {}  # {file: its first wrong tensor}
+    failed = []  # (place, file, first wrong tensor)
     for path in in_both:
         rows, unknown = read_both(path, theirs / path.name, stage)
         first = first_wrong(rows)
         if first:
-            failed[path] = first
+            failed.append((place_of(first, len(rows)), path, first))
             count = sum(not row.passes for row in rows)
             if len(failed) <= LINES:
                 print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
@@ -277,47 +282,35 @@ def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False
     print(
         f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
     )
-    verdict(paths, failed, stage)
-    return not failed and not (strict and absent)
+    if failed:
+        _, path, first = min(failed)
+        begin_with(path, first)
+        return False
+    last = stage or "steps"
+    print(f"stage {[*STAGES].index(last) + 1} of {len(STAGES)} done: {last}")
+    return not (strict and absent)
 
 
-def verdict(paths: list[Path], failed: dict, stage: str) -> None:
-    """Print which stage is done, and where to begin."""
-    if not failed:
-        last = stage or "steps"
-        print(f"stage {[*STAGES].index(last) + 1} of {len(STAGES)} done: {last}")
-        return
-    path = earliest_failure(paths, failed)
-    row = failed[path]
-    now = stage_of(row.name)
-    print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
-    print(f"begin with {path.name}, {row.name}: {row.words}")
-    print(f"look at: {hint_of(row)}")
-    for flag in flags_of(path, row.name)[:3]:
-        print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
+def place_of(first: Row, count: int) -> tuple:
+    """What sorts files by the computation of their first wrong tensor; missing ones come last.
 
-
-def earliest_failure(paths: list[Path], failed: dict) -> Path:
-    """The file whose first wrong tensor is computed first; of several, the one with the most.
-
-    What is missing comes last.
+    Of several in one segment, the file with the most tensors says most.
     """
-    orders = {path: [*wanted(load(path)[0], "")] for path in paths}
-    whole: list = []  # the order of all files: a name comes after what is before it in its file
-    for order in sorted(orders.values(), key=len, reverse=True):
-        at = 0
-        for name in order:
-            if name in whole:
-                at = whole.index(name)
-            else:
-                whole.insert(at, name)
-            at += 1
+    stage = [*STAGES].index(stage_of(first.name))
+    segment = re.match(r"\d*", first.name)
+    number = int(segment[0] or 0)
+    backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
+    return first.words.startswith("missing"), stage, -number if backwards else number, -count
 
-    def place(path: Path) -> tuple:
-        row = failed[path]
-        return row.words.startswith("missing"), whole.index(row.name), -len(orders[path])
 
-    return min(failed, key=place)
+def begin_with(path: Path, first: Row) -> None:
+    """Print the stage that is not done, and what to look at in this file."""
+    now = stage_of(first.name)
+    print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
+    print(f"begin with {path.name}, {first.name}: {first.words}")
+    print(f"look at: {hint_of(first)}")
+    for flag in flags_of(path, first.name)[:3]:
+        print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
 
 
 def exit_code(name: str, work: Callable[[], bool]) -> int:

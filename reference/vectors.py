@@ -6,14 +6,14 @@ first. FILE.json has the config. docs/porting.md names the tensors. It needs Num
 """
 
 import argparse
+import contextlib
 import dataclasses
-import functools
 import importlib
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -23,13 +23,7 @@ import numpy as np
 
 from reference.check import GIVEN, INNER, CheckError, exit_code
 from reference.gradients import Case, fields_of
-from reference.rollout import (
-    Segment,
-    named,
-    rollout_backward,
-    rollout_forward,
-    segments_backward,
-)
+from reference.rollout import Segment, named, rollout_forward, segments_backward
 
 LANES = 3
 SEGMENTS = 3
@@ -165,26 +159,28 @@ def listed(line: str, direction: str) -> Listed:
     return Listed(re.compile(rf"{pattern[:-1]}$"), names, "[-1]" in functions)
 
 
-class Noted(np.ndarray):
-    """A parameter that says when it is first read."""
+@contextlib.contextmanager
+def noting(reference: ModuleType, note: Callable) -> Iterator[Callable]:
+    """Inside the block: a function that makes parameters call note(name) when they are read."""
+    subtree = reference.subtree
 
-    note: Any = None
+    class Noting(dict):
+        prefix = ""
 
-    def __array_finalize__(self, source: Any) -> None:
-        self.note = getattr(source, "note", None)
+        def __getitem__(self, name: str) -> np.ndarray:
+            note(self.prefix + name)
+            return super().__getitem__(name)
 
-    def __getitem__(self, index: Any) -> Any:
-        if self.note:
-            self.note()
-        return np.asarray(self)[index]
+    def noting_subtree(params: dict, prefix: str) -> dict:
+        part = Noting(subtree(params, prefix))
+        part.prefix = getattr(params, "prefix", "") + prefix
+        return part
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        plain = []
-        for each in inputs:
-            if isinstance(each, Noted) and each.note:
-                each.note()
-            plain.append(np.asarray(each))
-        return getattr(ufunc, method)(*plain, **options)
+    vars(reference)["subtree"] = noting_subtree
+    try:
+        yield Noting
+    finally:
+        vars(reference)["subtree"] = subtree
 
 
 def part_of(values: Any, path: str) -> Any:
@@ -199,12 +195,11 @@ def part_of(values: Any, path: str) -> Any:
     return values
 
 
-def recorded(
-    lines: list[Listed], reference: ModuleType, run: Callable, order: dict
-) -> dict[tuple, np.ndarray]:
-    """{(outermost call, name): array} of what lines name, while run() calls a reference.
+def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Callable) -> dict:
+    """{(number of the outermost call, name): array} of what lines name, while run() calls.
 
-    The values are those of its functions when they return. `order` gets names as they come to be.
+    The values are those of a reference's functions when they return. note(name) is called when a
+    value comes to be.
     """
     stack = [("", Counter(), [])]
     found = {}
@@ -217,8 +212,8 @@ def recorded(
                 value = part_of(values, local)
                 if value is None:
                     continue
-                order.setdefault(name)
-                key = (calls.split("/")[1], name)
+                note(name)
+                key = (int(calls.split("/")[1].rpartition("[")[2][:-1]), name)
                 if event == "return" and (line.last or key not in found):
                     # -inf is the score of a hidden key
                     found[key] = np.where(np.isfinite(value), value, 0)
@@ -244,11 +239,12 @@ def recorded(
     return found
 
 
-def hidden_of(reference: ModuleType, config: Any) -> dict:
+def hidden_of(paper: str, config: Any) -> dict:
     """{value inside a layer: mask of the query-key pairs that count}.
 
-    Where it hides a key, 0 is written.
+    Where it hides a key, 0 is written. It is the right mask, if a reference was changed too.
     """
+    reference = importlib.import_module(f"reference.{paper}")
     if hasattr(reference, "tile_mask"):
         mask = reference.tile_mask(getattr(config, "window", config.segment))
         return {"position_bias": mask, "similarity": mask}
@@ -259,40 +255,28 @@ def hidden_of(reference: ModuleType, config: Any) -> dict:
     return {}
 
 
-def inside_of(case: Case, name: str) -> tuple[dict, dict, list]:
-    """({name: array} inside a layer of segment 0, the same of gradients by segment, their order).
+def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
+    """({name: array} inside a layer of segment 0, their gradients' names in backward order).
 
-    The order is of these names, and of the parameters, when segment 0 is read.
+    Among these names are those of the parameters' gradients.
     """
     reference, config, params, state, segments = case
-    paper = reference.__name__.split(".")[-1]
-    forward, backward = inner_values(paper, name)
-    order: dict = {}
-    noted = {}
-    for key, value in params.items():
-        noted[key] = value.view(Noted)
-        noted[key].note = functools.partial(order.setdefault, f"grad/{key}")
+    order: dict = {}  # a gradient's name: None
 
     def read() -> None:
-        rollout_forward(reference, noted, config, segments[:1], state)
+        with noting(reference, lambda name: order.setdefault(f"grad/{name}")) as noted:
+            rollout_forward(reference, noted(params), config, segments[:1], state)
 
-    found = recorded(forward, reference, read, order)
-    by_name = {key: value for (_, key), value in found.items()}
-    names = dict.fromkeys(key for line in forward for key in line.names.values())
-    inner = {key: by_name[key] for key in names if key in by_name}
+    found = recorded(lines, reference, read, lambda name: order.setdefault(f"inner_grad/{name}"))
+    names = dict.fromkeys(name for line in lines for name in line.names.values())
+    inner = {name: found[0, name] for name in names if (0, name) in found}
     if "decoded" in inner:
         inner["decoded"] = inner["decoded"].reshape(inner["evicted"].shape)
-    for key, mask in hidden_of(importlib.import_module(f"reference.{paper}"), config).items():
-        if key in inner:
-            inner[key] = np.where(mask, inner[key], 0)
-
-    _, caches, _ = rollout_forward(reference, params, config, segments, state)
-    run = functools.partial(rollout_backward, reference, params, config, caches)
-    gradients = {}
-    for (call, key), value in recorded(backward, reference, run, {}).items():
-        k = SEGMENTS - 1 - int(call.rpartition("[")[2][:-1])
-        gradients[f"{k}/inner_grad/{key}"] = value
-    return inner, gradients, [*order]
+    for name, mask in hidden_of(paper, config).items():
+        if name in inner:
+            inner[name] = np.where(mask, inner[name], 0)
+    order |= {f"grad/{name}": None for name in reversed(params)}  # and those of no tokens
+    return inner, [*reversed(order)]
 
 
 # ----------------------------------------------------------------------------
@@ -303,30 +287,33 @@ def rows_of(case: Case, name: str, detailed: bool) -> dict:
     Each segment's own gradients and those inside a layer are left out if not asked for.
     """
     reference, config, params, state, segments = case
-    inner, inner_gradients, order = inside_of(case, name)
+    paper = reference.__name__.split(".")[-1]
+    forward, backward = inner_values(paper, name)
+    inner, order = inside_of(case, paper, forward)
     rows = {INNER + key: value for key, value in inner.items()}
     computed, caches, _ = rollout_forward(reference, params, config, segments, state)
     rows |= computed
-    backwards = [*reversed(order)]
-    backwards += [f"grad/{key}" for key in params if f"grad/{key}" not in order]  # of no tokens
-    k = SEGMENTS
-    for parts, dstate in segments_backward(reference, params, config, caches):
-        k -= 1
+
+    steps: list = []
+
+    def run() -> None:
+        steps.extend(segments_backward(reference, params, config, caches))
+
+    inside = recorded(backward, reference, run, lambda name: None)
+    total: dict = {}
+    for step, (parts, dstate) in enumerate(steps):
+        k = SEGMENTS - 1 - step
+        prefix = f"{k}/" if k else ""
         own: dict = {}
         for part in parts:
             reference.add_into(own, part)
-        if k and detailed:
-            for key in backwards:
-                parameter = key.removeprefix("grad/")
-                if key != parameter and parameter in own:
-                    rows[f"{k}/{key}"] = own[parameter]
-                elif f"{k}/inner_grad/{key}" in inner_gradients:
-                    rows[f"{k}/inner_grad/{key}"] = inner_gradients[f"{k}/inner_grad/{key}"]
+        reference.add_into(total, own)
+        found = {f"grad/{key}": value for key, value in (own if k else total).items()}
         if k:
-            rows |= gradients_of_state(f"{k}/grad_state/", state, dstate)
-    grads, dstate = rollout_backward(reference, params, config, caches)
-    rows |= {key: grads[key[5:]] for key in backwards if key.startswith("grad/")}
-    rows |= gradients_of_state("grad_state/", state, dstate)
+            found |= {f"inner_grad/{key}": inside[at, key] for at, key in inside if at == step}
+        if detailed or k == 0:
+            rows |= {prefix + key: found[key] for key in order if key in found}
+        rows |= gradients_of_state(f"{prefix}grad_state/", state, dstate)
     return rows
 
 

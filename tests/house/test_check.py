@@ -19,6 +19,7 @@ from tests.tools.vectors import FOLDER, computed
 
 ROOT = Path(__file__).parents[2]
 ANSWERS = Path(__file__).parent / "answers"
+FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
 
 
 # Gradients by finite differences
@@ -162,7 +163,7 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
     cases, stage, first, hint = lines[at : at + 4]
     assert "plain: not in the vectors: logit" in lines
     assert cases.startswith("1 of 4 cases agree; 6 are not in")
-    assert stage == "stage 1 of 5, logits, is not done"
+    assert stage == "stage 2 of 6, logits, is not done"
     assert first.startswith("begin with mean.safetensors, inner/weights: ")
     assert hint.startswith("look at: 1 / sqrt(E)")
 
@@ -175,7 +176,7 @@ def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp
     save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / path.name)
     command = [str(path.parent), str(tmp_path)]
     assert check.main([*command, "--stage", "state"]) == 0
-    assert capsys.readouterr().out.endswith("\nstage 2 of 5 done: state\n")
+    assert capsys.readouterr().out.endswith("\nstage 3 of 6 done: state\n")
     assert check.main([*command, "--stage", "state", "--strict"]) == 1
     capsys.readouterr()
     theirs = tmp_path / "recall.safetensors"
@@ -191,6 +192,26 @@ def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp
     assert "begin with retrieval.safetensors, sgd/embedding: shape" in capsys.readouterr().out
 
 
+def test_operators_come_first_and_may_be_left_out(tmp_path, capsys):
+    """Of a function that is wrong its formula is named; a case has no operators."""
+    path = FOLDER / "operators" / "memorizing.safetensors"
+    rows, _ = check.load(path)
+    wrong = {"operator/unit_norm/dx": rows["operator/unit_norm/dx"] * 2}
+    written = {name: row for name, row in rows.items() if "layer_norm" not in name}
+    command = [str(path.parent), str(tmp_path), "--stage", "operators"]
+    save_file(written, tmp_path / path.name)
+    assert check.main(command) == 0
+    save_file(written | wrong, tmp_path / path.name)
+    capsys.readouterr()
+    assert check.main(command) == 1
+    stage, first, hint = capsys.readouterr().out.splitlines()[-3:]
+    assert stage == "stage 1 of 6, operators, is not done"
+    assert first.startswith("begin with memorizing.safetensors, operator/unit_norm/dx: 1.0e+00 at")
+    assert hint == "look at: the formula above NAME_backward in reference/PAPER.py"
+    assert check.main([str(FILE), str(FILE), "--stage", "operators"]) == 2
+    assert "for nothing up to the stage operators" in capsys.readouterr().err
+
+
 def test_a_bfloat16_file_is_read_with_a_tolerance_of_its_own(tmp_path):
     header = b'{"x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
     content = len(header).to_bytes(8, "little") + header + bytes([0x80, 0x3F, 0x40, 0xC0])
@@ -198,9 +219,6 @@ def test_a_bfloat16_file_is_read_with_a_tolerance_of_its_own(tmp_path):
     array = check.load(tmp_path / "x")[0]["x"]
     assert array.tolist() == [1.0, -3.0]
     assert check.tolerance_of(array.dtype) == check.TOLERANCES["BF16"]
-
-
-FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from accelerated.models import NAMES
 from reference import check
 from tests.tools.cases import EVERY_CASE
-from tests.tools.vectors import FOLDER, case_file, rules
+from tests.tools.vectors import FOLDER, case_file, operators_file, rules
 
 every_case = pytest.mark.parametrize(
     "paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE]
@@ -44,9 +44,24 @@ def test_every_paper_has_vectors(name):
 @every_case
 def test_a_file_is_what_its_command_writes(paper, name):
     """And its tensors are in the order of computation."""
-    rows, about = case_file(paper, name)
+    is_written(FOLDER / paper / f"{name}.safetensors", *case_file(paper, name))
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_operators_are_what_their_command_writes(paper):
+    """Each has a result, gradients of a result that arrives, and finite numbers."""
+    rows, about = operators_file(paper)
+    is_written(FOLDER / "operators" / f"{paper}.safetensors", rows, about)
+    for function in {key.split("/")[1] for key in rows if key.startswith("operator/")}:
+        computed = [key.split("/")[2] for key in rows if key.startswith(f"operator/{function}/")]
+        arriving = [key for key in rows if key.startswith(f"given/operator/{function}/d")]
+        results = [name for name in computed if f"given/operator/{function}/d{name}" in arriving]
+        assert len(computed) > len(results) if results else len(computed) == 1
+
+
+def is_written(path, rows, about):
+    """Assert that a file holds these rows, in their order, and what stands beside them."""
     rows = {key: row for key, row in rows.items() if row.size}
-    path = FOLDER / paper / f"{name}.safetensors"
     held, metadata = check.load(path)
     assert json.loads(path.with_suffix(".json").read_text()) == json.loads(json.dumps(about))
     assert json.loads(metadata["config"]) == json.loads(json.dumps(about["config"]))
@@ -62,6 +77,7 @@ def test_every_file_is_a_case_and_together_they_are_small():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     kinds = ("safetensors", "json")
     cases = {f"{paper}/{name}.{kind}" for paper, name in EVERY_CASE for kind in kinds}
+    cases |= {f"operators/{paper}.{kind}" for paper in NAMES for kind in kinds}
     assert {path.relative_to(FOLDER).as_posix() for path in files} == {*cases, "rules.json"}
     assert sum(path.stat().st_size for path in files) <= 3_000_000
 

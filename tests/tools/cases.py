@@ -40,7 +40,15 @@ CONFIGS = {
 ONE = {"layers": 1}  # where a file shows the inside of the layer
 TWO = {"encoder_layers": 2, "decoder_layers": 2}
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-# Little, because all files together may have 3,150,000 bytes
+# Less, because all files together may have 3,000,000 bytes; and these have it too
+LESS = {"layers": 1, "head_width": 2, "feed_forward": 3, "vocabulary": 5}
+HAVE_LESS = ("fixed-single", "fixed-dual", "lstm-single")
+HAVE_LESS += ("conv-none", "dilated_conv-none", "dilated_conv-auto_encoding")
+HAVE_LESS += tuple(
+    f"{compression}-{loss}"
+    for compression in ("max_pooling", "mean_pooling", "most_used")
+    for loss in compressive.COMPRESSION_LOSSES
+)
 LITTLE = {
     "layers": 1,
     "head_width": 2,
@@ -136,4 +144,5 @@ STEPPED = ("slide", "conv-bptt", "recall", "retrieval", "mean")
 
 def config_of(paper: str, name: str) -> object:
     """The config of a case."""
-    return dataclasses.replace(CONFIGS[paper], **VARIANTS[paper][name])
+    less = LESS if name in HAVE_LESS else {}
+    return dataclasses.replace(CONFIGS[paper], **(VARIANTS[paper][name] | less))

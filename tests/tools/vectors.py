@@ -24,7 +24,8 @@ from reference.gradients import Case
 from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
-from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, config_of
+from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, VARIANTS, config_of
+from tests.tools.operators import operators
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 CATALOGUE = FOLDER.parent / "ports" / "mistakes.json"
@@ -78,6 +79,12 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     about = vectors.about(paper, name, case.config)
     about["steps"] = {"sgd": {"rate": SGD_RATE}, "adamw": ADAMW}
     return rows, about | {"flags": flags_of(paper, name)}
+
+
+def operators_file(paper: str) -> tuple[dict, dict]:
+    """({name: array}, what stands beside them) of a paper's operators."""
+    rows = operators(paper, lambda name: inputs_of(paper, name))
+    return rows, vectors.about(paper, "operators", config_of(paper, next(iter(VARIANTS[paper]))))
 
 
 def flags_of(paper: str, name: str) -> dict:
@@ -231,6 +238,10 @@ def main() -> None:
     for paper, name in EVERY_CASE:
         (FOLDER / paper).mkdir(parents=True, exist_ok=True)
         vectors.write(FOLDER / paper / f"{name}.safetensors", *case_file(paper, name))
+    (FOLDER / "operators").mkdir(exist_ok=True)
+    for paper in VARIANTS:
+        path = FOLDER / "operators" / f"{paper}.safetensors"
+        vectors.write(path, *operators_file(paper))
     text = json.dumps(rules(), indent=1)
     # A list of numbers in one line
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)
