@@ -217,22 +217,28 @@ OFFICIAL = "official count"
 @pytest.mark.parametrize(
     "data, words, line_ends, expected",
     [
-        ("pg19", 9, 4, (9, OFFICIAL)),
-        ("pg19", 8, 1, (8, COUNTED)),
-        ("wikitext-103", 6, 3, (9, OFFICIAL)),
-        ("wikitext-103-raw", 7, 2, (9, OFFICIAL)),
-        ("wikitext-103", 9, 3, (9, COUNTED)),
-        ("book.txt", 9, 0, (9, COUNTED)),
+        ("pg19", 900, 4, (900, OFFICIAL)),
+        ("pg19", 891, 9, (900, "official count; here 891 are counted")),
+        ("pg19", 909, 0, (900, "official count; here 909 are counted")),
+        ("pg19", 890, 10, (890, COUNTED)),
+        ("pg19", 910, 0, (910, COUNTED)),
+        ("wikitext-103", 600, 300, (900, OFFICIAL)),
+        ("wikitext-103-raw", 700, 191, (900, "official count; here 891 are counted")),
+        ("wikitext-103", 900, 10, (900, COUNTED)),
+        ("book.txt", 900, 0, (900, COUNTED)),
     ],
 )
-def test_an_official_count_is_used_only_for_a_text_that_has_it(
-    monkeypatch, data, words, line_ends, expected
-):
-    """WikiText's counts every line's end as a word, PG-19's does not."""
-    counts = {name: {"test": 9} for name in score.OFFICIAL_WORDS}
+def test_an_official_count_is_used_for_its_own_text(monkeypatch, data, words, line_ends, expected):
+    """It divides, as the papers ask, if ours is within 1% of it; else the text is another one.
+
+    WikiText's counts every line's end as a word, PG-19's does not.
+    """
+    counts = {name: {"test": 900} for name in score.OFFICIAL_WORDS}
     monkeypatch.setattr(score, "OFFICIAL_WORDS", counts)
     # Two documents of 20 tokens, one with these words, one with these line ends
     table = np.array([[0, 20, words, 0], [20, 20, 0, line_ends]])
     documents = TextDocuments(np.zeros(40, np.uint8), table)
     run = TrainedRun("", None, None, {}, None, 1, data, {"test": documents})
     assert run.words() == expected
+    documents.whole = False
+    assert run.words() == (words, COUNTED)

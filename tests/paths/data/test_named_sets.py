@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import cache_folder, open_source
+from accelerated.data.corpus import cache_folder, load_corpus, open_source
 from accelerated.data.named_sets import table_source
 from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
@@ -217,13 +217,25 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
 
 
 def test_pg19s_books_are_documents(hub, tmp_path, monkeypatch):
-    """Each row of the hub's copy is a book, in the set's own splits."""
-    books = {"train": ["one", "two"], "valid": ["three"], "test": ["four"]}
+    """Each row of the hub's copy is a book, in the set's own splits.
+
+    Its words are counted as the paper's are: this archive has five in its test split, between
+    spaces of Unicode too.
+    """
+    books = {
+        "train": ["one", "two"],
+        "valid": ["three"],
+        "test": ["four\u2003five\n\xa0six", "7 8"],
+    }
     files = {f"{NAMES[split]}.parquet": texts for split, texts in books.items()}
     place = hub(files, "pg19").removeprefix("hf:")
     monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", place)
     expected = {split: [text.encode() for text in texts] for split, texts in books.items()}
     assert read("pg19", tmp_path) == expected
+    monkeypatch.setitem(score.OFFICIAL_WORDS, "pg19", {"test": 5})
+    corpus = load_corpus(DataConfig("pg19"), ByteTokenizer(), None, tmp_path / "cache")
+    run = score.TrainedRun("", None, None, {}, None, 1, "pg19", {"test": corpus.splits["test"]})
+    assert run.words() == (5, "official count")
 
 
 def test_a_hub_set_without_training_texts_is_refused(hub):
