@@ -12,7 +12,7 @@ to that of the incoming one.
 
 The file is in the order of reading: what is new, then the encoder, `forward`. The operations that
 every Transformer has are those of pretrained_recurrence.py, the same paper's.
-Decisions: docs/decisions/pretrained_recurrence.md.
+Decisions Q1 to Q9: docs/decisions/pretrained_recurrence.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens      token ids of one window: [CLS] question [SEP] text [SEP]             (B, N)
@@ -168,7 +168,7 @@ def larger_backward(dout, of_a):
 
 
 def vector_forward(p, config, pooled):
-    """h_prev (B, 1, D) of z (B, D): a network with two hidden layers of 768 in the paper (5.4)."""
+    """h_prev (B, 1, D) of z (B, D), by a small network (5.4; decision Q3: two hidden layers)."""
     hidden = pooled
     caches = []
     for layer in range(1, config.module_layers + 1):

@@ -17,6 +17,7 @@ import torch
 
 from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.lab.speed.__main__ import parse_options as parse_bench
+from accelerated.lab.systems.hotpotqa import parse_options as parse_hotpotqa
 from accelerated.lab.tables.__main__ import TABLES
 from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
@@ -243,6 +244,8 @@ def check_command(line):
             or path.with_suffix(".py").exists()
             or (path / "__main__.py").exists()
         ), line
+        if words[2] == "accelerated.lab.systems.hotpotqa":
+            parse_hotpotqa(words[3:])
         if words[2] == "accelerated.lab.speed":
             parse_bench(words[3:])
         if words[2] == "accelerated.lab.tables":

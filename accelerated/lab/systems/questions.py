@@ -140,8 +140,8 @@ def run(row: str, seed: int) -> dict:
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
-        right = two_hops.normalised(given) == two_hops.normalised(answer)
-        rows.append([example.distance, answer not in two_hops.KINDS, int(right)])
+        right = int(two_hops.is_right(given, answer))
+        rows.append([example.distance, answer not in two_hops.KINDS, right])
     exact = percent([right for _, _, right in rows])
     return {"f1": percent(scores), "exact match": exact, "answers": rows}
 

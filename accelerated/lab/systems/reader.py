@@ -1,4 +1,4 @@
-"""RoBERTa with recurrence answers two_hops.py's questions: windows, training and answers.
+"""RoBERTa with recurrence answers questions of two hops: windows, training and answers.
 
 A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded.
 K windows, N tokens in a window.
@@ -40,16 +40,28 @@ class Example(NamedTuple):
     distance: int  # windows between the ends of the first and the last supporting sentence
 
 
-def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
+def answer_start(question: Question) -> int:
+    """The character at which a span begins: in the last hop that has it, or else the first such.
+
+    It is -1 if the text does not have the answer. Decision Q5: the last hop.
+    """
+    for hop in reversed(question.hops):
+        start = question.text.find(question.answer, *hop)
+        if start >= 0:
+            return start
+    return question.text.find(question.answer)
+
+
+def cut(question: Question, bpe: Tokenizer, segment: int, first: int = FIRST) -> Example:
     """The Example of a question in windows of `segment` tokens, at least 6.
 
     The question keeps at most half of them. So text has at least `segment` / 2 - 1 tokens of every
-    window, whatever is asked.
+    window, whatever is asked. first is the id of the BPE's rank 0.
     """
     text = question.text
     ranks = bpe.encode(text)
     ends = bpe.token_bytes[ranks].cumsum()
-    asked = bpe.encode(question.question)[: segment // 2 - 2] + FIRST
+    asked = bpe.encode(question.question)[: segment // 2 - 2] + first
     prefix = [CLS, *asked, SEP]
     room = segment - len(prefix) - 1
     windows = -(-len(ranks) // room)
@@ -59,7 +71,7 @@ def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
     of_text[:, len(prefix) : -1] = places < len(ranks)
     tokens = np.full((windows, segment), PAD)
     tokens[:, : len(prefix)] = prefix
-    tokens[of_text] = ranks + FIRST
+    tokens[of_text] = ranks + first
     tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
 
     def place(character: int, side: Literal["left", "right"] = "left") -> int:
@@ -70,22 +82,23 @@ def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
         token = np.searchsorted(ends, len(text[:character].encode()), side=side)
         return int(np.flatnonzero(of_text)[token])
 
+    answer = 0, 0, 0  # of a span that the text does not have
+    begin = answer_start(question)
     if question.answer in KINDS:
         answer = 1 + KINDS.index(question.answer), 0, 0
-    else:
-        begin = text.index(question.answer, *question.hops[-1])
+    elif begin >= 0:
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
-    windows_of_hops = [place(end) // segment for _, end in question.hops]
+    windows_of_hops = [place(end) // segment for _, end in question.hops] or [0]
     distance = max(windows_of_hops) - min(windows_of_hops)
     return Example(question, tokens, of_text, ends, answer, distance)
 
 
-def batched(examples: Sequence[Example]) -> list[Window]:
-    """The K windows of examples; those with fewer windows end early."""
+def batched(examples: Sequence[Example], device: torch.device | None = None) -> list[Window]:
+    """The K windows of examples on a device; those with fewer windows end early."""
     tokens = [torch.from_numpy(example.tokens) for example in examples]
     text = [torch.from_numpy(example.text) for example in examples]
-    tokens = pad_sequence(tokens, padding_value=PAD)  # (K, B, N)
-    return list(map(Window, tokens, tokens != PAD, pad_sequence(text)))
+    tokens = pad_sequence(tokens, padding_value=PAD).to(device)  # (K, B, N)
+    return list(map(Window, tokens, tokens != PAD, pad_sequence(text).to(device)))
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
@@ -114,8 +127,8 @@ def answers(model: Roberta, examples: Sequence[Example]) -> Iterator[str]:
     model.eval()
     for at in range(0, len(examples), LANES):
         some = examples[at : at + LANES]
-        spans, kinds = model.read(batched(some))
-        yield from map(answer_text, some, spans.numpy(), kinds.numpy())
+        spans, kinds = model.read(batched(some, model.embedding.device))
+        yield from map(answer_text, some, spans.cpu().numpy(), kinds.cpu().numpy())
 
 
 def masked(
@@ -179,8 +192,9 @@ def fine_tune(
     def loss_of(update: int) -> Tensor:
         numbers = order[(update - 1) * batch : update * batch]
         some = [examples[number] for number in numbers]
-        answer = torch.tensor([example.answer for example in some])  # (B, 3)
-        return model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
+        device = model.embedding.device
+        answer = torch.tensor([example.answer for example in some], device=device)  # (B, 3)
+        return model.answer_loss(batched(some, device), answer[:, 0], answer[:, 1:])
 
     return train(model, loss_of, updates, rate, title)
 

@@ -34,7 +34,7 @@ class Question(NamedTuple):
     """A question, the text to answer it from, its answer, and the hops.
 
     Hops are the sentences of the text that support the answer. One that is a span stands in the
-    last of these.
+    last of these, if the question is generated.
     """
 
     question: str
@@ -69,6 +69,11 @@ def f1(given: str, answer: str) -> float:
         return 0.0
     # 2PR / (P + R), P = common/ours, R = common/theirs
     return 2 * common / (len(ours) + len(theirs))
+
+
+def is_right(given: str, answer: str) -> bool:
+    """Whether an answer is an exact match, normalised."""
+    return normalised(given) == normalised(answer)
 
 
 def prose() -> tuple[list[str], list[str]]:

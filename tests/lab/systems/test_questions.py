@@ -211,7 +211,8 @@ def untrained(monkeypatch):
         return given
 
     monkeypatch.setattr(reader, "train", train)
-    return SimpleNamespace(config=CONFIG, masked_loss=returned, answer_loss=returned)
+    losses = {"masked_loss": returned, "answer_loss": returned}
+    return SimpleNamespace(config=CONFIG, embedding=torch.zeros(1), **losses)
 
 
 def test_the_pretraining_reads_pieces_from_anywhere_and_asks_for_masked_tokens(untrained):
@@ -238,7 +239,7 @@ def test_the_pretraining_reads_pieces_from_anywhere_and_asks_for_masked_tokens(u
 def test_every_pass_reads_all_examples_once_in_an_order_of_its_own(untrained, monkeypatch):
     """The seed draws the order; what is learned of an example is its own answer."""
     some = [example._replace(distance=number) for number, example in enumerate(small_examples(6))]
-    monkeypatch.setattr(reader, "batched", lambda batch: [example.distance for example in batch])
+    monkeypatch.setattr(reader, "batched", lambda batch, _: [example.distance for example in batch])
 
     def updates(seed):
         return reader.fine_tune(untrained, some, 3, 4, 0.01, seed, "")

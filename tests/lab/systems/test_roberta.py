@@ -4,6 +4,8 @@ A first window is that of transformers' RoBERTa.
 """
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems.roberta import Roberta, Window
+from accelerated.lab.systems.roberta_weights import load_roberta
 from reference import roberta as ref
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
+from tests.helpers.programs import refusal
 from tests.helpers.roberta import ROBERTA, roberta_example, roberta_params
 
 
@@ -110,83 +114,63 @@ def test_dropout_acts_in_training_alone():
     assert own.answer_loss() != loss
 
 
-# {ours: theirs}; a norm has a scale and a bias, others a matrix and a bias
-OF_A_LAYER = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "output": "attention.output.dense",
-    "norm": "attention.output.LayerNorm",
-    "mlp_hidden": "intermediate.dense",
-    "mlp_output": "output.dense",
-    "mlp_norm": "output.LayerNorm",
-}
-OTHERS = {
-    "embedding_norm": "embeddings.LayerNorm",
-    "masked.hidden": "lm_head.dense",
-    "masked.norm": "lm_head.layer_norm",
+THEIRS = {
+    "vocab_size": 40,
+    "hidden_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 18,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
 }
 
 
-def their_model():
-    """transformers' RoBERTa with three layers and weights away from where they begin."""
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """(transformers' RoBERTa with weights away from where they begin, the folder it saved)."""
     transformers = pytest.importorskip(
-        "transformers", reason="needs the package transformers, to compare with"
+        "transformers", reason="needs the package transformers, to compare with: .[all]"
     )
-    config = transformers.RobertaConfig(
-        vocab_size=40,
-        hidden_size=12,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        intermediate_size=20,
-        max_position_embeddings=18,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-    )
-    model = transformers.RobertaForMaskedLM(config).double().eval()
+    torch.manual_seed(0)
+    model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**THEIRS)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    folder = tmp_path_factory.mktemp("roberta")
+    model.save_pretrained(folder)
+    return model, folder
 
 
-def our_weights(theirs):
-    """Their weights by our names.
+def as_old(folder, tmp_path):
+    """The folder as the hub had it: pytorch_model.bin."""
+    weights = safetensors_of(folder)
+    shutil.copy(folder / "config.json", tmp_path)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    return tmp_path
 
-    Their positions count from the padding's id on, 1, and have a type.
-    """
-    weights = {name.removeprefix("roberta."): value for name, value in theirs.items()}
-    positions = weights["embeddings.position_embeddings.weight"][2:]
-    ours = {
-        "positions": positions + weights["embeddings.token_type_embeddings.weight"][0],
-        "embedding": weights["embeddings.word_embeddings.weight"],
-        "masked.bias": weights["lm_head.bias"],
-    }
-    names = dict(OTHERS)
-    for layer in range(3):
-        for own, other in OF_A_LAYER.items():
-            names[f"layers.{layer}.{own}"] = f"encoder.layer.{layer}.{other}"
-    for own, other in names.items():
-        if own.endswith("norm"):
-            matrix, bias = f"{own}.scale", f"{own}.bias"
-        else:
-            matrix, bias = own, f"{own}_bias"
-        ours[matrix] = weights[f"{other}.weight"]
-        ours[bias] = weights[f"{other}.bias"]
-    return ours
+
+def safetensors_of(folder):
+    """The tensors of a folder."""
+    package = pytest.importorskip("safetensors.torch", reason="reading needs the extra gpt2")
+    return package.load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_a_first_window_is_that_of_transformers_roberta(recurrent):
-    """With recurrence too, because nothing is inserted."""
-    theirs = their_model()
-    sizes = (40, 12, 3, 3, 20, 16)
-    config = ref.Config(*sizes, recurrent=recurrent, module_width=5, dropout=0.0)
-    model = Roberta(config).eval()
-    model.load_state_dict(model.state_dict() | our_weights(theirs.state_dict()))
+@pytest.mark.parametrize("form", ["safetensors", "pytorch_model.bin"])
+def test_a_first_window_is_that_of_transformers_roberta(published, tmp_path, recurrent, form):
+    """Of the folder that it saved, with recurrence too, because nothing is inserted.
 
-    tokens = torch.randint(2, 40, (2, 16))
-    readable = torch.ones(2, 16, dtype=torch.bool)
+    The logits of masked words are the same; the windows may be shorter than its positions.
+    """
+    theirs, folder = published
+    if form == "pytorch_model.bin":
+        folder = as_old(folder, tmp_path)
+    model = load_roberta(folder, 14, recurrent, 0).eval()
+    assert model.config.segment == 14
+
+    tokens = torch.randint(2, 40, (2, 14))
+    readable = torch.ones(2, 14, dtype=torch.bool)
     tokens[1, 11:] = 1
     readable[1, 11:] = False
     with torch.no_grad():
@@ -196,3 +180,73 @@ def test_a_first_window_is_that_of_transformers_roberta(recurrent):
     outputs = expected.hidden_states[-1]
     wanted = {"outputs": outputs[readable], "logits": expected.logits[readable]}
     assert_agree(wanted, {"outputs": x[readable], "logits": logits[readable]}, 1e-9)
+
+
+def test_the_seed_draws_what_a_published_roberta_has_not(published, tmp_path):
+    """The answer's head and the vector's network; of a model without its head, that too."""
+    _, folder = published
+    weights = load_roberta(folder, 16, True, 0).state_dict()
+    for name, value in load_roberta(folder, 16, True, 1).state_dict().items():
+        is_drawn = name in ("answer.span", "answer.kind", "module.inserted", "module.hidden_1")
+        assert is_drawn or name.startswith("module.") or torch.equal(value, weights[name]), name
+        assert not (is_drawn and torch.equal(value, weights[name])), name
+
+    old = as_old(folder, tmp_path)
+    kept = {n: t for n, t in safetensors_of(folder).items() if not n.startswith("lm_head")}
+    torch.save({name.removeprefix("roberta."): t for name, t in kept.items()}, old / BIN)
+    headless = load_roberta(old, 16, True, 0).state_dict()
+    same = {name for name, value in headless.items() if torch.equal(value, weights[name])}
+    assert {name for name in weights if not name.startswith("masked.")} <= same
+    assert "masked.hidden" not in same
+
+
+BIN = "pytorch_model.bin"
+FAULTS = {  # {what: (the changes of config.json, of the tensors, the message)}
+    "another model": ({"model_type": "bert"}, {}, "has model_type 'bert', our model has 'roberta'"),
+    "another norm": ({"layer_norm_eps": 1e-12}, {}, "has layer_norm_eps 1e-12, our model has"),
+    "no size": (
+        {"vocab_size": None},
+        {},
+        "describes no RoBERTa (vocabulary is None, expected int)",
+    ),
+    "heads": ({"num_attention_heads": 5}, {}, "describes no RoBERTa (width 12 is not a multiple"),
+    "few positions": ({"max_position_embeddings": 17}, {}, "--segment 16: "),
+    "more layers": ({"num_hidden_layers": 4}, {}, "has no 'encoder.layer.3.attention.self.query"),
+    "another width": (
+        {},
+        {"roberta.encoder.layer.1.output.dense.weight": torch.zeros(12, 21)},
+        "layers.1.mlp_output should be (12, 20), is (12, 21)",
+    ),
+    "an old table": (
+        {},
+        {"roberta.embeddings.position_embeddings.weight": torch.zeros(16, 12)},
+        "positions should be (16, 12), is (14, 12)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_another_model_is_refused(published, tmp_path, what):
+    described, changed, message = FAULTS[what]
+    old = as_old(published[1], tmp_path)
+    config = json.loads((old / "config.json").read_text()) | described
+    (old / "config.json").write_text(json.dumps(config))
+    torch.save(torch.load(old / BIN) | changed, old / BIN)
+    words = refusal(load_roberta, old, 16, True, 0)
+    assert message in words
+    assert "\n" not in words
+
+
+def test_a_damaged_or_missing_file_is_refused(published, tmp_path):
+    folder = tmp_path / "whole"
+    shutil.copytree(published[1], folder)
+    (folder / "model.safetensors").write_bytes(b"<html>")
+    assert "model.safetensors is no whole file of weights (" in refusal(
+        load_roberta, folder, 16, True, 0
+    )
+    (folder / "model.safetensors").unlink()
+    assert f"{BIN} is no whole file of weights (" in refusal(load_roberta, folder, 16, True, 0)
+    (folder / BIN).write_bytes(b"<html>")
+    assert f"{BIN} is no whole file of weights (" in refusal(load_roberta, folder, 16, True, 0)
+    (folder / "config.json").write_text("[1]")
+    assert "config.json cannot be read (" in refusal(load_roberta, folder, 16, True, 0)

@@ -1,0 +1,179 @@
+"""The command `python -m accelerated.lab.systems.hotpotqa`: Table 3 of Adding Recurrence itself.
+
+A published RoBERTa is fine-tuned on HotpotQA's questions, with disjoint windows and with
+recurrence. The files are yours: --init is RoBERTa's folder, --train and --asked are
+hotpot_train_v1.1.json and hotpot_dev_distractor_v1.json. Answers are written as HotpotQA's own
+evaluation reads them. What is written is not trained again, so the same command continues.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
+from accelerated.evaluation.options import RATE, at_least
+from accelerated.lab.speed.timing import print_table
+from accelerated.lab.systems import reader
+from accelerated.lab.systems.questions import ROWS, percent
+from accelerated.lab.systems.reader import Example
+from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
+from accelerated.lab.systems.two_hops import KINDS, Question, f1, is_right
+from accelerated.program.errors import InputError, counted, run_program
+from accelerated.program.files import disk_errors, regular, written_whole
+from accelerated.program.parser import OptionParser
+from accelerated.program.progress import Progress
+from accelerated.training.process import choose_device
+
+FORM = "expected a list of {_id, question, answer, supporting_facts, context}, as HotpotQA's"
+ADVICE = "give another --out"
+SPECIAL = [b"<s>", b"<pad>", b"</s>"]  # the ids reader.CLS, PAD and SEP
+OF_A_FILE = ("seeds", "out")  # options in which the files of a folder may differ
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    """The options of a command line."""
+    parser = OptionParser(
+        prog="python -m accelerated.lab.systems.hotpotqa",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
+        add(name, type=Path, required=True, metavar=what)
+    some = {"type": at_least(1), "metavar": "N"}
+    add("--questions", default=30_000, help="drawn to train on (default 30000)", **some)
+    add("--epochs", default=4, help="(default 4)", **some)
+    add("--batch", default=8, help="questions of an update (default 8)", **some)
+    add("--segment", type=at_least(6), default=512, metavar="N", help="of a window (default 512)")
+    add("--learning-rate", type=RATE, default=2e-5, metavar="X", help="(default 2e-5)")
+    add("--seeds", nargs="+", type=at_least(0), default=[0], metavar="N", help="(default 0)")
+    add("--out", type=Path, default=Path("runs/hotpotqa"), help="(default runs/hotpotqa)")
+    return parser.parse(argv)
+
+
+def question_of(item: dict) -> Question:
+    """A question of HotpotQA: its text is each paragraph's title, a line, and its sentences."""
+    wanted = {(title, number) for title, number in item["supporting_facts"]}
+    text = ""
+    hops = []
+    for title, sentences in item["context"]:
+        text += f"{title}\n"
+        for number, sentence in enumerate(sentences):
+            if (title, number) in wanted:
+                hops.append((len(text), len(text) + len(sentence)))
+            text += sentence
+        text += "\n"
+    if not (text and item["answer"]):
+        raise ValueError("its context or its answer is empty")
+    return Question(str(item["question"]), text, str(item["answer"]), tuple(hops))
+
+
+def read_questions(path: Path) -> dict[str, Question]:
+    """{its _id: question} of a file of HotpotQA; raises InputError if it is none."""
+    at = "it"
+    try:
+        questions = {}
+        for number, item in enumerate(json.loads(regular(path).read_bytes()), start=1):
+            at = f"question {number}"
+            questions[str(item["_id"])] = question_of(item)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {FORM}") from None
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+        raise InputError(f"{path}: {at} cannot be read ({kind}: {error}); {FORM}") from None
+    if not questions:
+        raise InputError(f"{path} has no question; {FORM}")
+    return questions
+
+
+def open_vocabulary(folder: Path, segment: int) -> Tokenizer:
+    """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
+    config = described_config(folder / "config.json", segment)
+    has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
+    bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
+    if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > config.vocabulary:
+        raise InputError(f"{bpe.name} is not this RoBERTa's vocabulary; {EXPECTED}")
+    return bpe
+
+
+def chosen(questions: dict[str, Question], count: int) -> list[Question]:
+    """So many questions to train on, always the same, without those that no span answers."""
+    answered = []
+    for question in questions.values():
+        if question.answer in KINDS or reader.answer_start(question) >= 0:
+            answered.append(question)
+    left_out = len(questions) - len(answered)
+    if left_out:
+        print(f"{counted(left_out, 'question')} without their answer in the text are left out")
+    order = np.random.default_rng(0).permutation(len(answered))[:count]
+    return [answered[number] for number in order]
+
+
+def cut_all(questions: Sequence[Question], bpe: Tokenizer, segment: int) -> list[Example]:
+    """The Examples of questions, in RoBERTa's own ids."""
+    bar = Progress("cutting", len(questions), "question", over=questions)
+    return [reader.cut(question, bpe, segment, first=0) for question in bar]
+
+
+def main(argv: list[str]) -> None:
+    """Train and ask what is missing; print F1 and exact match of each row and seed."""
+    options = parse_options(argv)
+    bpe = open_vocabulary(options.init, options.segment)
+    asked = read_questions(options.asked)
+    training = chosen(read_questions(options.train), options.questions)
+    with disk_errors(options.out, ADVICE):
+        options.out.mkdir(parents=True, exist_ok=True)
+    examples = cut_all(training, bpe, options.segment)
+    asked_examples = cut_all(list(asked.values()), bpe, options.segment)
+    updates = math.ceil(options.epochs * len(examples) / options.batch)
+    how = (updates, options.batch, options.learning_rate)
+
+    table = [("windows", "seed", "F1", "exact match")]
+    for seed, row in itertools.product(options.seeds, ROWS):
+        file = options.out / f"answers-{row}-{seed}.json"
+        if not file.exists():
+            model = load_roberta(options.init, options.segment, ROWS[row], seed)
+            model.to(choose_device("auto"))
+            reader.fine_tune(model, examples, *how, seed, f"{row}, seed {seed}")
+            answers = reader.answers(model, asked_examples)
+            write_answers(file, dict(zip(asked, answers, strict=True)), options)
+        table.append((row, seed, *scores(file, asked, options)))
+    print_table(*table)
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, str]:
+    """What all files of a folder must have in common."""
+    return {name: str(value) for name, value in vars(options).items() if name not in OF_A_FILE}
+
+
+def write_answers(file: Path, answers: dict[str, str], options: argparse.Namespace) -> None:
+    """Write {_id: answer}, as HotpotQA's evaluation reads it, without supporting facts."""
+    content = {"answer": answers, "sp": {}, "settings": settings_of(options)}
+    with written_whole(file, ADVICE) as temporary:
+        temporary.write_text(json.dumps(content))
+
+
+def scores(file: Path, asked: dict[str, Question], options: argparse.Namespace) -> tuple[str, str]:
+    """(F1, exact match), in percent, of a file of answers.
+
+    Raises InputError if it was written for other questions, or with other options.
+    """
+    content = json.loads(file.read_text())
+    answers = content["answer"]
+    if content["settings"] != settings_of(options) or answers.keys() != asked.keys():
+        raise InputError(f"{file} is of other options or questions; {ADVICE}")
+    pairs = [(answers[name], question.answer) for name, question in asked.items()]
+    of_words = percent([f1(*pair) for pair in pairs])
+    exact = percent([is_right(*pair) for pair in pairs])
+    return f"{of_words:.2f}", f"{exact:.2f}"
+
+
+if __name__ == "__main__":
+    run_program("hotpotqa", main, sys.argv[1:])

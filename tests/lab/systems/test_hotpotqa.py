@@ -1,0 +1,205 @@
+"""Table 3 of Adding Recurrence on files: HotpotQA's form, RoBERTa's folder, and the command."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from accelerated.lab.systems import hotpotqa, reader
+from tests.helpers.programs import refusal
+
+WORDS = "Who wrote the Iliad? Homer was a poet. Was he born in Chios or Smyrna? yes no café"
+ITEM = {
+    "_id": "5a8b57f25542995d1e6f1371",
+    "question": "Where was the poet of the Iliad born?",
+    "answer": "Chios",
+    "type": "bridge",
+    "level": "hard",
+    "supporting_facts": [["Iliad", 0], ["Homer", 1], ["Homer", 9]],
+    "context": [
+        ["Chios", ["Chios is an island.", " Wine is grown there."]],
+        ["Iliad", ["The Iliad is Homer's.", " It is of Troy."]],
+        ["Homer", ["Homer was a poet.", " He was born in Chios, some say.", " Or Smyrna."]],
+    ],
+}
+
+
+def with_(**changed):
+    """ITEM with other fields; one that is None is missing."""
+    return {name: value for name, value in (ITEM | changed).items() if value is not None}
+
+
+def test_a_questions_text_is_titles_and_sentences_and_its_hops_are_supporting_facts():
+    """A supporting fact that the context does not have, as in some questions, is left out."""
+    question = hotpotqa.question_of(ITEM)
+    assert question.text == (
+        "Chios\nChios is an island. Wine is grown there.\n"
+        "Iliad\nThe Iliad is Homer's. It is of Troy.\n"
+        "Homer\nHomer was a poet. He was born in Chios, some say. Or Smyrna.\n"
+    )
+    hops = [question.text[start:end] for start, end in question.hops]
+    assert hops == ["The Iliad is Homer's.", " He was born in Chios, some say."]
+    assert (question.question, question.answer) == (ITEM["question"], "Chios")
+
+
+@pytest.mark.parametrize(
+    "answer, before",
+    [
+        ("Chios", "He was born in "),  # in the last supporting sentence, though it stands before
+        ("Homer", "The Iliad is "),  # in the last one that has it
+        ("Wine", "an island. "),  # in none of them
+    ],
+)
+def test_the_answer_is_read_where_a_supporting_sentence_has_it(answer, before):
+    question = hotpotqa.question_of(with_(answer=answer))
+    start = reader.answer_start(question)
+    assert question.text[:start].endswith(before)
+    assert question.text[start:].startswith(answer)
+
+
+def test_a_question_that_no_span_answers_is_asked_and_not_trained_on(capsys):
+    questions = {
+        "a": hotpotqa.question_of(with_(answer="Athens")),
+        "b": hotpotqa.question_of(with_(answer="yes")),
+        "c": hotpotqa.question_of(ITEM),
+    }
+    drawn = hotpotqa.chosen(questions, 9)
+    assert sorted(question.answer for question in drawn) == ["Chios", "yes"]
+    assert drawn == hotpotqa.chosen(questions, 9)
+    assert len(hotpotqa.chosen(questions, 1)) == 1
+    assert "1 question without their answer in the text" in capsys.readouterr().out
+
+
+FAULTS = {  # {what: (the file, the message)}
+    "no file": (None, "cannot read"),
+    "no JSON": ("{", "it cannot be read (JSONDecodeError"),
+    "another form": (json.dumps({"data": []}), "question 1 cannot be read (TypeError"),
+    "no question": ("[]", "has no question"),
+    "no context": (json.dumps([ITEM, with_(context=None)]), "question 2 cannot be read (KeyError"),
+    "empty context": (json.dumps([with_(context=[])]), "its context or its answer is empty"),
+    "the test set, without answers": (json.dumps([with_(answer=None)]), "(KeyError: 'answer')"),
+    "another context": (json.dumps([with_(context=["a"])]), "question 1 cannot be read (ValueE"),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_file_of_another_form_is_refused(tmp_path, what):
+    content, message = FAULTS[what]
+    file = tmp_path / "hotpot.json"
+    if content is not None:
+        file.write_text(content)
+    words = refusal(hotpotqa.read_questions, file)
+    assert str(file) in words
+    assert message in words
+    assert words.endswith("context}, as HotpotQA's")
+    assert "\n" not in words
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small RoBERTa as the hub has it, with its own vocabulary, whose weights are random."""
+    transformers = pytest.importorskip(
+        "transformers", reason="makes the RoBERTa: the package transformers, .[all]"
+    )
+    tokenizers = pytest.importorskip("tokenizers", reason="RoBERTa's words need the extra bpe")
+    folder = tmp_path_factory.mktemp("roberta")
+    learned = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    learned.train_from_iterator([WORDS], 300, special_tokens=special)
+    learned.save_model(str(folder))
+    config = transformers.RobertaConfig(
+        vocab_size=301,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=42,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_windows_hold_robertas_own_ids(folder):
+    """Those of transformers' tokenizer, between its own special tokens."""
+    import transformers
+
+    bpe = hotpotqa.open_vocabulary(folder, 40)
+    [example] = hotpotqa.cut_all([hotpotqa.question_of(ITEM)], bpe, 40)
+    theirs = transformers.RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    asked = theirs(ITEM["question"], add_special_tokens=False)["input_ids"][:18]  # the most of 40
+    prefix = [theirs.cls_token_id, *asked, theirs.sep_token_id]
+    assert (example.tokens[:, : len(prefix)] == prefix).all()
+    text = theirs(example.question.text, add_special_tokens=False)["input_ids"]
+    assert example.tokens[example.text].tolist() == text
+    assert example.tokens[-1, -1] == theirs.pad_token_id
+
+
+SHORT = [["Homer", ["Homer was a poet.", " Born in Chios."]]]
+QUESTIONS = {"Where?": "Chios", "Was he?": "yes", "Was who?": "no", "Who wrote?": "Homer"}
+
+
+def questions_file(path):
+    """A file of short questions."""
+    items = []
+    for question, answer in QUESTIONS.items():
+        facts = [["Homer", 0], ["Homer", 1]]
+        item = {"_id": question, "question": question, "answer": answer, "context": SHORT}
+        items.append(item | {"supporting_facts": facts})
+    path.write_text(json.dumps(items))
+    return path
+
+
+def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
+    folder, tmp_path, capsys, monkeypatch
+):
+    """Both rows, each once; the same command continues, another one is refused.
+
+    On questions that it has learned by heart every answer is right.
+    """
+    torch.set_default_dtype(torch.float32)
+    file = questions_file(tmp_path / "train.json")
+    out = tmp_path / "out"
+    command = ["--init", folder, "--train", file, "--asked", file, "--out", out, "--segment", 24]
+    command += ["--batch", 4, "--epochs", 60, "--learning-rate", 0.02]
+    command = [str(word) for word in command]
+    hotpotqa.main(command)
+    printed = capsys.readouterr().out
+    assert "| windows | seed | F1 | exact match |" in printed
+    for row in ("disjoint", "recurrent"):
+        assert f"| {row} | 0 | 100.00 | 100.00 |" in printed
+        written = json.loads((out / f"answers-{row}-0.json").read_text())
+        assert written["answer"] == QUESTIONS
+        assert written["sp"] == {}
+
+    monkeypatch.setattr(reader, "fine_tune", lambda *_: pytest.fail("trained again"))
+    hotpotqa.main(command)
+    assert capsys.readouterr().out == printed
+    assert f"{out}/answers-disjoint-0.json is of other options" in refusal(
+        hotpotqa.main, [*command, "--epochs", "3"]
+    )
+
+
+@pytest.mark.parametrize("what", ["special tokens", "more words", "no words", "segment"])
+def test_another_vocabulary_is_refused(folder, tmp_path, what):
+    own = tmp_path / "roberta"
+    shutil.copytree(folder, own)
+    words = json.loads((own / "vocab.json").read_text())
+    segment = 40
+    message = "vocab.json is not this RoBERTa's vocabulary; expected a RoBERTa"
+    if what == "special tokens":
+        words["<s>"], words["<pad>"] = 1, 0
+    if what == "more words":
+        words |= {"one": 300, "two": 301}
+    if what == "no words":
+        (own / "merges.txt").unlink()
+        message = "tokenizer.json: No such file or directory; expected a RoBERTa"
+    if what == "segment":
+        segment = 41
+        message = "--segment 41: "
+    (own / "vocab.json").write_text(json.dumps(words))
+    assert message in refusal(hotpotqa.open_vocabulary, own, segment)
