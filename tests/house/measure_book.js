@@ -104,6 +104,23 @@ async function turnedPage() {  // on a phone: to the code and back, and both kee
   return wrong;
 }
 
+function symbolsByKeys() {  // the focus shows what a symbol means, and Escape hides it
+  const wrong = [];
+  if (!page.functions) return wrong;
+  const symbols = [...article.querySelectorAll("[data-s][tabindex]")];
+  const rows = new Set(symbols.map(symbol => symbol.dataset.s));
+  if (rows.size !== symbols.length || rows.size < 5) wrong.push(`Tab stops at ${symbols.length} symbols`);
+  for (const symbol of symbols.filter(each => each.checkVisibility())) {
+    symbol.focus();
+    if (document.activeElement !== symbol) wrong.push(`${textOf(symbol)} takes no focus`);
+    if (at("meaning").hidden || !at("meaning").textContent) wrong.push(`${textOf(symbol)} is not explained`);
+    document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+    if (!at("meaning").hidden) wrong.push("Escape does not hide it");
+  }
+  document.activeElement.blur();
+  return [...new Set(wrong)];
+}
+
 async function measure() {
   await frames(3);
   const found = { anchors: await wrongAnchors(), turned: [], scrolled: { wrong: [], compared: 0, sections: 0 } };
@@ -111,6 +128,7 @@ async function measure() {
   if (page.functions && narrow.matches) found.turned = await turnedPage();
   for (const details of article.querySelectorAll("details")) details.open = true;
   await frames(3);
+  found.symbols = symbolsByKeys();
   found.formulas = article.querySelectorAll(".formula, .math").length;
   found.small = [...article.querySelectorAll(".formula")].filter(each => parseFloat(each.style.fontSize) < 0.8).length;
   found.cut_formulas = cutFormulas();

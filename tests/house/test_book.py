@@ -252,6 +252,7 @@ def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages,
         assert not found["cut_code"], f"{where}: cut code"
         assert not found["hidden"], where
         assert not found["anchors"], f"{where}: a page opens at another place than its anchor"
+        assert not found["symbols"], f"{where}: symbols that are explained to a pointer alone"
         assert not found["turned"], f"{where}: turning from text to code and back"
         assert not found["scrolled"]["wrong"], f"{where}: the panel shows another function"
         if found["page"] in METHODS:

@@ -1,15 +1,16 @@
-"""Measures docs/trust.md anew: of every claim that this code makes executable, how far the error is
-from its tolerance.
+"""Runs the tests of what this code claims, and writes docs/trust.md: how far each error is from its
+tolerance.
 
-    python -m tests.tools.trust --out docs/trust.md
+    python -m tests.tools.trust          all rows; the page is written anew
+    python -m tests.tools.trust C14 B3   these rows alone; nothing is written
 
-The claims stand in claims.txt, below their chapter and its letter, two lines each: the claim and
-its place (in the paper, as the chapter cites it; of our own design, a heading of design.md), then
-the test below tests/, -k WORD for those of its cases that are called so, and = HOW if comparison.py
-does not decide: exact (equal to the bit, or exactly zero), yes or no (something changes, or is
-counted), or a tolerance of the test itself. The named tests run, and the errors that comparison.py
-measures are gathered. A claim whose test does not exist, is skipped, fails or compares nothing is
-an error, and nothing is written. What the page says between its tables stays.
+The claims stand in claims.txt, below their chapter and its letter, two lines each. The first is the
+claim and its place: in the paper, as the chapter cites it, or of our own design, a heading of
+design.md. The second is the test below tests/, with -k WORD for those of its cases that are called
+so, and with = HOW if comparison.py does not decide. HOW is exact (equal to the bit, or exactly
+zero), yes or no (something changes, or is counted), or a tolerance of the test itself. The errors
+that comparison.py measures are gathered. A claim whose test does not exist, is skipped, fails or
+compares nothing is an error, and nothing is written. What the page says between its tables stays.
 """
 
 import argparse
@@ -125,31 +126,31 @@ class Record:
         return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
 
 
+def outcome(claim: Claim, record: Record) -> tuple[str, str]:
+    """What was measured of a claim, and what its test allows."""
+    if claim.how:
+        return "–", claim.how
+    error, tolerance = record.worst(claim)
+    return f"{error:.2g}", f"{tolerance:.2g}"
+
+
+def test_of(claim: Claim) -> str:
+    """The words behind `pytest` that run a claim's test."""
+    return f"{claim.test} -k {claim.word}" if claim.word else claim.test
+
+
 def claim_table(claims: list[Claim], record: Record) -> str:
-    """A table of claims, and the list of their tests below it."""
-    lines = [
-        "| | claim | place | error | tolerance | times |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    """A table of claims, and the folded list of their tests below it."""
+    lines = ["| | claim | place | error | tolerance |", "| --- | --- | --- | --- | --- |"]
     for claim in claims:
-        cells = f"– | {claim.how} | –"
-        if not claim.how:
-            error, tolerance = record.worst(claim)
-            cells = (
-                f"{error:.2g} | {tolerance:.2g} | {f'{tolerance / error:,.0f}' if error else '–'}"
-            )
-        lines.append(f"| {claim.name} | {claim.says} | {claim.place} | {cells} |")
-    named = [
-        f"- {claim.name} `{claim.test}{f' -k {claim.word}' if claim.word else ''}`"
-        for claim in claims
-    ]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *(line if len(line) <= 120 else line.replace(" `", "\n  `", 1) for line in named),
-        ]
-    )
+        error, tolerance = outcome(claim, record)
+        cells = [claim.name, claim.says, claim.place, error, tolerance]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "<details><summary>The test of each row</summary>", ""]
+    for claim in claims:
+        line = f"- {claim.name} `{test_of(claim)}`"
+        lines.append(line if len(line) <= 120 else line.replace(" `", "\n  `", 1))
+    return "\n".join([*lines, "", "</details>"])
 
 
 def reach_table(paper: str) -> str:
@@ -172,22 +173,34 @@ def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float
     page = re.sub(r"^\| \| claim .*?(?=\n\n##)", lambda _: next(tables), page, flags=re.M | re.S)
     losses = map(reach_table, ROWS)
     page = re.sub(r"^\| loss .*?(?=\n\n|\n\Z)", lambda _: next(losses), page, flags=re.M | re.S)
-    machine = f"with torch {torch.__version__} on {os.cpu_count()} shared cores"
-    cases = f"{len(record.outcomes):,} cases of the {len(claims)} claims' tests"
-    run = f"On {date.today()}, {machine}, it ran {cases} in {seconds / 60:.1f}\nminutes."
-    return re.sub(r"^On .*?\nminutes\.", run, page, count=1, flags=re.M | re.S)
+    run = f"""| | |
+| --- | --- |
+| written | {date.today()}, with torch {torch.__version__} |
+| rows | {len(claims)} |
+| tests | {len(record.outcomes):,}, in {seconds / 60:.1f} minutes on {os.cpu_count()} shared cores |"""
+    return re.sub(r"^\| \| \|\n.*?(?=\n\n)", run, page, count=1, flags=re.M | re.S)
 
 
 def main(words: list[str]) -> int:
-    """Run the claims' tests and write the page; 1 if a claim cannot be shown."""
+    """Run the claims' tests and write the page, or print the rows that are named.
+
+    Returns 1 if a claim cannot be shown.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.trust", description=__doc__.partition("\n")[0]
+        prog="python -m tests.tools.trust", description=__doc__.partition("\n\n")[0]
     )
-    parser.add_argument(
-        "--out", type=Path, default=PAGE, help="where to write it (default docs/trust.md)"
-    )
-    out = parser.parse_args(words).out.resolve()
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="of the page, as C14 (default all)")
+    out_help = "where to write it (default docs/trust.md)"
+    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help=out_help)
+    options = parser.parse_args(words)
+    out = options.out.resolve()
     claims = read_claims()
+    unknown = set(options.rows) - {claim.name for claim in claims}
+    if unknown:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}; docs/trust.md has them")
+    if options.rows:
+        claims = [claim for claim in claims if claim.name in options.rows]
+
     record = Record(claims)
     began = time.monotonic()
     tests = dict.fromkeys(claim.test for claim in claims)
@@ -197,6 +210,11 @@ def main(words: list[str]) -> int:
     if problems:
         print(*problems, f"{len(problems)} problems; nothing is written", sep="\n", file=sys.stderr)
         return 1
+    if options.rows:
+        for claim in claims:
+            error, tolerance = outcome(claim, record)
+            print(f"{claim.name} {claim.says} Error {error}, tolerance {tolerance}.")
+        return 0
     out.write_text(measured_anew(PAGE.read_text(), claims, record, time.monotonic() - began))
     return 0
 

@@ -98,10 +98,26 @@ function closeMenus(event) {  // by Escape, by a click elsewhere, and by a link 
 document.addEventListener("click", closeMenus);
 document.addEventListener("keydown", closeMenus);
 
-// Symbols: where the pointer rests on one, its row of the table Symbols is shown
+// Symbols: where the pointer or the focus rests on one, its row of the table Symbols is shown. Tab stops where a symbol
+// first stands, not at each place; Escape hides what is shown
 
-function explain(event) {
-  const symbol = event.target.closest?.("[data-s]");
+function stopAtSymbols() {
+  const first = new Map();  // {row: where the symbol first stands, in no folded part if it can be}
+  for (const symbol of article.querySelectorAll("[data-s]")) {
+    if (symbol.closest("table.symbols")) continue;
+    const before = first.get(symbol.dataset.s);
+    const isFolded = before?.closest("details") && !symbol.closest("details");
+    if (!before || isFolded) first.set(symbol.dataset.s, symbol);
+  }
+  for (const symbol of first.values()) {
+    symbol.setAttribute("tabindex", 0);
+    symbol.setAttribute("aria-describedby", "book-meaning");
+  }
+}
+
+function explain({ target }) {
+  if (at("meaning").contains(target)) return;  // it stays while the pointer reads it
+  const symbol = target.closest?.("[data-s]") ?? document.activeElement?.closest("[data-s]");
   const row = symbol && document.querySelectorAll("table.symbols tbody tr")[symbol.dataset.s];
   at("meaning").hidden = !row;
   if (!row) return;
@@ -111,11 +127,18 @@ function explain(event) {
   at("meaning").replaceChildren(...cells.map(cell => make("span", { innerHTML: cell.innerHTML })));
   const place = symbol.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = at("meaning");
-  const top = place.top > height + 60 ? place.top - height - 6 : place.bottom + 6;
-  at("meaning").style.top = `${top}px`;
+  const top = place.top > height + 60 ? place.top - height : place.bottom;  // no gap on the pointer's way to it
+  at("meaning").style.top = `${top + scrollY}px`;
   at("meaning").style.left = `${Math.max(8, Math.min(place.left, innerWidth - width - 8))}px`;
 }
+
+function hideMeaning({ key }) {
+  if (key === "Escape") at("meaning").hidden = true;
+}
 document.addEventListener("pointerover", explain);
+document.addEventListener("focusin", explain);
+document.addEventListener("focusout", () => { at("meaning").hidden = true; });
+document.addEventListener("keydown", hideMeaning);
 
 // Light and dark
 
@@ -137,5 +160,6 @@ window.onbeforeprint = () => {
   for (const details of article.querySelectorAll("details")) details.open = true;
 };
 
+stopAtSymbols();
 watchWidths();
 markSection();
