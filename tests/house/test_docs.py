@@ -291,7 +291,7 @@ def known_options():
         "--repeats",
         "--overlaps",
         "--help",
-        "--in",  # docs.practice
+        *("--copy", "--in"),  # docs.practice
         *("--stage", "--strict"),  # reference.check
     }
 
