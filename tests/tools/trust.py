@@ -173,11 +173,15 @@ def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float
     page = re.sub(r"^\| \| claim .*?(?=\n\n##)", lambda _: next(tables), page, flags=re.M | re.S)
     losses = map(reach_table, ROWS)
     page = re.sub(r"^\| loss .*?(?=\n\n|\n\Z)", lambda _: next(losses), page, flags=re.M | re.S)
-    run = f"""| | |
-| --- | --- |
-| written | {date.today()}, with torch {torch.__version__} |
-| rows | {len(claims)} |
-| tests | {len(record.outcomes):,}, in {seconds / 60:.1f} minutes on {os.cpu_count()} shared cores |"""
+    cores = f"on {os.cpu_count()} cores"
+    lines = [
+        "| | |",
+        "| --- | --- |",
+        f"| written | {date.today()}, with torch {torch.__version__} |",
+        f"| rows | {len(claims)} |",
+        f"| tests | {len(record.outcomes):,}, in {seconds / 60:.1f} minutes {cores} |",
+    ]
+    run = "\n".join(lines)
     return re.sub(r"^\| \| \|\n.*?(?=\n\n)", run, page, count=1, flags=re.M | re.S)
 
 
