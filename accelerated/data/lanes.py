@@ -102,6 +102,13 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
     return Parts(documents, taken)
 
 
+def beginnings(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
+    """The first so many tokens of each document."""
+    lengths = lengths_of(documents).tolist()
+    spans = [(number, 0, min(length, tokens - 1)) for number, length in enumerate(lengths)]
+    return Parts(documents, spans)
+
+
 def joined_for_lanes(
     lanes: int, documents: Sequence[Document], seed: int | None = None, least: int = 1
 ) -> Sequence[Document]:

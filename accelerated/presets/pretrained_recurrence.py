@@ -65,11 +65,16 @@ PRESETS = {
 
 # Section 5: GPT-2 small, given with --init, for 2 epochs. It is validated every 2 million tokens,
 # which 42 steps read; best.pt is what early stopping would choose. Of PG-19 it reads the first 1250
-# books. As gpt2, 5 GB
+# books, and the first 15,000 tokens of each book to validate on. As gpt2, 5 GB
 FINE_TUNING = PRESETS["gpt2"] | {"epochs": 2.0, "validate_every": 42}
 PRESETS |= {
     "wikitext-103": FINE_TUNING | {"data": "wikitext-103-raw"},
-    "pg19": FINE_TUNING | {"data": "pg19", "training_documents": 1250},
+    "pg19": FINE_TUNING
+    | {
+        "data": "pg19",
+        "training_documents": 1250,
+        "validation_prefix": 15_000,
+    },
 }
 
 SMALL = Config(**TESTED, layers=3, width=10, max_positions=9, segment=6, overlap=2, module_width=5)

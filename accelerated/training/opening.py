@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from accelerated.data.corpus import Corpus, load_corpus, open_source
-from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
+from accelerated.data.lanes import Lanes, beginnings, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import (
     Tokenizer,
@@ -188,6 +188,8 @@ def documents_of(
     """The documents to train on, and to validate on, as they are dealt to lanes."""
     training, segment = settings.training, settings.model_config.segment
     documents, validation = corpus.splits["train"], corpus.splits["valid"]
+    if training.validation_prefix:
+        validation = beginnings(validation, training.validation_prefix)
     if settings.data.carry_over_documents:
         documents = joined_for_lanes(training.batch, documents, training.seed)
         validation = joined_for_lanes(training.batch, validation, least=segment)

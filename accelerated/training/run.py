@@ -29,6 +29,8 @@ from accelerated.training.folder import Log
 from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
 
+OF_VALIDATION = ("validation_tokens", "validation_prefix")  # say on which text
+
 
 class Score(Protocol):
     """What a run must know of a validation; evaluation/score.py measures it."""
@@ -252,5 +254,6 @@ class Run:
         self.state = state_from(self.state, [x[own_lanes].clone() for x in contents["state"]])
         self.step = contents["step"]
         self.gradient_norm = contents["gradient_norm"]
-        if contents["training"].get("validation_tokens") == training.validation_tokens:
+        before = contents["training"]
+        if all(before.get(name) == getattr(training, name) for name in OF_VALIDATION):
             self.best = contents["best"]  # of the same text

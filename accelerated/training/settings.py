@@ -40,6 +40,7 @@ LEAST = {  # value of a field
     "save_every": 1,
     "validate_every": -1,
     "validation_tokens": 0,
+    "validation_prefix": 0,
     "log_every": 1,
     "sample": 0,
 }
@@ -94,6 +95,7 @@ class TrainingConfig:
             the end, -1: a tenth of --steps
         validation_tokens: about how many tokens to validate on, taken from all over the split; 0
             for the whole split
+        validation_prefix: validate on only the first so many tokens of each document; 0 for all
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these
             iterations
         sample: tokens of sample text to print at the end
@@ -124,6 +126,7 @@ class TrainingConfig:
     save_every: int = 200
     validate_every: int = -1
     validation_tokens: int = 0
+    validation_prefix: int = 0
     log_every: int = 10
     sample: int = 200
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from accelerated.data.lanes import (
     Lanes,
     Parts,
+    beginnings,
     count_bytes,
     cut_for_lanes,
     joined_for_lanes,
@@ -232,6 +233,17 @@ def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
     assert abs(read.sum() - tokens) <= longest
     asked = np.arange(1, total + 1) * tokens / total
     assert np.abs(np.cumsum(read) - asked).max() <= longest
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12))
+def test_beginnings_are_the_first_tokens_of_each_document(ns, tokens):
+    documents = documents_of(ns)
+    for whole, part in zip(documents, beginnings(documents, tokens), strict=True):
+        text = [*whole.inputs[:1], *whole.targets][:tokens]
+        assert [*part.inputs[:1], *part.targets] == text[: len(text) if len(text) > 1 else 0]
+        assert len(part.inputs) == len(part.targets) == len(part.scored)
+    lengths = beginnings(documents, tokens).lengths
+    assert lengths.tolist() == [min(max(n - 1, 0), tokens - 1) for n in ns]
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))

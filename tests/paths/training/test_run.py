@@ -10,6 +10,7 @@ import pytest
 from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.score import Score
 from accelerated.training import opening
+from accelerated.training.folder import read_metrics
 from accelerated.training.options import Saved, Start, parse
 from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
@@ -137,3 +138,17 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
 ):
     """And after the last one."""
     assert validations(steps, asked) == expected
+
+
+def test_the_beginning_of_each_document_is_validated_on(tmp_path):
+    """--validation-prefix: its first tokens; the first of all is not predicted."""
+    for split, texts in {"train": ["a" * 99], "valid": ["b" * 30, "c" * 5]}.items():
+        (tmp_path / "in" / split).mkdir(parents=True)
+        for number, text in enumerate(texts):
+            (tmp_path / "in" / split / f"{number}.txt").write_text(text)
+    begun = [*TINY, "--steps", 1, "--data", tmp_path / "in", "--segment", 8, "--window", 8]
+    begun += ["--data-dir", tmp_path / "cache"]
+    for prefix, tokens in ((0, 29 + 4), (10, 9 + 4)):
+        run = tmp_path / f"run-{prefix}"
+        train(*begun, "--validation-prefix", prefix, "--out", run)
+        assert read_metrics(run)[-1]["validation_tokens"] == tokens
