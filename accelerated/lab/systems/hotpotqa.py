@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
-from accelerated.evaluation.options import RATE, at_least
+from accelerated.evaluation.options import POSITIVE, at_least
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.systems import reader
 from accelerated.lab.systems.questions import ROWS, percent
@@ -52,7 +52,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--epochs", default=4, help="(default 4)", **some)
     add("--batch", default=8, help="questions of an update (default 8)", **some)
     add("--segment", type=at_least(6), default=512, metavar="N", help="of a window (default 512)")
-    add("--learning-rate", type=RATE, default=2e-5, metavar="X", help="(default 2e-5)")
+    add("--learning-rate", type=POSITIVE, default=2e-5, metavar="X", help="(default 2e-5)")
     add("--seeds", nargs="+", type=at_least(0), default=[0], metavar="N", help="(default 0)")
     add("--out", type=Path, default=Path("runs/hotpotqa"), help="(default runs/hotpotqa)")
     return parser.parse(argv)
