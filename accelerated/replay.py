@@ -377,7 +377,8 @@ class ChunkedNats(torch.autograd.Function):
             # The gradient of the logits: p, less 1 at the target
             p = logs.exp_()
             aim = aims.clamp(min=0)[:, None]
-            dlogits = p.scatter_add_(1, aim, p.new_full((len(p), 1), -1.0)).to(hidden.dtype)
+            # Not scatter_add_: a GPU adds by atomics
+            dlogits = p.scatter_(1, aim, p.gather(1, aim) - 1).to(hidden.dtype)
             torch.mm(dlogits, matrix, out=dchunk)
             dmatrix += dlogits.T @ counted
         dhidden *= counts  # what is ignored has none
