@@ -92,10 +92,25 @@ def kept_by_dropout(keys, i, column, C, rate):
 
 @triton.jit
 def forward_kernel(
-    query, key, value, offset, out, seed, log_sum,
-    heads, N, K, C, shift, scale, rate,
-    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    query,  # (B, H, N, E)
+    key,  # (B, H, K, E)
+    value,  # (B, H, K, E)
+    offset,  # (B, H, N, C)
+    out,  # (B, H, N, E)
+    seed,  # of dropout
+    log_sum,  # (BH, N)
+    heads,
+    N,
+    K,
+    C,
+    shift,
+    scale,
+    rate,
+    DROPS: tl.constexpr,
+    E: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Fill out (B, H, N, E) and log_sum (BH, N), the base-2 logarithm of each softmax's divisor."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
@@ -131,10 +146,29 @@ def forward_kernel(
 
 @triton.jit
 def query_kernel(
-    query, key, value, offset, out, dout, dquery, doffset, seed, log_sum, delta,
-    heads, N, K, C, shift, scale, rate,
-    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    query,  # (B, H, N, E)
+    key,  # (B, H, K, E)
+    value,  # (B, H, K, E)
+    offset,  # (B, H, N, C)
+    out,  # (B, H, N, E)
+    dout,  # (B, H, N, E)
+    dquery,  # (B, H, N, E)
+    doffset,  # (B, H, N, C)
+    seed,  # of dropout
+    log_sum,  # (BH, N)
+    delta,  # (BH, N)
+    heads,
+    N,
+    K,
+    C,
+    shift,
+    scale,
+    rate,
+    DROPS: tl.constexpr,
+    E: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Fill dquery, doffset (B, H, N, C) and delta (BH, N), the sum of out dout."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
@@ -171,10 +205,28 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    query, key, value, offset, dout, dkey, dvalue, seed, log_sum, delta,
-    heads, N, K, C, shift, scale, rate,
-    DROPS: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    query,  # (B, H, N, E)
+    key,  # (B, H, K, E)
+    value,  # (B, H, K, E)
+    offset,  # (B, H, N, C)
+    dout,  # (B, H, N, E)
+    dkey,  # (B, H, K, E)
+    dvalue,  # (B, H, K, E)
+    seed,  # of dropout
+    log_sum,  # (BH, N)
+    delta,  # (BH, N)
+    heads,
+    N,
+    K,
+    C,
+    shift,
+    scale,
+    rate,
+    DROPS: tl.constexpr,
+    E: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Fill dkey and dvalue. Scores are made transposed, (KEYS, QUERIES)."""
     first = tl.program_id(0) * KEYS
     lane_head = tl.program_id(1)

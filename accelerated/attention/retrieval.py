@@ -1,8 +1,7 @@
 """The Memorizing Transformer's lookup: attention of each query to its K nearest keys in a memory.
 
-The search is exact, and takes most of the time. The plain path attends to all of the memory under a
-mask; it is as fast in a memory of a few hundred rows, and takes 1.8 to 2.8 times the time in 1,000
-to 32,768.
+The search is exact, and takes most of the time. Attention to all of the memory under a mask is as
+fast in a memory of a few hundred rows, and takes 1.8 to 2.8 times the time in 1,000 to 32,768.
 """
 
 import math
@@ -71,23 +70,11 @@ def largest_by_columns(x: Tensor, count: int) -> Tensor:
     return row * matrix.shape[-1] + column.gather(-1, place % count)
 
 
-def retrieval_attention_plain(
-    query: Tensor,  # (B, H, N, E)
-    memory: Memory,
-    scale: Tensor,  # (H,)
-    retrieved: int,
-) -> Tensor:
-    """softmax((q.k) scale) v, (B, H, N, E), over each query's K = retrieved nearest keys."""
-    similarity = query @ memory.keys.mT  # (B, H, N, M)
-    nearest = nearest_keys(query, memory, retrieved)
-    mask = torch.full_like(similarity, -math.inf)
-    mask.scatter_(-1, nearest, 0.0)
-    scores = similarity * scale[:, None, None] + mask
-    return scores.softmax(-1) @ memory.values
-
-
 def retrieval_attention(query: Tensor, memory: Memory, scale: Tensor, retrieved: int) -> Tensor:
-    """The same as retrieval_attention_plain, computed from the retrieved rows only."""
+    """softmax((q.k) scale) v, (B, H, N, E), over each query's K = retrieved nearest keys.
+
+    query (B, H, N, E), scale (H,).
+    """
     batch, heads, length, _ = memory.keys.shape
     head = torch.arange(batch * heads, device=query.device)
     first = head.view(batch, heads, 1, 1) * length  # each head's first of the BHM rows

@@ -1,17 +1,11 @@
 """The Memorizing Transformer's lookup on both sides: definition, gradients, by dtype."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.retrieval import (
-    largest_by_columns,
-    retrieval_attention,
-    retrieval_attention_plain,
-    searchable,
-)
+from accelerated.attention.retrieval import largest_by_columns, retrieval_attention, searchable
 from accelerated.block_recurrent import scaled_attention_plain
 from reference import memorizing
 from tests.helpers.comparison import SIZES, assert_agree, beside_one, mixture
@@ -37,8 +31,7 @@ def found_by_sorting(query, keys, values, scale, retrieved):
     size=SIZES,
     seed=st.integers(0, 2**31),
 )
-@pytest.mark.parametrize("path", [retrieval_attention, retrieval_attention_plain])
-def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, seed):
+def test_a_query_attends_to_its_nearest_keys_alone(sizes, share, size, seed):
     """By definition, with the reference's gradients.
 
     The memory needs no order and gets no gradient; some rows are empty.
@@ -64,7 +57,7 @@ def test_a_query_attends_to_its_nearest_keys_alone(path, sizes, share, size, see
     by_numpy = {"out": expected, "query": dquery, "scale": dscale}
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
     leaf, *memory, leaf_scale = leaves
-    found = path(leaf, searchable(*memory), leaf_scale, retrieved)
+    found = retrieval_attention(leaf, searchable(*memory), leaf_scale, retrieved)
     found.backward(torch.tensor(dout))
     assert [x.grad for x in memory] == [None, None]
     by_torch = {"out": found, "query": leaf.grad, "scale": leaf_scale.grad}
