@@ -26,8 +26,6 @@ class OptionParser(argparse.ArgumentParser):
             option = named[0].rstrip("=") if named else "a word"
             if word == "" or EMPTY.fullmatch(word):
                 self.error(f"{option} is empty; give a value, or leave it out")
-            if "\0" in word:
-                self.error(f"{option!r} holds a NUL byte; leave it out")
         return super().parse_known_args(words, namespace)
 
     def parse(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
@@ -112,10 +111,7 @@ def unpickled(file: BinaryIO, path: Path) -> Any:
     """What torch.save has written to an open file of that path; executes nothing in it."""
     file.seek(0)
     try:
-        contents = torch.load(file, map_location="cpu", weights_only=True)
-        if not all(map(is_plain, tree_leaves(contents))):
-            raise ValueError("a tensor has no real number at each place")
-        return contents
+        return torch.load(file, map_location="cpu", weights_only=True)
     except NOT_A_CHECKPOINT as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
@@ -132,14 +128,6 @@ def check_contents(contents: dict, fields: dict[str, type], path: Path) -> None:
         is_named = isinstance(name, str) and isinstance(x, torch.Tensor)
         if not (is_named and x.is_floating_point()):
             raise InputError(f"{path}: parameter {name!r} is no tensor of floats; {FOREIGN}")
-
-
-def is_plain(x: object) -> bool:
-    """Whether x is no tensor, or one with a real number at each place."""
-    if not isinstance(x, torch.Tensor):
-        return True
-    is_stored = x.layout == torch.strided and x.device.type == "cpu"
-    return is_stored and not (x.is_quantized or x.is_complex())
 
 
 def load_exported(folder: str | Path) -> dict | None:

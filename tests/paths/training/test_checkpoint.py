@@ -127,26 +127,6 @@ def test_fields_of_a_wrong_type_are_refused(tmp_path):
             assert "another program or release wrote it; train again with another" in line
 
 
-NO_NUMBERS = {
-    "meta": lambda x: x.to("meta"),
-    "sparse": torch.Tensor.to_sparse,
-    "complex": lambda x: x.to(torch.complex64),
-    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
-}
-
-
-@pytest.mark.parametrize("kind", NO_NUMBERS)
-@pytest.mark.filterwarnings("ignore")
-def test_a_tensor_without_numbers_is_refused(tmp_path, kind):
-    """Wherever it is: among the parameters, the moments of the optimiser, the state."""
-    path = tmp_path / "c.pt"
-    tensor = NO_NUMBERS[kind](torch.ones(2))
-    for change in ({"parameters": {"w": tensor}}, {"state": (tensor,)}, {"optimizer": {0: tensor}}):
-        save_checkpoint(path, CONTENTS | change)
-        words = "a tensor has no real number at each place"
-        assert words in refusal(load_checkpoint, path), change
-
-
 def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     """JSON's numbers are taken as they are: a whole number for a float, nothing else."""
     safetensors = pytest.importorskip(

@@ -51,7 +51,6 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--out ''": "--out is empty; give a value, or leave it out",
     "--model ''": "--model is empty; give a value, or leave it out",
     "--preset=": "--preset is empty; give a value, or leave it out",
-    "--out 'a\0b'": "'--out' holds a NUL byte; leave it out",
     "--segment 10000000000000000000000": "argument --segment: ... was given; it must be below 2^63",
     "'my book.txt' --steps 3": "unknown option my book.txt; did you mean --data 'my book.txt'?",
     # An option of another model, or of other data, and what argparse refuses
