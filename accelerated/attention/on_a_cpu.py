@@ -223,7 +223,9 @@ class RelativeAttention(torch.autograd.Function):
         dcontent = torch.empty_like(content_query)
         ddistance = torch.empty_like(distance_query)
         largest = max(weights.numel() for weights in all_weights)
-        buffer, dweights_buffer, dscores_buffer = (k.new_empty(largest) for _ in range(3))
+        buffer = k.new_empty(largest)
+        dweights_buffer = k.new_empty(largest)
+        dscores_buffer = k.new_empty(largest)
 
         for (rows, reach), weights in zip(tiles_of(length, total), all_weights, strict=True):
             shape = (batch, heads, *weights.shape[1:])

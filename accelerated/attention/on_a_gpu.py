@@ -99,18 +99,12 @@ def forward_kernel(
     out,  # (B, H, N, E)
     seed,  # of dropout
     log_sum,  # (BH, N)
-    heads,
-    N,
-    K,
-    C,
-    shift,
-    scale,
-    rate,
+    heads, N, K, C, shift, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill out (B, H, N, E) and log_sum (BH, N), the base-2 logarithm of each softmax's divisor."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
@@ -157,18 +151,12 @@ def query_kernel(
     seed,  # of dropout
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads,
-    N,
-    K,
-    C,
-    shift,
-    scale,
-    rate,
+    heads, N, K, C, shift, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill dquery, doffset (B, H, N, C) and delta (BH, N), the sum of out dout."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
@@ -215,18 +203,12 @@ def key_kernel(
     seed,  # of dropout
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads,
-    N,
-    K,
-    C,
-    shift,
-    scale,
-    rate,
+    heads, N, K, C, shift, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-):
+):  # fmt: skip
     """Fill dkey and dvalue. Scores are made transposed, (KEYS, QUERIES)."""
     first = tl.program_id(0) * KEYS
     lane_head = tl.program_id(1)
