@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
 
 
 def load(path: str | Path, checkpoint: str = "last", device: str | torch.device = "cpu") -> Loaded:
-    """Open a run of train.py, a folder of eval.py export, or a published GPT-2.
+    """Open a run of train.py, a folder of eval.py export, or a published decoder.
 
     checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
     damaged.

@@ -59,7 +59,10 @@ COMPUTED = {
 SETTINGS = "config.json"  # files of a published GPT-2
 WEIGHTS = "model.safetensors"
 DTYPES = ("F16", "BF16", "F32", "F64")
-EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
+EXPECTED = (
+    "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2, "
+    "or another decoder's folder with its config.json"
+)
 
 
 def load_gpt2(path: str | Path) -> dict:
@@ -80,11 +83,16 @@ def load_gpt2(path: str | Path) -> dict:
     parameters = {}
     for name, tensor in renamed(of_gpt2(tensors), config.layers).items():
         parameters[name] = tensor.float().contiguous()
+    return contents_of(config, tokenizer_beside(file), parameters)
+
+
+def contents_of(config: Config, tokenizer: str, parameters: dict[str, torch.Tensor]) -> dict:
+    """The contents, as of a checkpoint at step 0 that has read no text, of a published model."""
     return {
         "model": "pretrained_recurrence",
         "model_config": dataclasses.asdict(config),
         "training": {},
-        "data": {"data": "", "tokenizer": tokenizer_beside(file)},
+        "data": {"data": "", "tokenizer": tokenizer},
         "recall": {},
         "tasks": {},
         "parameters": parameters,
@@ -167,7 +175,7 @@ def settings_beside(file: Path) -> dict[str, Any]:
 
 def tokenizer_beside(file: Path) -> str:
     """The tokenizer's file beside a GPT-2, or else the name of tiktoken's."""
-    for name in ("vocab.json", "tokenizer.json"):
+    for name in ("tokenizer.json", "vocab.json"):
         own = file.parent / name
         if own.is_file():
             return str(own.absolute())

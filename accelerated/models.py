@@ -57,7 +57,12 @@ def presets_of(name: str) -> ModuleType:
     return importlib.import_module(f"accelerated.presets.{name}")
 
 
-def model_class(name: str) -> type[Model]:
-    """The class of a model, named as its file: Compressive of accelerated/compressive.py."""
+def model_class(name: str, config: object = None) -> type[Model]:
+    """The class of a model, named as its file: Compressive of accelerated/compressive.py.
+
+    If config has a `base`, a decoder of the package transformers, it is AnyDecoder.
+    """
+    if hasattr(config, "base"):
+        name = "any_decoder"
     class_name = name.title().replace("_", "")
     return getattr(importlib.import_module(f"accelerated.{name}"), class_name)

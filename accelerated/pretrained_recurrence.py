@@ -157,6 +157,7 @@ class PretrainedRecurrence(Model):
     Config = Config
     state_type = State
     config: Config
+    kind = "GPT-2"
     future_keys: Tensor  # (T, T), true if a query must not see a key
 
     def __init__(self, config: Config, seed: int = 0):
@@ -175,7 +176,7 @@ class PretrainedRecurrence(Model):
         c = self.config
         reach = f"windows of {c.segment} tokens, {c.overlap} of them shared with the previous one"
         if c.vectors == 0:
-            return f"{reach}; nothing else is carried from earlier text (plain GPT-2)"
+            return f"{reach}; nothing else is carried from earlier text (plain {self.kind})"
         what = "one pooled vector is" if c.vectors == 1 else f"{c.vectors} vectors are"
         layers = ", ".join(str(number) for number in c.insertion_layers)
         return f"{reach}; {what} carried from window to window, into layer {layers}"

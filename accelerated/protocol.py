@@ -30,6 +30,8 @@ from accelerated.models import ModelConfig
 # What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
 State: TypeAlias = NamedTuple
 OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
+# Frequencies of the package transformers: in bfloat16 position 300 would be a radian off
+ROTARY = ("inv_freq", "original_inv_freq")
 
 
 class Reading(NamedTuple):
@@ -245,7 +247,7 @@ def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[d
     for module in model.modules():
         for holder in (module._parameters, module._buffers):
             for name, tensor in holder.items():
-                if tensor is None or tensor.dtype == dtype:
+                if tensor is None or tensor.dtype == dtype or name in ROTARY:
                     continue
                 if tensor.is_floating_point():
                     found.append((holder, name, tensor))

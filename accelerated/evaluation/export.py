@@ -30,6 +30,9 @@ README = """\
 OURS = """\
 The package transformers has no such model. model.safetensors has the parameters by the names of
 reference/{model}.py; model_config in config.json has the sizes."""
+OF_A_DECODER = """\
+In model.safetensors decoder.* has the parameters of the model that `base` in config.json describes,
+by the names of the package transformers. module.* has those of the recurrence."""
 PUBLISHED = """\
 It is a plain GPT-2, so `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)` opens it too."""
 
@@ -52,7 +55,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     size = sum(value.numel() for value in parameters.values())
     names, published = OURS.format(model=run.settings.model), {}
     config: Any = run.model.config
-    if getattr(config, "vectors", 1) == 0:
+    if hasattr(config, "base"):
+        names = OF_A_DECODER
+    elif getattr(config, "vectors", 1) == 0:
         names, published = PUBLISHED, published_config(config)
         parameters = as_published(parameters, config.layers)
     with written_whole(folder / WEIGHTS, ADVICE) as path:

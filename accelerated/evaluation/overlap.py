@@ -7,10 +7,11 @@ import argparse
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable
 
 from accelerated.data.windows import Document, cut
-from accelerated.evaluation.score import TrainedRun, evaluate
+from accelerated.evaluation.score import TrainedRun, as_cell, evaluate
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -18,7 +19,8 @@ from reference.pretrained_recurrence import Config, pooled_rows
 def model_name(config: dict) -> str:
     """The model's name in the table."""
     vectors = config["vectors"]
-    name = f"{'recurrent' if vectors else 'GPT-2'}, window {config['segment']}"
+    plain = "plain decoder" if "base" in config else "GPT-2"
+    name = f"{'recurrent' if vectors else plain}, window {config['segment']}"
     return f"{name}, {vectors} vectors" if vectors > 1 else name
 
 
@@ -46,9 +48,10 @@ def overlap_table(rows: list[dict]) -> list[str]:
         for split in row["splits"].values():
             perplexity = f"{split['word_perplexity']:,.5g}" if split["words"] else "-"
             line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
-        flops = f"{row['flops_per_token']:11.2e} {row['counted_flops_per_token']:9.2e}"
+        flops = as_cell(row.get("flops_per_token", math.nan), ".2e")
+        counted = as_cell(row.get("counted_flops_per_token", math.nan), ".2e")
         notes = f" ({', '.join(row['notes'])})" if row["notes"] else ""
-        lines.append(f"{line}   {flops}   {row['run']}{notes}")
+        lines.append(f"{line}   {flops:>11} {counted:>9}   {row['run']}{notes}")
     return lines
 
 
@@ -125,14 +128,19 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
             "nats": score.nats,
             "tokens": score.tokens,
         }
-    all_documents = itertools.chain.from_iterable(map(run.to_read, run.splits))
-    return {
+    row = {
         "run": run.path,
         "config": dataclasses.asdict(config),
         "notes": notes_of(run, config, options),
         "splits": splits,
+    }
+    if hasattr(config, "base"):  # the formulas are GPT-2's
+        return row
+    all_documents = itertools.chain.from_iterable(map(run.to_read, run.splits))
+    counted = counted_flops_per_token(config, all_documents)
+    return row | {
         "flops_per_token": paper_flops(config),
-        "counted_flops_per_token": counted_flops_per_token(config, all_documents),
+        "counted_flops_per_token": counted,
     }
 
 

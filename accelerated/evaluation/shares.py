@@ -38,12 +38,10 @@ class Shares(NamedTuple):
 
 
 @torch.no_grad()
-def read_watched(
-    model: Model, name: str, tokens: Tensor, state: State
-) -> tuple[Reading, Shares | None]:
+def read_watched(model: Model, tokens: Tensor, state: State) -> tuple[Reading, Shares | None]:
     """The Reading of a segment of tokens (B, N), and the Shares of its predictions.
 
-    They are None if the model, which has this name, has none.
+    They are None if the model has no function here.
     """
     calls: Calls = defaultdict(list)
 
@@ -54,6 +52,7 @@ def read_watched(
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(keep))
         reading = model.read(tokens, state)
+    name = type(model).__module__.rpartition(".")[2]
     shares = globals().get(f"{name}_shares")
     return reading, shares(model, calls) if shares else None
 

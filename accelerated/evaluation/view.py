@@ -165,7 +165,7 @@ def segment_records(
             continue
         tokens = segment.tokens.to(device)
         rows = slice(window.first - 1 - window.start, window.stop - window.start)
-        carried, shares = read_watched(model, run.settings.model, tokens, state)
+        carried, shares = read_watched(model, tokens, state)
         cleared = model.read(tokens, model.initial_state(1))
         record = {}
         record["likely"] = [likeliest(model, each.hidden[0, rows]) for each in (carried, cleared)]

@@ -1,9 +1,38 @@
 """What others must know of GPT-2 with recurrence without loading it: its presets."""
 
+from dataclasses import dataclass
+
 from accelerated.presets import COMPARED, MEASURED, TESTED
 from reference.pretrained_recurrence import Config
 
 EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
+
+
+@dataclass(frozen=True)
+class DecoderConfig(Config):
+    """The Config of recurrence in another decoder than GPT-2, whose feed_forward is its own.
+
+    Fields:
+        base: config.json of a decoder of the package transformers
+    """
+
+    base: str = ""
+
+
+CHECKS = (
+    (
+        lambda given: hasattr(given.model_config, "base") and given.training.checkpoint_layers,
+        "--checkpoint-layers is for GPT-2's layers; "
+        "give --backprop checkpointed or memory_replay, or --accumulate",
+    ),
+    (
+        lambda given: (
+            hasattr(given.model_config, "base")
+            and given.training.compile in ("inductor", "cudagraphs")
+        ),
+        "--compile is for GPT-2, and the weights of --init are another decoder's; leave it out",
+    ),
+)
 
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient
 # through z, insertion at layer 2, Adam with 100 steps of warm-up, then constant. Ours: learning

@@ -166,6 +166,11 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
     exported = load_exported(path)
     if exported is not None:
         return exported
+    described = read_settings(Path(path))
+    if described.get("model_type", "gpt2") != "gpt2":
+        from accelerated.any_decoder import load_decoder  # here: few runs need it
+
+        return UNKNOWN | load_decoder(Path(path), described)
     if Path(path).suffix == ".safetensors" or (Path(path) / WEIGHTS).is_file():
         from accelerated.gpt2_weights import load_gpt2  # here: few runs need it
 
@@ -246,7 +251,7 @@ def open_model(
     before = torch.get_default_dtype()
     torch.set_default_dtype(parameter_type(settings))
     try:
-        model = model_class(settings.model)(config).to(device)
+        model = model_class(settings.model, config)(config).to(device)
     finally:
         torch.set_default_dtype(before)
 

@@ -21,15 +21,18 @@ FIELD = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 
 def field_help(config_class: type) -> dict[str, str]:
-    """{field: help} of a config, from the `Fields:` of its docstring.
+    """{field: help} of a config, from the `Fields:` of its docstring and of its base classes'.
 
     They are read from its file, because `python -OO` keeps no docstrings.
     """
-    text = Path(inspect.getfile(config_class)).read_text()
-    _, _, after = text.partition(f"class {config_class.__name__}:")
-    described, _, _ = after.partition('"""\n\n')
-    _, _, fields = described.partition("Fields:\n")
-    return {name: " ".join(words.split()) for name, words in FIELD.findall(fields)}
+    texts = {}
+    for kind in reversed(config_class.__mro__[:-1]):
+        text = Path(inspect.getfile(kind)).read_text()
+        _, _, after = text.partition(f"\nclass {kind.__name__}")
+        described, _, _ = after.partition('"""\n\n')
+        _, _, fields = described.partition("Fields:\n")
+        texts |= {name: " ".join(words.split()) for name, words in FIELD.findall(fields)}
+    return texts
 
 
 def add_options(

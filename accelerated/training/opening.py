@@ -238,7 +238,7 @@ def build(
 
     torch.manual_seed(training.seed)
     torch.set_default_dtype(parameter_type(settings))
-    model = model_class(settings.model)(config, training.seed).to(device)
+    model = model_class(settings.model, config)(config, training.seed).to(device)
     own_lanes = process.own_lanes(training.batch)
     with computing_in(model, getattr(torch, training.dtype)):
         state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)

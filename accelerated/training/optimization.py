@@ -123,7 +123,8 @@ class TrainedModel:
             if isinstance(layer, Recomputable):
                 layer.recomputed = training.checkpoint_layers
                 layer.drops = model.config.dropout > 0
-        if takes_graphs(training, model.embedding.device):
+        is_graphed = not hasattr(model.config, "base")  # another decoder may wait for the host
+        if is_graphed and takes_graphs(training, model.embedding.device):
             self.backprop = CapturedBackprop(model, training.backprop)
         if training.compile != "inductor":
             return

@@ -174,12 +174,12 @@ def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     """The sizes and the tokenizer of a GPT-2, with a preset's recurrence, training and data."""
     preset = chosen_preset(held.model, first.preset or "gpt2")
     own, added = held.model_config, preset.model_config
-    sizes = {name: getattr(own, name) for name in OF_A_GPT2}
+    sizes = vars(added) | {name: getattr(own, name) for name in OF_A_GPT2}
     sizes["insertion_layers"] = tuple(sorted({min(n, own.layers) for n in added.insertion_layers}))
     sizes["segment"] = min(added.segment, own.max_positions)
     data = dataclasses.replace(preset.data, tokenizer=held.data.tokenizer)
     return held._replace(
-        model_config=dataclasses.replace(added, **sizes),
+        model_config=dataclasses.replace(own, **sizes),
         training=preset.training,
         data=with_data(data, first.data),
     )
@@ -347,8 +347,8 @@ def training_parser(defaults: Settings) -> OptionParser:
     if getattr(presets, "TAKES_TASKS", False):
         title = "training tasks (of the encoder-decoder)"
         add_options(parser, title, defaults.tasks, "task_")
-    others = ("vocabulary", "cutoffs", "div_value") if recall else ("vocabulary",)
-    add_options(parser, "model", defaults.model_config, leave_out=others)
+    others = ("cutoffs", "div_value") if recall else ()
+    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary", "base", *others))
     return parser
 
 
@@ -370,7 +370,8 @@ def add_starts(parser: OptionParser, presets: dict) -> None:
             "PATH",
             "start from the weights, model and data of another run, or of one that eval.py "
             "exported (--preset sets the training); or from the weights and tokenizer of a "
-            "published GPT-2, a folder or a .safetensors, to which the preset adds recurrence",
+            "published GPT-2, a folder or a .safetensors, or of another decoder's folder, to which "
+            "the preset adds recurrence",
         ),
     }
     for name, (metavar, text) in texts.items():

@@ -58,7 +58,7 @@ def check_memory(
     least = LAYER * sum(value for value in layers if isinstance(value, int))
     if least <= there_is:
         with torch.device("meta"):  # sizes alone take no memory
-            sketch = model_class(model)(config)
+            sketch = model_class(model, config)(config)
         numbers = copies * sum(parameter.numel() for parameter in sketch.parameters())
         numbers += sum(map(math.prod, sketch.state_shapes(lanes).values()))
         least = 4 * numbers + 16 * tokens  # bytes: float32, and int64 inputs and targets

@@ -213,6 +213,8 @@ def checked(config_class: type, values: dict) -> Any:
 def settings_of(model: str, values: dict[str, dict]) -> Settings:
     """The Settings of {part: {field: value}}; raises TypeError or ValueError that names a field."""
     classes = config_classes(model)
+    if "base" in values["model_config"]:
+        classes["model_config"] = presets_of(model).DecoderConfig
     return Settings(model, **{part: checked(kind, values[part]) for part, kind in classes.items()})
 
 

@@ -43,7 +43,8 @@ ROOMS["evaluation"] = ROOMS["training"] | {"generation", "training"}
 ROOMS["lab"] = ROOMS["evaluation"] | {"evaluation"}
 ROOMS["scripts"] = ROOMS["lab"] - {"presets"}
 # A config, its initial values, constants and pure helpers
-FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}
+FROM_REFERENCE = {"Config", "init_params", "init_module", "NORM_EPSILON", "pooled_rows", "POOLS"}
+FROM_REFERENCE |= {"SPECIALS"}
 every_module = pytest.mark.parametrize("module", TREES)
 
 

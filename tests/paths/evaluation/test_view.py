@@ -99,7 +99,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     pieces = np.split(mean, np.cumsum(list(parts.values()))[:-1], axis=-1)
     expected = np.stack([piece.sum(-1) for piece in pieces], -1)  # (B, N, P)
 
-    _, shares = read_watched(model.eval(), paper, torch.tensor(tokens), torch_state)
+    _, shares = read_watched(model.eval(), torch.tensor(tokens), torch_state)
     assert shares.parts == tuple(parts)
     assert shares.values.shape == expected.shape
     assert_agree({"shares": expected}, {"shares": shares.values}, 1e-9)
@@ -113,7 +113,7 @@ def test_a_reading_that_is_watched_is_the_same_and_leaves_nothing(paper, name):
     config, rng, _, _, model, state = both_sides(paper, name)
     tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment)))
     model.eval()
-    reading, _ = read_watched(model, paper, tokens, state)
+    reading, _ = read_watched(model, tokens, state)
     assert torch.equal(reading.hidden, model.read(tokens, state).hidden)
     assert not any(module._forward_hooks for module in model.modules())
 

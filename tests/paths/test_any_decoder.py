@@ -1,0 +1,290 @@
+"""Recurrence in decoders that transformers computes: GPT-2's equals ours, others their own selves.
+
+Their folders are written by that package's save_pretrained, with random weights.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import accelerated
+from accelerated.data.lanes import Segment
+from accelerated.gpt2_weights import renamed
+from accelerated.pretrained_recurrence import PretrainedRecurrence, State
+from accelerated.replay import BACKPROP
+from accelerated.training.checkpoint import load_weights
+from accelerated.training.folder import read_settings
+from accelerated.training.settings import settings_from
+from tests.helpers.comparison import LADDER, assert_agree
+from tests.helpers.programs import as_json, equal, printed, refusal, refused, saved, train
+
+transformers = pytest.importorskip(
+    "transformers", reason="other decoders need the package transformers: .[decoders]"
+)
+tokenizers = pytest.importorskip(
+    "tokenizers", reason="a folder's tokenizer needs the package tokenizers: .[decoders]"
+)
+
+TEXT = "She had written the first page on a wet morning, and washed it off. " * 40
+SIZES = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES |= {"max_position_embeddings": 24}
+INNER = {"intermediate_size": 48}
+GROUPED = {"num_key_value_heads": 2}
+NARROW = {"ffn_dim": 48, "word_embed_proj_dim": 16, "layerdrop": 0.9}
+DECODERS = {
+    "gpt2": transformers.GPT2Config(**SIZES),
+    "llama": transformers.LlamaConfig(**SIZES, **INNER, **GROUPED, tie_word_embeddings=False),
+    "neox": transformers.GPTNeoXConfig(**SIZES, **INNER),
+    "opt": transformers.OPTConfig(**SIZES, **NARROW),
+    "mistral": transformers.MistralConfig(**SIZES, **INNER, **GROUPED, sliding_window=4),
+    "bert": transformers.BertConfig(**SIZES, **INNER),  # its tokens see later ones
+    "capped": transformers.Gemma2Config(**SIZES, **INNER, head_dim=8, final_logit_softcapping=1.0),
+}
+OTHERS = ("llama", "neox", "opt", "mistral")
+WINDOWS = ["--segment", 12, "--module-width", 16, "--batch", 2, "--horizon", 2, "--sample", 0]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{name: (the package's model, the folder that it wrote)}; with a tokenizer of 290 tokens."""
+    torch.set_default_dtype(torch.float32)
+    learned = tokenizers.ByteLevelBPETokenizer()
+    learned.train_from_iterator([TEXT], 290)
+    made = {}
+    for name, config in DECODERS.items():
+        torch.manual_seed(3)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Biases and norms start at 0 and 1, which would hide a mistake
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        learned.save(str(folder / "tokenizer.json"))
+        made[name] = model, folder
+    return made
+
+
+@pytest.fixture
+def book(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT)
+    return tmp_path / "book.txt"
+
+
+def decoder_of(folder, **changes):
+    """The model of a folder in float64 with recurrence, whose parameters are random."""
+    from accelerated.any_decoder import AnyDecoder, load_decoder
+
+    contents = load_decoder(folder, read_settings(folder))
+    config = settings_from(contents, folder).model_config
+    sizes = {"segment": 8, "vectors": 1, "module_width": 16, "dropout": 0.0} | changes
+    model = AnyDecoder(dataclasses.replace(config, **sizes)).eval()
+    model.load_state_dict(contents["parameters"], strict=False)
+    rng = np.random.default_rng(7)
+    for parameter in model.module.parameters():
+        parameter.data = torch.tensor(0.3 * rng.standard_normal(parameter.shape))
+    return model
+
+
+VARIANTS = {
+    "usual": {},
+    "several vectors and layers": {"vectors": 2, "insertion_layers": (1, 3)},
+    "pooled after the final norm, by attention": {
+        "pool_final_norm": True,
+        "pooling": "attention",
+        "pool": "advance",
+        "overlap": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gpt2_by_transformers_is_ours(folders, variant):
+    """Logits, state, loss and gradients, by memory replay over windows; a document starts in one.
+
+    What the insertion does to a layer of transformers is what our own layer does.
+    """
+    theirs = decoder_of(folders["gpt2"][1], **VARIANTS[variant])
+    described = dataclasses.asdict(theirs.config)
+    base = described.pop("base")
+    assert json.loads(base)["model_type"] == "gpt2"
+    config = PretrainedRecurrence.Config(**described | {"feed_forward": 128})
+    ours = PretrainedRecurrence(config).eval()
+    parameters = renamed(theirs.decoder.state_dict(), config.layers)
+    parameters["embedding"] = parameters["embedding"][:290]  # the others have no token
+    ours.load_state_dict(parameters, strict=False)
+    ours.module.load_state_dict(theirs.module.state_dict())
+
+    rng = np.random.default_rng(1)
+    windows = []
+    for starts in ([True, True], [False, True], [False, False]):
+        tokens = torch.tensor(rng.integers(290, size=(2, 8)))
+        targets = torch.tensor(rng.integers(290, size=(2, 8)))
+        scored = torch.tensor(rng.random((2, 8)) < 0.7)
+        windows.append(Segment(tokens, targets, scored, torch.tensor(starts)))
+    sides = []
+    for model in (ours, theirs):
+        found = {}
+        state = model.initial_state(2)
+        for number, window in enumerate(windows):
+            logits, state, _ = model(window.tokens, state)
+            found[f"logits of window {number}"] = logits
+        found["pooled"] = state.pooled
+        sides.append(found)
+    assert_agree(*sides, LADDER)
+
+    gradients = []
+    for model in (ours, theirs):
+        loss, _, _ = BACKPROP["memory_replay"](model, windows, model.initial_state(2))
+        found = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+        gradients.append(found | {"loss": loss})
+    expected, found = gradients
+    of_decoder = {name.removeprefix("decoder."): x for name, x in found.items()}
+    others = {name: x for name, x in found.items() if not name.startswith("decoder.")}
+    actual = renamed(of_decoder, config.layers) | others
+    actual["embedding"] = actual["embedding"][:290]
+    for name in [name for name in actual if name.endswith("key_bias")]:
+        assert actual.pop(name).abs().max() < 1e-12, "softmax cancels it"
+    assert_agree(expected, actual, LADDER)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_first_window_is_the_decoders_own(folders, name):
+    """Recurrence changes later windows alone, and no token sees later ones."""
+    theirs, folder = folders[name]
+    model = decoder_of(folder)
+    tokens = torch.randint(290, (2, 16))
+    own = theirs.double()
+    with torch.no_grad():
+        expected = [own(part).logits[..., :290] for part in tokens.split(8, 1)]
+        first, state, _ = model(tokens[:, :8], model.initial_state(2))
+        second = model(tokens[:, 8:], state).logits
+        shorter = model(tokens[:, 8:13], state).logits
+    own.float()
+    assert_agree({"logits": expected[0]}, {"logits": first}, LADDER)
+    assert (second - expected[1]).abs().max() > 1e-3, "the vector changes nothing"
+    assert_agree({"logits": second[:, :5]}, {"logits": shorter}, LADDER)
+
+
+def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
+    """Layer 2 of a Llama, by its own matrices: the vector's key is not rotated.
+
+    Were it rotated, logits would be those of a vector that stands somewhere.
+    """
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    model = decoder_of(folders["llama"][1], insertion_layers=(2,))
+    layer = model.decoder.layers[1]
+    attention = layer.self_attn
+    state = State(torch.randn(1, 32), torch.tensor([True]))
+    tokens = torch.randint(290, (1, 8))
+    with torch.no_grad():
+        outputs, _ = model.run_layers(tokens, state)
+        source = torch.cat([model.module(state.pooled), outputs[0]], 1)  # (1, 1 + 8, 32)
+        normal = layer.input_layernorm(source)
+        query = attention.q_proj(normal[:, 1:]).view(1, 8, 4, 8).transpose(1, 2)
+        key = attention.k_proj(normal).view(1, 9, 2, 8).transpose(1, 2)
+        value = attention.v_proj(normal).view(1, 9, 2, 8).transpose(1, 2)
+        cosine, sine = model.decoder.rotary_emb(normal, torch.arange(8)[None])
+        query, rotated = apply_rotary_pos_emb(query, key[:, :, 1:], cosine, sine)
+        key = torch.cat([key[:, :, :1], rotated], 2).repeat_interleave(2, 1)
+        scores = query @ key.transpose(2, 3) * 8**-0.5
+        seen = torch.ones(8, 9, dtype=torch.bool).tril(1)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        read = weights @ value.repeat_interleave(2, 1)
+        x = outputs[0] + attention.o_proj(read.transpose(1, 2).reshape(1, 8, 32))
+        expected = x + layer.mlp(layer.post_attention_layernorm(x))
+    assert_agree({"output": expected}, {"output": outputs[1]}, LADDER)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_such_a_run_is_trained_resumed_exported_and_scored(folders, book, tmp_path, capsys, name):
+    """A resumed run equals an unbroken one to the bit; OPT's own layerdrop of 0.9 is off."""
+    begun = ["--init", folders[name][1], "--data", book, *WINDOWS, "--save-every", 1]
+    train(*begun, "--steps", 4, "--out", tmp_path / "whole")
+    train(*begun, "--steps", 2, "--out", tmp_path / "run")
+    train("--resume", tmp_path / "run", "--steps", 4)
+    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "run")
+    for part in ("parameters", "state", "random"):
+        assert equal(whole[part], resumed[part]), part
+    moved = {part for part in whole["parameters"] if part.startswith("module.")}
+    assert {"module.layer_scores", "module.inserted"} <= moved
+
+    evaluated = as_json(capsys, "score", tmp_path / "run")
+    printed(capsys, "export", tmp_path / "run", tmp_path / "exported")
+    assert as_json(capsys, "score", tmp_path / "exported")["nats"] == evaluated["nats"]
+    train("--init", tmp_path / "exported", *WINDOWS, "--steps", 0, "--out", tmp_path / "more")
+    assert equal(saved(tmp_path / "more")["parameters"], whole["parameters"])
+    table = printed(capsys, "overlap", tmp_path / "run", "--overlaps", "0,4")
+    assert "trained with overlap 0" in table
+    page = printed(capsys, "view", tmp_path / "run", "--out", tmp_path / "page.html")
+    assert "memory carried" in page
+    model, tokenizer, _ = accelerated.load(tmp_path / "run")
+    assert accelerated.generate(model, tokenizer, "She had", tokens=20)
+
+
+def test_bfloat16_keeps_rotary_frequencies(folders, book, tmp_path, capsys):
+    """In bfloat16 the last position of a long window would be turned by another angle."""
+    from accelerated.protocol import computing_in
+
+    model, _, _ = accelerated.load(folders["llama"][1])
+    positions = torch.tensor([[4000]])
+    x = torch.zeros(1)
+    expected, _ = model.decoder.rotary_emb(x, positions)
+    with computing_in(model, torch.bfloat16):
+        assert model.embedding.dtype == torch.bfloat16
+        actual, _ = model.decoder.rotary_emb(x, positions)
+    assert torch.equal(expected, actual)
+
+
+def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders):
+    """GPT-2's own rates are 0.1: with --dropout 0 nothing may be dropped, with 0.5 much must be."""
+    from accelerated.any_decoder import AnyDecoder
+
+    config = decoder_of(folders["gpt2"][1]).config
+    tokens = torch.randint(290, (1, 8))
+    for rate in (0.0, 0.5):
+        model = AnyDecoder(dataclasses.replace(config, dropout=rate)).train()
+        first, second = (model(tokens, model.initial_state(1)).logits for _ in range(2))
+        assert torch.equal(first, second) == (rate == 0)
+    drawn = [AnyDecoder(config, seed).module.inserted for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+REFUSED = {  # what: (decoder, files that are taken away, the message)
+    "its tokens see later ones": ("bert", [], "recurrence fits no BertLMHeadModel"),
+    "logits by another function": ("capped", [], "recurrence fits no Gemma2ForCausalLM"),
+    "without config.json": ("llama", ["config.json"], "or another decoder's folder with its"),
+    "without weights": ("llama", ["model.safetensors"], "no file named model.safetensors"),
+    "without a tokenizer": ("llama", ["tokenizer.json"], "it has no tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folders, tmp_path, what):
+    name, missing, message = REFUSED[what]
+    folder = shutil.copytree(folders[name][1], tmp_path / "folder")
+    for file in missing:
+        (folder / file).unlink()
+    assert message in refusal(load_weights, folder)
+
+
+def test_a_model_without_a_causal_head_is_refused_in_one_line(folders, tmp_path):
+    folders["llama"][0].model.save_pretrained(tmp_path)
+    shutil.copy(folders["llama"][1] / "tokenizer.json", tmp_path)
+    assert "it has no lm_head.weight; expected a causal decoder" in refusal(load_weights, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    assert "cannot be used: " in refusal(load_weights, tmp_path)
+
+
+def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsys):
+    begun = ["--init", folders["llama"][1], "--data", book, "--out", tmp_path / "run"]
+    message = "--segment 30 is longer than the position table; max_positions is 24"
+    assert message in refusal(train, *begun, "--segment", 30)
+    assert message in refused(capsys, "score", folders["llama"][1], "--data", book, "--segment", 30)
+    assert "--checkpoint-layers is for GPT-2" in refusal(train, *begun, "--checkpoint-layers")
+    assert "--compile is for GPT-2" in refusal(train, *begun, "--compile", "inductor")
