@@ -22,6 +22,8 @@ EXTRAS = {  # {what an error calls a package that an extra brings: its module}
     "datasets": "datasets",
     "tokenizers": "tokenizers",
     "safetensors": "safetensors",
+    "transformers": "transformers",
+    "lm_eval": "lm_eval",
     "sklearn": "sklearn",
     "scikit-learn": "sklearn",
 }

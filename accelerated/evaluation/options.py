@@ -182,6 +182,21 @@ CONSTANT = option(
     "RATE",
     required=True,
 )
+TASKS = (
+    option("--tasks", "names of lm_eval's tasks (required)", str, "TASK,...", required=True),
+    option(
+        "--task-files",
+        "a folder of .yaml to take the tasks from, instead of lm_eval's own",
+        str,
+        "FOLDER",
+    ),
+    option("--limit", "documents of each task (default all)", at_least(1), "N"),
+    option(
+        "--clear-memory",
+        "cut texts into windows as lm_eval does, and start each from the initial state",
+        action="store_true",
+    ),
+)
 FOLDER = option(
     "folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER"
 )
@@ -297,6 +312,13 @@ REPORTS = {
         options=(CONSTANT,),
         exact=True,  # bfloat16 would round small steps away
     ),
+    "harness": Report(
+        "harness RUN --tasks lambada_openai",
+        "tasks of the package lm_eval",
+        "lab.harness.report",
+        options=TASKS,
+        splits=(),
+    ),
     "export": Report(
         "export RUN FOLDER",
         "a run as files, for other programs and for --init",
@@ -326,7 +348,7 @@ REPORTS = {
 }
 INTRODUCTION = """\
 Evaluate a trained model on documents, with its state carried through each of them; or continue a
-text. RUN is a folder that train.py wrote, or eval.py export, or a published GPT-2.
+text. RUN is a folder that train.py wrote, or eval.py export, or a published decoder.
 """
 END = "python eval.py RUN means python eval.py score RUN. Each report has its own options:"
 
@@ -360,7 +382,7 @@ def report_parser(name: str) -> OptionParser:
     )
     runs = "a folder that train.py wrote"
     if report.opens:
-        runs = "a folder that train.py or eval.py export wrote, or a published GPT-2"
+        runs = "a folder that train.py or eval.py export wrote, or a published decoder"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
 
     options = list(report.options)
