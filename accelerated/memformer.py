@@ -285,7 +285,7 @@ class MemoryLayer(FeedForward):
     def __init__(self, config: Config):
         super().__init__()
         self.attention = SelfAttention(config, causal=True)
-        self.writer = Writer(config.width, config.heads, config.head_width)
+        self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
         self.declare_feed_forward(config)
 
     def forward(self, x: Tensor, memory: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
@@ -347,7 +347,7 @@ class Memformer(Model):
             self.decoder = MemoryStack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
             self.encoder = Stack(config, EncoderLayer, config.encoder_layers, causal=False)
-            self.writer = Writer(config.width, config.heads, config.head_width)
+            self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
             self.decoder = Stack(config, DecoderLayer, config.decoder_layers, causal=True)
         initialise(self, init_params, seed)
 

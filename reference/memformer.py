@@ -44,6 +44,7 @@ import numpy as np
 TASKS = ("continuation", "infilling", "recall")  # section 2.3
 SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ... (decision 10: one embedding)
 POSITIONS = ("simplified", "transformer_xl")  # Eqs. 2-4, Eq. 1
+SLOT_VALUES = ("itself", "projected")  # section 2.2.3, its last sentence and its third
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Config:
         positions: relative positions in self-attention, simplified (Eqs. 2-4) or
             transformer_xl (Eq. 1)
         max_distance: distance at and beyond which the simplified positions are the same
+        slot_value: a slot's own value when it is written, the slot itself or projected
         dropout: dropout rate in training, 0 to below 1
     """
 
@@ -77,6 +79,7 @@ class Config:
     slots: int = 32
     positions: str = "simplified"
     max_distance: int = 64
+    slot_value: str = "itself"
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -123,26 +126,34 @@ def slot_attention_forward(p, config, memory, encoded, readable):
 
     mask = readable_mask(readable)
     scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
-    slots = split_heads(memory, config.heads)  # (B, H, S, D/H), decision 7: its own value
-    new, mean_cache = slot_mean_forward(scores, slots, value)
+    self_value, self_value_cache = slot_value_forward(p, config, memory, normal)
+    new, mean_cache = slot_mean_forward(scores, self_value, value)
     new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
-    cache = (norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache)
-    return new, cache
+    norms_cache = (norm_cache, source_cache)
+    attention_cache = (self_key_cache, scores_cache, self_value_cache, mean_cache)
+    return new, (norms_cache, projections_cache, attention_cache)
 
 
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
-    norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
+    norms_cache, projections_cache, attention_cache = cache
+    norm_cache, source_cache = norms_cache
+    self_key_cache, scores_cache, self_value_cache, mean_cache = attention_cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
-    dscores, dslots, dvalue = slot_mean_backward(dnew, mean_cache)
+    dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
 
     dnormal_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
     dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+    dmemory_by_value, dnormal_by_value, dself_value_params = slot_value_backward(
+        dself_value, self_value_cache
+    )
     add_into(grads, dself_key_params)  # the other use of the key projection
+    add_into(grads, dself_value_params)  # and, if a slot's value is projected, of value's
     dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
-    dmemory, dmemory_norm_params = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
-    dmemory = merge_heads(dslots) + dmemory
+    dnormal = dnormal + dnormal_by_key + dnormal_by_value
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormal, norm_cache)
+    dmemory = dmemory_by_value + dmemory
     grads |= dnorm_params | dmemory_norm_params
     return dmemory, dencoded, grads
 
@@ -175,7 +186,7 @@ def slot_scores_backward(dscores, cache):
 
 
 def slot_mean_forward(scores, slots, value):
-    """New slots (B, H, S, D/H): the mean of itself and of value (B, H, N, D/H) by softmax."""
+    """New slots (B, H, S, D/H): the mean of its own and of value (B, H, N, D/H) by softmax."""
     weights, _ = softmax_forward(scores)  # (B, H, S, 1 + N)
     new = weights[..., :1] * slots + weights[..., 1:] @ value
     return new, (weights, slots, value)
@@ -765,17 +776,17 @@ def rollout_of(config, document, rng):
     texts = np.split(document[:, :-1], count, axis=1)
     segments = []
     for t, tokens in enumerate(texts):
+        scored = np.ones(tokens.shape, bool)
         kind = TASKS[t % 3] if config.encoder_layers else "continuation"
         if kind == "continuation":
             task = None
             targets = document[:, t * n + 1 : (t + 1) * n + 1]
         elif kind == "infilling":
-            task = infilling(config, texts[t - 1], 0.3, 3.5, rng)
+            task, scored = infilling(config, texts[t - 1], 0.3, 3.5, rng)
             targets = texts[t - 1]
         else:
             task = recall(texts[t - 1], texts[t - 2])
             targets = texts[t - 2]
-        scored = np.ones(tokens.shape, bool)
         starts = np.full(len(tokens), t == 0)
         segments.append(Segment(tokens, targets, scored, starts, task))
     return segments
@@ -858,7 +869,8 @@ def check_memory_replay(params, config, segments, state):
 
 def fit_by_replay(params, config, segments):
     """The parameters after 200 steps by the signs of the gradients; prints some of the losses."""
-    what = "these 48 predictions of random tokens by memory replay"
+    predictions = count_scored(segments)
+    what = f"these {predictions} predictions of random tokens by memory replay"
     print(f"Fitting {what} (there is nothing to learn but the text):")
     uniform = np.log2(config.vocabulary)
     for step in range(1, 201):
@@ -1093,7 +1105,7 @@ def add_into(total, part):
 
 
 # ----------------------------------------------------------------------------
-# variants: two more tasks, the decoder-only model, Eq. 1's positions; a first reading skips them
+# variants: tasks, the decoder-only model, projected slots, Eq. 1; a first reading skips them
 class Task(NamedTuple):
     """What every lane does in one segment (2.3); axis 0 is the lane."""
 
@@ -1110,22 +1122,25 @@ def continuation(tokens, previous):
 
 
 def infilling(config, previous, fraction, span, rng):
-    """Predict previous (B, N) from previous with masked spans (decision 11: all of it, 30% masked).
+    """(Task, masked (B, N) bool): predict the masked tokens of previous (B, N) from the others.
 
-    The targets are previous.
+    The targets are previous; `masked` says which of its tokens are (decision 11: 30% of them).
     """
     reading = np.zeros_like(previous)
     readable = np.zeros(previous.shape, bool)
+    masked = np.zeros(previous.shape, bool)
     for lane, text in enumerate(previous):
-        masked = mask_spans(text, config.special("mask"), fraction, span, rng)
-        reading[lane, : len(masked)] = masked
-        readable[lane, : len(masked)] = True
+        left, masked[lane] = mask_spans(text, config.special("mask"), fraction, span, rng)
+        reading[lane, : len(left)] = left
+        readable[lane, : len(left)] = True
     kind = np.full(len(previous), TASKS.index("infilling"))
-    return Task(kind, reading, readable, previous)
+    return Task(kind, reading, readable, previous), masked
 
 
 def mask_spans(text, mask, fraction, span, rng):
-    """text (N,) with spans of Poisson(span) tokens each replaced by one mask token (2.3).
+    """(text (N,) with spans of Poisson(span) tokens each replaced by one mask token, masked) (2.3).
+
+    masked (N,) bool says which tokens of the text were replaced.
 
     round(fraction N) tokens are masked; the last span is cut to what is left of that number. An
     empty span inserts a mask, but only if longer spans have made room, so the text never grows. All
@@ -1143,15 +1158,17 @@ def mask_spans(text, mask, fraction, span, rng):
     places = rng.permutation(items).tolist()
     replaced = dict(zip(places, lengths, strict=False))  # {place of a mask: how many tokens}
     out = []
+    masked = np.zeros(len(text), bool)
     at = 0
     for item in range(items):
         if item in replaced:
             out.append(mask)
+            masked[at : at + replaced[item]] = True
             at += replaced[item]
         else:
             out.append(text[at])
             at += 1
-    return np.array(out)
+    return np.array(out), masked
 
 
 def recall(previous, earlier):
@@ -1230,6 +1247,26 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     grads |= prefixed("writer.", dwriter_params)
     grads |= prefixed("attention.", dattention_params)
     return dx, dmemory + dmemory_read, grads
+
+
+def slot_value_forward(p, config, memory, normal):
+    """A slot's own value (B, H, S, D/H), of memory or of its norm (B, S, D).
+
+    The slot itself, or projected by the matrix of encodings (decision 7: its own value).
+    """
+    if config.slot_value == "itself":
+        return split_heads(memory, config.heads), None
+    self_value, cache = affine_forward(p, "value", normal)
+    return split_heads(self_value, config.heads), cache
+
+
+def slot_value_backward(dself_value, cache):
+    """Gradients of memory, of its norm and of the parameters."""
+    dself_value = merge_heads(dself_value)  # (B, S, D)
+    if cache is None:  # the slot itself
+        return dself_value, 0.0, {}
+    dnormal, grads = affine_backward(dself_value, cache)
+    return 0.0, dnormal, grads
 
 
 def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng):
@@ -1397,6 +1434,10 @@ def check_config(config):
     if config.positions not in POSITIONS:
         raise ValueError(
             f"positions is {config.positions!r}; it must be one of {', '.join(POSITIONS)}"
+        )
+    if config.slot_value not in SLOT_VALUES:
+        raise ValueError(
+            f"slot_value is {config.slot_value!r}; it must be one of {', '.join(SLOT_VALUES)}"
         )
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(

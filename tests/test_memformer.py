@@ -35,7 +35,7 @@ def random_writer(rng, slots):
 def both_writes(p, config, memory, encoded):
     """The next slots by the reference and by the accelerated writer."""
     by_reference, _ = ref.slot_attention_forward(p, config, memory, encoded, None)
-    writer = fast.Writer(config.width, config.heads, config.head_width)
+    writer = fast.Writer(config.width, config.heads, config.head_width, config.slot_value)
     writer.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
     by_model = writer(torch.tensor(memory), torch.tensor(encoded), None)
     return by_reference, by_model.detach().numpy()
@@ -69,6 +69,20 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
         assert (new == memory).all(), "a slot that sees only itself is another one afterwards"
     for new in both_writes(p, config, memory, encoded):
         assert not (new == memory).any(), "a slot reads nothing"
+
+
+def test_a_projected_slot_that_attends_only_to_itself_becomes_its_own_value():
+    """Section 2.2.3 "projects the memory into queries, keys, and values"."""
+    rng = np.random.default_rng(0)
+    config, p = random_writer(rng, S)
+    config = dataclasses.replace(config, slot_value="projected")
+    closed = p | {"key": p["query"], "memory_norm.scale": np.full(D, 1000.0)}  # a query is its key
+    memory = rng.standard_normal((30, S, D))
+    encoded = rng.standard_normal((30, N, D))
+    normal, _ = ref.layer_norm_forward(closed, "memory_norm", memory)
+    own_value = normal @ p["value"].T + p["value_bias"]
+    for new in both_writes(closed, config, memory, encoded):
+        np.testing.assert_allclose(new, own_value, rtol=1e-12, err_msg="not W_v of the normed slot")
 
 
 def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
@@ -167,14 +181,15 @@ def test_the_references_tasks_are_the_lanes_tasks():
     """Its infilling and recall, field by field, agree with those of accelerated/data/tasks.py."""
     rng = np.random.default_rng(0)
     previous, earlier = rng.integers(V, size=(2, 3, N))
-    infilled = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1))
+    infilled, masked = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1))
     again = np.random.default_rng(1)
     for lane in range(3):
         mask = V + 1
-        text = mask_spans(previous[lane], mask, again, 0.5, 2.0).tolist()
+        text, masked_too = mask_spans(previous[lane], mask, again, 0.5, 2.0)
         readable = infilled.readable[lane]
-        assert infilled.reading[lane][readable].tolist() == text
+        assert infilled.reading[lane][readable].tolist() == text.tolist()
         assert readable.tolist() == [place < len(text) for place in range(N)]
+        assert masked[lane].tolist() == masked_too.tolist()
     assert (infilled.kind == 1).all()
     assert (infilled.prompt == previous).all()
 

@@ -17,11 +17,15 @@ from accelerated.attention.heads import (
 
 
 class Writer(Declared):
-    """Each slot attends to [itself | encoded], not to other slots. Its own value is the slot."""
+    """Each slot attends to [itself | encoded], not to other slots.
 
-    def __init__(self, width: int, heads: int, head_width: int):
+    Its own value is the slot, or is projected from it as a token's.
+    """
+
+    def __init__(self, width: int, heads: int, head_width: int, slot_value: str = "itself"):
         super().__init__()
         inner = heads * head_width
+        self.projects_slots = slot_value == "projected"
         self.heads = heads
         self.memory_norm = LayerNorm(width)
         self.norm = LayerNorm(width)
@@ -41,9 +45,17 @@ class Writer(Declared):
         weights = self.weights(memory, source, readable)  # (B, H, S, 1 + N)
         itself = weights[..., :1]
         others = weights[..., 1:]
-        [value] = project(source, self.heads, [self.value], [self.value_bias])  # (B, H, N, D/H)
-        [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
+        value = self.project_value(source)  # (B, H, N, D/H)
+        if self.projects_slots:
+            slots = self.project_value(self.memory_norm(memory))  # (B, H, S, D/H)
+        else:
+            [slots] = split_heads(memory, self.heads, 1)
         return merge_heads(itself * slots + others.to(value.dtype) @ value)
+
+    def project_value(self, normal: Tensor) -> Tensor:
+        """Values by head, (B, H, n, D/H), of normalised rows (B, n, D)."""
+        [value] = project(normal, self.heads, [self.value], [self.value_bias])
+        return value
 
     def weights(self, memory: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
         """Each slot's attention to itself and to source, (B, H, S, 1 + N).

@@ -91,10 +91,12 @@ class TaskConfig:
             iteration
         recall: fraction of lanes that recall the segment before the one that the encoder reads; the
             others continue the text
+        masked_only: whether infilling predicts the masked tokens alone, not the whole segment
     """
 
     infilling: float = 0.0
     recall: float = 0.0
+    masked_only: bool = False
 
     def __post_init__(self):
         for name in ("infilling", "recall"):

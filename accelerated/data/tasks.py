@@ -5,8 +5,8 @@ iteration). train.py reads by MultiTask if `--task-infilling` or `--task-recall`
 --data. (`--data recall` is unrelated: see recall.py.)
 
 In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i;
-infilling predicts segment i - 1, which the encoder reads with masked spans; recall predicts segment
-i - 2. Without such a segment the lane continues the text.
+infilling predicts segment i - 1, or its masked tokens alone, which the encoder reads with masked
+spans; recall predicts segment i - 2. Without such a segment the lane continues the text.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def mask_spans(
     rng: np.random.Generator,
     masked: float = MASKED,
     span: float = SPAN,
-) -> np.ndarray:
-    """Return text (n,) with each drawn span replaced by one `mask` token.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return text (n,) with each drawn span replaced by one `mask` token, and what was masked.
 
-    All placements of the spans are equally likely.
+    The second, (n,) bool, is true at tokens that were replaced. All placements of the spans are
+    equally likely.
     """
     budget = round(masked * len(text))
     lengths = span_lengths(budget, span, rng)
@@ -79,7 +80,8 @@ def mask_spans(
     width = np.ones(items, int)  # tokens of the text that each item stands for
     width[places] = lengths
     first = np.minimum(np.cumsum(width) - width, len(text) - 1)
-    return np.where(is_span, mask, text[first])
+    masked_tokens = np.repeat(is_span, width)  # (n,)
+    return np.where(is_span, mask, text[first]), masked_tokens
 
 
 class MultiTask:
@@ -124,10 +126,13 @@ class MultiTask:
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading = self.previous.copy()
         readable = np.ones(tokens.shape, bool)
+        asked = np.broadcast_to(kind[:, None] != 0, tokens.shape).copy()  # by another task
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
-            masked = mask_spans(self.previous[lane], self.special("mask"), rng)
-            reading[lane, : len(masked)] = masked
-            readable[lane, len(masked) :] = False
+            left, masked = mask_spans(self.previous[lane], self.special("mask"), rng)
+            reading[lane, : len(left)] = left
+            readable[lane, len(left) :] = False
+            if self.config.masked_only:
+                asked[lane] = masked
         task = Task(*(torch.from_numpy(array) for array in (kind, reading, readable, prompt)))
 
         self.earlier = self.previous
@@ -135,7 +140,8 @@ class MultiTask:
         self.age += 1
         is_other = torch.from_numpy(kind != 0)[:, None]
         targets = torch.where(is_other, task.prompt, segment.targets)
-        return segment._replace(targets=targets, scored=segment.scored | is_other, task=task)
+        scored = torch.where(is_other, torch.from_numpy(asked), segment.scored)
+        return segment._replace(targets=targets, scored=scored, task=task)
 
     def position(self) -> dict:
         """The place of every lane, for a checkpoint."""

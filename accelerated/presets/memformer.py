@@ -44,15 +44,16 @@ PRESETS = {
         "steps": 20_000, "horizon": 8, "learning_rate": 6e-4,
     },
     # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the fractions
-    # of tasks. The horizon is the longest of Figure 3b
+    # of tasks, and which tokens infilling predicts. The horizon is the longest of Figure 3b
     "wikitext-103": MEMFORMER | ON_A_GPU | {  # 4 GB
-        "encoder_layers": 4, "decoder_layers": 8,
+        "encoder_layers": 4, "decoder_layers": 8, "slot_value": "projected",
         "steps": 150_000, "horizon": 32, "data": "wikitext-103", "tokenizer": "gpt2",
-        "task_infilling": 0.3, "task_recall": 0.1,
+        "task_infilling": 0.3, "task_recall": 0.1, "task_masked_only": True,
     },
     # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4
     "decoder": MEMFORMER | ON_A_GPU | {  # 3 GB
-        "encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4,
+        "encoder_layers": 0, "decoder_layers": 12, "slot_value": "projected",
+        "steps": 150_000, "horizon": 4,
     },
     "recall": RECALL | ASSOCIATION | {
         "steps": 3000, "batch": 32, "horizon": 13, "learning_rate": 2e-3,

@@ -1,6 +1,7 @@
 """The training tasks: what is masked, and which lane predicts what."""
 
 import collections
+import dataclasses
 import itertools
 
 import numpy as np
@@ -31,7 +32,8 @@ def test_masked_texts_equal_the_references(n, masked, span, seed):
     text = np.random.default_rng(seed).integers(256, size=n)
     ours = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
     theirs = ref.mask_spans(text, MASK, masked, span, np.random.default_rng(seed))
-    assert ours.tolist() == theirs.tolist()
+    for field, other in zip(ours, theirs, strict=True):  # what is left, what was masked
+        assert field.tolist() == other.tolist()
 
 
 @given(
@@ -45,7 +47,9 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     budget = round(masked * n)
     text = 1000 + np.arange(n)  # each token shows its position
     lengths = span_lengths(budget, span, np.random.default_rng(seed))
-    out = mask_spans(text, MASK, np.random.default_rng(seed), masked, span).tolist()
+    out, gone = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
+    out = out.tolist()
+    assert text[~gone].tolist() == [token for token in out if token != MASK]
     assert sum(lengths) == budget
     assert min(lengths, default=0) >= 0
     assert len(out) == n - budget + len(lengths)
@@ -138,6 +142,29 @@ def check_task(segment, expected, lane, history):
     else:
         assert reading == previous
         assert readable.all()
+
+
+def test_infilling_may_predict_the_masked_tokens_alone():
+    """Section 2.3: "The model needs to predict these masked tokens". By default it predicts all."""
+    config = TaskConfig(infilling=0.5, recall=0.3, masked_only=True)
+    _, rollouts = dealt(config, LENGTHS, 8)
+    _, of_all = dealt(dataclasses.replace(config, masked_only=False), LENGTHS, 8)
+    infilled = 0
+    chain = itertools.chain.from_iterable
+    for segment, whole in zip(chain(rollouts), chain(of_all), strict=True):
+        for ours, alike in zip(segment.task, whole.task, strict=True):
+            assert torch.equal(ours, alike), "only what is scored changes"
+        for lane, kind in enumerate(segment.task.kind.tolist()):
+            scored = segment.scored[lane]
+            if kind != TASKS.index("infilling"):
+                assert torch.equal(scored, whole.scored[lane])
+                continue
+            infilled += 1
+            readable = segment.task.readable[lane]
+            seen = segment.task.reading[lane][readable]
+            assert segment.targets[lane][~scored].tolist() == seen[seen != MASK].tolist()
+            assert int(scored.sum()) == 2, "round(0.3 * 8)"
+    assert infilled > 3
 
 
 def test_shares_are_as_configured():

@@ -8,8 +8,9 @@ VARIANTS = {
     "encoder-decoder": {},
     "encoder-decoder-clipped": {"max_distance": 2},
     "encoder-decoder-xl": {"positions": "transformer_xl"},
+    "encoder-decoder-projected": {"slot_value": "projected"},
     "decoder-only": {"encoder_layers": 0},
-    "decoder-only-clipped": {"encoder_layers": 0, "max_distance": 1},
+    "decoder-only-clipped": {"encoder_layers": 0, "max_distance": 1, "slot_value": "projected"},
     "decoder-only-xl": {"encoder_layers": 0, "positions": "transformer_xl", "decoder_layers": 2},
     "one-token": {"segment": 1},
     "one-slot": {"slots": 1, "encoder_layers": 1, "decoder_layers": 1},
@@ -17,7 +18,7 @@ VARIANTS = {
 }
 KINDS = ("encoder-decoder", "decoder-only")
 MORE_KINDS = ("encoder-decoder-xl", "decoder-only-xl")
-OTHER_TYPES = ("encoder-decoder-xl", "one-slot")
+OTHER_TYPES = ("encoder-decoder-projected", "one-slot")
 NO_CHOICE = ("one-token", "one-slot")
 
 CARRIED = ("memory",)

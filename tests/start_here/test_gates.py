@@ -17,6 +17,7 @@ never to another slot. The softmax of the scores says how much of the slot stays
 much of each token's value is written.
 """
 
+import dataclasses
 from itertools import product
 from math import exp, sqrt, tanh
 from typing import NamedTuple
@@ -130,7 +131,7 @@ def test_a_gates_gradient_is_its_derivative(gate, seed, size):
 
 # ----------------------------------------------------------------------------
 # the slots of Memformer
-def next_slot(p, slot, normal_slot, normal_tokens, head):
+def next_slot(p, own_value, normal_slot, normal_tokens, head):
     """One head's part (D/H,) of a slot's next value; the slot attends to itself and to tokens."""
     rows = slice(E * head, E * (head + 1))  # the head's part of queries and keys
     part = slice(D // H * head, D // H * (head + 1))  # and of values
@@ -144,48 +145,58 @@ def next_slot(p, slot, normal_slot, normal_tokens, head):
         return p["value"][part] @ token + p["value_bias"][part]
 
     scores = [score(normal_slot), *(score(token) for token in normal_tokens)]
-    values = [slot[part], *(value(token) for token in normal_tokens)]  # its own value is itself
+    values = [own_value[part], *(value(token) for token in normal_tokens)]
     weights = [exp(score) / sum(map(exp, scores)) for score in scores]  # softmax
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def draw_slots(seed):
+def draw_slots(seed, slot_value):
     """(PyTorch's module, its parameters, slots (B, S, D), tokens (B, N, D)), all random."""
     rng = np.random.default_rng(seed)
-    writer = Writer(D, H, E).double()
+    writer = Writer(D, H, E, slot_value).double()
     p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
     slots = rng.standard_normal((B, S, D))
     tokens = rng.standard_normal((B, N, D))
     return loaded(writer, p), p, slots, tokens
 
 
-@given(seed=SEEDS)
-def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
-    """Section 2.2.3: if a slot attends only to itself, its information does not change."""
-    writer, p, slots, tokens = draw_slots(seed)
+@given(seed=SEEDS, slot_value=st.sampled_from(memformer.SLOT_VALUES))
+def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
+    """Section 2.2.3: if a slot attends only to itself, its information does not change.
+
+    So its own value is the slot; or it is projected, which the same section says too.
+    """
+    config = dataclasses.replace(CONFIG, slot_value=slot_value)
+    writer, p, slots, tokens = draw_slots(seed, slot_value)
     normal_slots, _ = memformer.layer_norm_forward(p, "memory_norm", slots)
     normal_tokens, _ = memformer.layer_norm_forward(p, "norm", tokens)
     expected = np.empty((B, S, H, D // H))
     for b, s, head in product(range(B), range(S), range(H)):
-        expected[b, s, head] = next_slot(p, slots[b, s], normal_slots[b, s], normal_tokens[b], head)
+        normal = normal_slots[b, s]
+        own_value = slots[b, s]
+        if slot_value == "projected":
+            own_value = p["value"] @ normal + p["value_bias"]
+        expected[b, s, head] = next_slot(p, own_value, normal, normal_tokens[b], head)
     expected = expected.reshape(B, S, D)  # heads beside each other
 
-    by_numpy, _ = memformer.slot_attention_forward(p, CONFIG, slots, tokens, None)
+    by_numpy, _ = memformer.slot_attention_forward(p, config, slots, tokens, None)
     compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED)
     by_torch = writer(torch.tensor(slots), torch.tensor(tokens))
     compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)
 
 
-def test_the_slots_gradient_is_their_derivative():
+@pytest.mark.parametrize("slot_value", memformer.SLOT_VALUES)
+def test_the_slots_gradient_is_their_derivative(slot_value):
     """The backward pass by hand, of slots, tokens and every parameter."""
-    _, p, slots, tokens = draw_slots(0)
+    config = dataclasses.replace(CONFIG, slot_value=slot_value)
+    _, p, slots, tokens = draw_slots(0, slot_value)
     dout = np.random.default_rng(1).standard_normal((B, S, D))
-    _, cache = memformer.slot_attention_forward(p, CONFIG, slots, tokens, None)
-    dslots, dtokens, grads = memformer.slot_attention_backward(CONFIG, dout, cache)
+    _, cache = memformer.slot_attention_forward(p, config, slots, tokens, None)
+    dslots, dtokens, grads = memformer.slot_attention_backward(config, dout, cache)
 
     def objective(moved):
         out, _ = memformer.slot_attention_forward(
-            moved, CONFIG, moved["slots"], moved["tokens"], None
+            moved, config, moved["slots"], moved["tokens"], None
         )
         return (out * dout).sum()
 
