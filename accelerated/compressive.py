@@ -17,16 +17,16 @@ from torch.nn import functional
 from accelerated.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
-    Declared,
+    NORM_EPSILON,
     LayerNorm,
     Layers,
-    at_least_float32,
     look_up,
     merge_heads,
     parameter,
     project,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
+from accelerated.compression import COMPRESSIONS, ERRORS, MostUsed
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.compressive import Config, init_params
 
@@ -38,111 +38,20 @@ class State(NamedTuple):
     compressed: Tensor  # (B, L, C, D)
 
 
-class Compression(Declared):
-    """A compression function f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D).
-
-    `forward` takes them, and of each its mean attention, usage (B, N).
-    """
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.config = config
-        self.rate = config.compression_rate
-        self.declare_weights(config.width)
-        if config.compression_loss == "auto_encoding":
-            self.decoder = parameter(self.rate * config.width, config.width)  # g, (cD, D)
-
-    def declare_weights(self, width: int) -> None:
-        """Declare the parameters of f_c; pooling has none."""
-
-    def grouped(self, evicted: Tensor) -> Tensor:
-        """Every c rows of evicted (B, N, D) as a group, (B, N/c, c, D)."""
-        return evicted.unflatten(1, (-1, self.rate))
-
-    def reconstructed(self, new: Tensor) -> Tensor:
-        """The evicted rows (B, N, D) as the decoder makes them from the compressed (B, N/c, D)."""
-        rows = functional.linear(new, self.decoder)  # (B, N/c, cD)
-        return rows.view(len(new), -1, self.config.width)
-
-
-class MaxPooling(Compression):
-    """Feature by feature the largest of c rows."""
-
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        return self.grouped(evicted).amax(2)
-
-
-class MeanPooling(Compression):
-    """The mean of c rows."""
-
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        return self.grouped(evicted).mean(2)
-
-
-class MostUsed(Compression):
-    """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
-
-    def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:
-        _, length, width = evicted.shape
-        by_usage = usage.argsort(dim=1, descending=True, stable=True)  # (B, N)
-        kept = by_usage[:, : length // self.rate].sort(1).values  # (B, N/c)
-        return evicted.gather(1, kept[:, :, None].expand(-1, -1, width))
-
-
-class Conv(Compression):
-    """A convolution with kernel and stride c: c rows are concatenated, then one matrix."""
-
-    def declare_weights(self, width: int) -> None:
-        self.weight = parameter(width, self.rate * width)  # (D, cD)
-
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        return functional.linear(self.grouped(evicted).flatten(2), self.weight)
-
-
-class DilatedConv(Compression):
-    """A convolution with kernel 2 and a ReLU for each dilation, then a Conv."""
-
-    def declare_weights(self, width: int) -> None:
-        for dilation in self.config.dilations:
-            self.register_parameter(f"dilated_{dilation}", parameter(width, 2 * width))  # (D, 2D)
-        self.weight = parameter(width, self.rate * width)  # (D, cD)
-
-    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
-        x = evicted
-        for dilation in self.config.dilations:
-            # x_{i - dilation}, zeros before the first row
-            earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]
-            pairs = torch.cat([earlier, x], -1)  # (B, N, 2D)
-            x = torch.relu(functional.linear(pairs, getattr(self, f"dilated_{dilation}")))
-        return functional.linear(self.grouped(x).flatten(2), self.weight)
-
-
-COMPRESSIONS = {
-    "max_pooling": MaxPooling,
-    "mean_pooling": MeanPooling,
-    "conv": Conv,
-    "dilated_conv": DilatedConv,
-    "most_used": MostUsed,
-}
-
-
-def mean_square(x: Tensor, y: Tensor) -> Tensor:
-    """The mean of (x - y)^2, in float32 or better."""
-    return functional.mse_loss(at_least_float32(x), at_least_float32(y))
-
-
 class Layer(Recomputable):
     """A layer (Algorithm 1): attention, feed-forward, update of memories.
 
-    Its keys are [compressed memory | memory | segment], K = C + M + N.
+    Its keys are [compressed memory | memory | segment], K = C + M + N. `number` counts from 0.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, number: int):
         super().__init__()
         width = config.width
         heads = config.heads
         inner = heads * config.head_width
         self.config = config
+        self.memory_rows, self.compressed_rows = config.rows_of(number)  # M, C of this layer
+        self.own_distances = config.authors_code and self.compressed_rows > 0  # decision 6
         self.simplified = config.positions == "simplified"
         self.query = parameter(inner, width)  # (HE, D)
         self.key = parameter(inner, width)  # (HE, D)
@@ -156,22 +65,27 @@ class Layer(Recomputable):
             self.distance_key = parameter(inner, width)  # (HE, D), W_R
             self.content_bias = parameter(heads, config.head_width)  # (H, E), u
             self.distance_bias = parameter(heads, config.head_width)  # (H, E), v
+        if self.own_distances:
+            self.compressed_distance_key = parameter(inner, width)  # (HE, D)
+            self.compressed_distance_bias = parameter(heads, config.head_width)  # (H, E)
         self.output = parameter(width, inner)  # (D, HE)
-        self.norm = LayerNorm(width)
+        self.output_bias = parameter(width) if config.authors_code else None  # (D,)
+        epsilon = 1e-5 if config.authors_code else NORM_EPSILON
+        self.norm = LayerNorm(width, epsilon)
         self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
         self.mlp_hidden_bias = parameter(config.feed_forward)  # (F,)
         self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
         self.mlp_output_bias = parameter(width)  # (D,)
-        self.mlp_norm = LayerNorm(width)
+        self.mlp_norm = LayerNorm(width, epsilon)
         compression = COMPRESSIONS[config.compression]
-        self.compression = compression(config) if config.compressed_memory else None
+        self.compression = compression(config) if self.compressed_rows else None
 
     def forward(
         self,
         h: Tensor,
         memory: Tensor,
         compressed: Tensor,
-        sinusoids: Tensor | None,
+        sinusoids: tuple[Tensor, ...],
         memory_only: bool = False,
         no_output: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -190,8 +104,8 @@ class Layer(Recomputable):
 
         # Algorithm 1, lines 5 to 11
         query, key, value = self.project(h, torch.cat([compressed, memory], 1))
-        distance_key = self.project_distances(sinusoids)
-        attended, usage = self.attend(query, key, value, distance_key, measure)
+        distances = self.project_distances(sinusoids)
+        attended, usage = self.attend(query, key, value, distances, measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
 
         loss = None
@@ -221,37 +135,69 @@ class Layer(Recomputable):
         """
         return project(remembered, self.config.heads, [self.key, self.value])
 
-    def project_distances(self, sinusoids: Tensor | None) -> Tensor:
-        """r from far to near: W_R times sinusoids (K, D), (H, K, E).
+    def project_distances(self, sinusoids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """(r,) from far to near: W_R times sinusoids (K, D), (H, K, E).
 
-        Simplified positions are (H, R, E), the same for all heads.
+        Simplified positions are (H, R, E), the same for all heads. If the compressed rows have
+        distances of their own, r has M + N rows, and their own r, of C + N rows, follows.
         """
-        if sinusoids is None:
-            keys = self.config.compressed_memory + self.config.memory + self.config.segment
-            positions = self.positions[:keys].flip(0)  # as many as there are, from far to near
-            return positions.expand(self.config.heads, -1, -1)
-        [distance_key] = project(sinusoids[None], self.config.heads, [self.distance_key])
+        before = self.compressed_rows + self.memory_rows
+        if self.simplified:
+            # as many as there are, from far to near
+            positions = self.positions[: before + self.config.segment].flip(0)
+            return (positions.expand(self.config.heads, -1, -1),)
+        if not self.own_distances:
+            return (self.distance_keys(sinusoids[0], before, self.distance_key),)
+        return (
+            self.distance_keys(sinusoids[0], self.memory_rows, self.distance_key),
+            self.distance_keys(sinusoids[1], self.compressed_rows, self.compressed_distance_key),
+        )
+
+    def distance_keys(self, sinusoids: Tensor, before: int, weight: Tensor) -> Tensor:
+        """r (H, before + N, E) of the nearest distances."""
+        rows = sinusoids[-before - self.config.segment :]
+        [distance_key] = project(rows[None], self.config.heads, [weight])
         return distance_key[0]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor, measure: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        distances: tuple[Tensor, ...],
+        measure: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
         if self.simplified:
             value = value + self.value_bias[:, None]
             biases = (self.query_bias, self.query_bias)
         else:
-            biases = (self.content_bias, self.distance_bias)
+            biases = self.distance_biases()[:2]
         dropout = self.config.dropout if self.training else 0.0
-        given = (query, key, value, distance_key, *biases)
-        return relative_attention(*given, dropout, measure, in_values=self.simplified)
+        own = (distances[1], self.distance_biases()[2]) if self.own_distances else None
+        given = (query, key, value, distances[0], *biases)
+        return relative_attention(*given, dropout, measure, in_values=self.simplified, own=own)
+
+    def distance_biases(self) -> tuple[Tensor, ...]:
+        """u and v (H, E), and the compressed rows' own v if they have one.
+
+        The authors add them to scaled queries, so that they are not divided by sqrt(E).
+        """
+        biases = [self.content_bias, self.distance_bias]
+        if self.own_distances:
+            biases.append(self.compressed_distance_bias)
+        if self.config.authors_code:
+            biases = [bias * self.config.head_width**0.5 for bias in biases]
+        return tuple(biases)
 
     def mix(self, h: Tensor, attended: Tensor) -> Tensor:
         """The next layer's input from h (B, N, D) and attended (B, H, N, E)."""
-        out = functional.linear(merge_heads(attended), self.output)
+        out = functional.linear(merge_heads(attended), self.output, self.output_bias)
         a = self.norm(self.dropout(out) + h)  # Algorithm 1, line 7
         hidden = functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
         hidden = torch.relu(hidden)
+        if self.config.authors_code:
+            hidden = self.dropout(hidden)
         out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
         return self.mlp_norm(self.dropout(out) + a)  # line 12
 
@@ -274,7 +220,7 @@ class Layer(Recomputable):
             return next_memory, compressed.detach(), evicted, None
 
         if usage is not None:  # that of the evicted rows, which follow the compressed ones
-            first = self.config.compressed_memory
+            first = self.compressed_rows
             usage = usage[:, first : first + length]
         new = self.compression(evicted, usage)  # line 9
         next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]  # line 11
@@ -289,26 +235,27 @@ class Layer(Recomputable):
         if self.config.compression_loss == "attention_reconstruction":
             return self.attention_reconstruction(query, key, value, new)
         if self.config.compression_loss == "auto_encoding" and self.compression is not None:
-            return mean_square(self.compression.reconstructed(new), evicted)  # section 3.2
+            error = ERRORS[self.config.compression_error]
+            return error(self.compression.reconstructed(new), evicted)  # section 3.2
         return None
 
     def attention_reconstruction(
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
-        """Algorithm 2: the mean squared difference of attention over the evicted rows and over new.
+        """Algorithm 2: the error of attention over new, of which the evicted rows are the target.
 
         It is attention by content alone. In key and value (B, H, K, E) the evicted rows follow the
         compressed ones; new is (B, N/c, D). Only new gets gradient: query, key, value and the
         attention's parameters are detached.
         """
-        first = self.config.compressed_memory
+        first = self.compressed_rows
         evicted = slice(first, first + self.config.segment)
         with torch.no_grad():
             target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
         matrices = [self.key.detach(), self.value.detach()]
         new_key, new_value = project(new, self.config.heads, matrices)
         out = content_attention(query.detach(), new_key, new_value)
-        return mean_square(out, target)
+        return ERRORS[self.config.compression_error](out, target)
 
 
 class Compressive(Model):
@@ -328,7 +275,7 @@ class Compressive(Model):
         self.tails = Layers(tails)
         if config.cutoffs:
             self.clusters = parameter(len(tails), width)  # (tails, D)
-        self.layers = Layers(Layer(config) for _ in range(config.layers))
+        self.layers = Layers(Layer(config, number) for number in range(config.layers))
 
         sinusoids = None
         if config.positions == "transformer_xl":
@@ -361,35 +308,66 @@ class Compressive(Model):
         """
         self.check(tokens, state)
         h = self.look_up(tokens)  # (B, N, D)
+        sinusoids = self.dropped_sinusoids()
         memories = []
         compresseds = []
         auxiliary = {}
         for index, layer in enumerate(self.layers):
-            remembered = (state.memory[:, index], state.compressed[:, index])
+            remembered = self.rows_of(state, index)
             no_output = memory_only and index == len(self.layers) - 1
-            h, memory, compressed, loss = layer(
-                h, *remembered, self.sinusoids, memory_only, no_output
-            )
+            h, memory, compressed, loss = layer(h, *remembered, sinusoids, memory_only, no_output)
             memories.append(memory)
             compresseds.append(compressed)
             if loss is not None:
                 auxiliary[f"layers.{index}.compression"] = loss
-        next_state = State(torch.stack(memories, 1), torch.stack(compresseds, 1))
+        next_state = self.state_of(memories, compresseds)
         return Reading(h * self.config.width**-0.5, next_state, auxiliary)
+
+    def dropped_sinusoids(self) -> tuple[Tensor, ...]:
+        """Sinusoids (K, D) of all distances; with authors_code a second time, and with dropout.
+
+        The second ones are for compressed memory's own distances. All layers share both.
+        """
+        if self.sinusoids is None:
+            return ()
+        if not self.config.authors_code:
+            return (self.sinusoids,)
+        c = self.config
+        own = self.sinusoids[-c.compressed_memory - c.segment :]
+        rows = (self.sinusoids, own)
+        return tuple(functional.dropout(part, c.dropout, self.training) for part in rows)
+
+    def rows_of(self, state: State, number: int) -> tuple[Tensor, Tensor]:
+        """A layer's memory (B, M, D) and compressed memory (B, C, D): the last rows of its own."""
+        layer = self.layers[number]
+        memory = state.memory[:, number, self.config.memory - layer.memory_rows :]
+        first = self.config.compressed_memory - layer.compressed_rows
+        return memory, state.compressed[:, number, first:]
+
+    def state_of(self, memories: list[Tensor], compresseds: list[Tensor]) -> State:
+        """The State of each layer's memories; zeros stand before a layer's fewer rows."""
+        c = self.config
+        memories = [rows_at_end(rows, c.memory) for rows in memories]
+        compresseds = [rows_at_end(rows, c.compressed_memory) for rows in compresseds]
+        return State(torch.stack(memories, 1), torch.stack(compresseds, 1))
 
     def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits and compression losses."""
         return self.read(tokens, state, memory_only=True).state
 
     def usage(self, tokens: Tensor, state: State) -> Tensor:
-        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
+        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K).
+
+        All layers must have as many rows.
+        """
         h = self.look_up(tokens)
+        sinusoids = self.dropped_sinusoids()
         usages = []
         for index, layer in enumerate(self.layers):
-            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
-            projected = layer.project(h, remembered)
-            distance_key = layer.project_distances(self.sinusoids)
-            attended, usage = layer.attend(*projected, distance_key, measure=True)
+            memory, compressed = self.rows_of(state, index)
+            projected = layer.project(h, torch.cat([compressed, memory], 1))
+            distances = layer.project_distances(sinusoids)
+            attended, usage = layer.attend(*projected, distances, measure=True)
             usages.append(usage)
             h = layer.mix(h, attended)
         return torch.stack(usages, 1)
@@ -428,5 +406,13 @@ class Compressive(Model):
         memories = f"{c.memory}"
         if c.compressed_memory:
             memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
-        temporal_range = f"{c.layers} layers x ({memories}) = {c.temporal_range:,} tokens"
+        most = "at most " if c.memories or c.compressed_memories else ""
+        layers = f"{c.layers} layers x {most}({memories})"
+        temporal_range = f"{layers} = {c.temporal_range:,} tokens"
         return f"temporal range {temporal_range}, and segments of {c.segment}"
+
+
+def rows_at_end(rows: Tensor, count: int) -> Tensor:
+    """rows (B, n, D) with zeros before them, (B, count, D)."""
+    missing = count - rows.shape[1]
+    return functional.pad(rows, (0, 0, missing, 0)) if missing else rows

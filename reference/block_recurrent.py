@@ -794,10 +794,10 @@ def merge_heads(x):
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
-def layer_norm_forward(p, name, x):
+def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normal = centred * inverse
     scale = p[f"{name}.scale"]
     y = normal * scale + p[f"{name}.bias"]

@@ -18,7 +18,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     state.compressed   compressed older inputs, per layer             cm_t     (B, L, C, D)
     source             [compressed | memory | h], K = C + M + N rows           (B, K, D)
     evicted            the N rows that fall out of memory             old_mem  (B, N, D)
-    new                evicted, compressed                            new_cm   (B, N/c, D)
+    new                evicted, compressed                            new_cm   (B, floor(N/c), D)
     COMPRESSIONS       the compression functions                      f_c
     distance_key       parameter; sinusoids of distances through it   W_R      (HE, D); (H, K, E)
     content_bias, distance_bias    Transformer-XL's global biases     u, v     (H, E)
@@ -52,11 +52,13 @@ class Config:
         segment: N, tokens in a segment (n_s)
         memory: M, past positions whose uncompressed inputs each layer keeps (n_m)
         compressed_memory: C, compressed rows that each layer keeps (n_cm); 0 gives Transformer-XL
-        compression_rate: c, rows that are compressed into one; divides the segment
+        compression_rate: c, rows that are compressed into one; the newest N mod c of a segment are
+            cut off
         compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling,
             most_used (section 3.2)
         compression_loss: loss that trains the compression, attention_reconstruction,
             auto_encoding, bptt (the task loss) or none
+        compression_error: what that loss makes of a difference, mean_square or norm (Alg. 2, l.8)
         dilations: rates of dilated_conv's layers
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
@@ -64,6 +66,10 @@ class Config:
         cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none
             for one tied embedding
         div_value: by how much each tail's embedding is narrower than the one before it
+        memories: how many of the M rows each layer has, the first layer first; none for all
+        compressed_memories: the same of the C rows
+        authors_code: where the paper is silent, what its authors' code does (decisions 6, 8, 12,
+            13)
     """
 
     vocabulary: int = 256
@@ -78,12 +84,16 @@ class Config:
     compression_rate: int = 4
     compression: str = "conv"
     compression_loss: str = "attention_reconstruction"
+    compression_error: str = "mean_square"
     dilations: tuple[int, ...] = (1, 2, 4)
     positions: str = "transformer_xl"
     max_distance: int = 64
     dropout: float = 0.0
     cutoffs: tuple[int, ...] = ()
     div_value: int = 4
+    memories: tuple[int, ...] = ()
+    compressed_memories: tuple[int, ...] = ()
+    authors_code: bool = False
 
     def __post_init__(self):
         check_config(self)
@@ -93,10 +103,26 @@ class Config:
         """(first id, first id beyond) of the words of `embedding` and of each tail."""
         return list(pairwise((0, *self.cutoffs, self.vocabulary)))
 
+    def rows_of(self, layer):
+        """(M, C) of a layer, counted from 0."""
+        memory = self.memories[layer] if self.memories else self.memory
+        if self.compressed_memories:
+            return memory, self.compressed_memories[layer]
+        return memory, self.compressed_memory
+
+    @property
+    def new_rows(self):
+        """How many rows the N evicted rows become: floor(N / c)."""
+        rows = self.segment
+        if self.authors_code and self.compression == "dilated_conv":
+            rows -= sum(self.dilations)  # decision 8: not padded
+        return rows // self.compression_rate
+
     @property
     def temporal_range(self):
         """The paper's temporal range in tokens, l (n_m + c n_cm), without the segments (3.3)."""
-        return self.layers * (self.memory + self.compression_rate * self.compressed_memory)
+        rows = [self.rows_of(layer) for layer in range(self.layers)]
+        return sum(memory + self.compression_rate * compressed for memory, compressed in rows)
 
 
 class State(NamedTuple):
@@ -115,7 +141,7 @@ def remember_forward(p, config, h, memory, compressed, weights):
     compression's parameters. Also returns (evicted, new) and the cache, both None if C = 0.
     """
     n = h.shape[1]
-    c = config.compressed_memory  # C, not the rate
+    c = compressed.shape[1]  # C, not the rate
     # stop: memory and what is evicted are data (decision 2: inputs without gradient)
     queue = np.concatenate([memory, h], axis=1)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
@@ -140,7 +166,7 @@ def remember_backward(config, dnext_compressed, cache):
         # compression objective" (3.2)
         return np.zeros_like(dnext_compressed), {}
     batch, c, d = dnext_compressed.shape
-    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # rows that fell out
+    oldest = np.zeros((batch, config.new_rows, d))  # rows that fell out
     dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
     dcompressed = dqueue[:, :c]
     dnew = dqueue[:, c:]
@@ -151,24 +177,42 @@ def remember_backward(config, dnext_compressed, cache):
 
 def conv_forward(p, config, evicted, usage):
     """Convolution with kernel and stride c (decision 7: no bias anywhere)."""
-    batch, _, d = evicted.shape
-    flat = evicted.reshape(batch, -1, config.compression_rate * d)  # c rows end to end
+    groups, n = groups_forward(evicted, config.compression_rate)
+    flat = groups.reshape(*groups.shape[:2], -1)  # c rows end to end
     new, linear_cache = linear_forward(flat, p["weight"])  # (B, N/c, cD) to (B, N/c, D)
-    return new, (linear_cache, evicted.shape)
+    return new, (linear_cache, groups.shape, n)
 
 
 # y = W x, x the c rows end to end: dx = W^T dy, dW = sum of dy x^T
 def conv_backward(dnew, cache):
     """Gradients of evicted and of the weight."""
-    linear_cache, shape = cache
+    linear_cache, shape, n = cache
     dflat, dweight = linear_backward(dnew, linear_cache)
-    return dflat.reshape(shape), {"weight": dweight}
+    return groups_backward(dflat.reshape(shape), n), {"weight": dweight}
+
+
+def groups_forward(rows, c):
+    """Every c of the rows (B, n, D) as a group (B, n/c, c, D), and n.
+
+    The newest n mod c rows are cut off (decision 7: floor).
+    """
+    batch, n, d = rows.shape
+    count = n // c
+    return rows[:, : count * c].reshape(batch, count, c, d), n
+
+
+# groups are copies of rows: drow = dgroup at its place, 0 for what was cut off
+def groups_backward(dgroups, n):
+    """The rows (B, n, D) of the groups put back in their places, and zeros after them."""
+    batch, count, c, d = dgroups.shape
+    return np.pad(dgroups.reshape(batch, count * c, d), ((0, 0), (0, n - count * c), (0, 0)))
 
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
     """The loss of one layer: what attention finds in new, less what it finds in evicted (Alg. 2).
 
-    The mean of its squares over lanes, heads, queries, E (decision 10: mean squares per head).
+    By default it is the mean square over lanes, heads, queries, E (decision 10: mean squares per
+    head).
     """
     # stop: h, evicted and the attention parameters are data (l.3-5); l.7 is in remember_forward
     query, _ = project_heads_forward(h, p["query"], config.heads)
@@ -179,21 +223,38 @@ def attention_reconstruction_forward(p, config, h, evicted, new):
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
     out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    difference = out - target
-    loss = (difference**2).mean()  # l.8
-    return loss, (difference, attention_cache, key_cache, value_cache)
+    loss, error_cache = error_forward(config, out - target)  # l.8
+    return loss, (error_cache, attention_cache, key_cache, value_cache)
 
 
-# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size,
-# dnew = dk W_k + dx W_x
+# loss = error(y - target), y = attention over new: dy = error', dnew = dk W_k + dx W_x
 def attention_reconstruction_backward(dloss, cache):
     """Gradient of new; none of the attention parameters."""
-    difference, attention_cache, key_cache, value_cache = cache
-    dout = dloss * 2 * difference / difference.size
+    error_cache, attention_cache, key_cache, value_cache = cache
+    dout = error_backward(dloss, error_cache)
     dkey, dvalue = content_attention_backward(dout, attention_cache)
     dnew_by_key, _ = project_heads_backward(dkey, key_cache)
     dnew_by_value, _ = project_heads_backward(dvalue, value_cache)
     return dnew_by_key + dnew_by_value, {}
+
+
+def error_forward(config, difference):
+    """The mean square of a difference (B, ...), or the mean over lanes of its norm (Alg. 2, l.8)."""
+    if config.compression_error == "mean_square":
+        return (difference**2).mean(), (difference, None)
+    axes = tuple(range(1, difference.ndim))
+    norms = np.sqrt((difference**2).sum(axes, keepdims=True))  # (B, 1, ...)
+    return norms.mean(), (difference, norms)
+
+
+# loss = mean(x^2): dx = 2 x / size; loss = |x|: dx = x / |x|, over the lanes,
+# and 0 at x = 0, where it has no derivative (decision 10)
+def error_backward(dloss, cache):
+    """Gradient of the difference."""
+    difference, norms = cache
+    if norms is None:
+        return dloss * 2 * difference / difference.size
+    return dloss * difference / (np.where(norms > 0, norms, 1.0) * len(norms))
 
 
 # ----------------------------------------------------------------------------
@@ -218,21 +279,23 @@ def forward(params, config, tokens, state, rng=None):
         )
     # (B, N, D), Alg. 1, l.3
     h, embedding_cache = adaptive_embedding_forward(params, config, tokens)
+    sinusoids = sinusoids_of(config, rng)
     next_state = State(*map(np.zeros_like, state))
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
-        memory = state.memory[:, layer]
-        compressed = state.compressed[:, layer]
-        remembered = np.concatenate([compressed, memory], axis=1)  # l.5
-        y, weights, layer_cache = layer_forward(p, config, h, remembered, rng)
+        m, c = config.rows_of(layer)
+        memory = state.memory[:, layer, config.memory - m :]
+        compressed = state.compressed[:, layer, config.compressed_memory - c :]
+        remembered = (compressed, memory)  # l.5
+        y, weights, layer_cache = layer_forward(p, config, h, remembered, rng, sinusoids)
 
         compression = subtree(p, "compression.")
         next_memory, next_compressed, pair, compression_cache = remember_forward(
             compression, config, h, memory, compressed, weights
         )
-        next_state.memory[:, layer] = next_memory
-        next_state.compressed[:, layer] = next_compressed
+        next_state.memory[:, layer, config.memory - m :] = next_memory
+        next_state.compressed[:, layer, config.compressed_memory - c :] = next_compressed
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
 
@@ -264,13 +327,14 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dh = dx * config.width**-0.5
     for layer in reversed(range(config.layers)):
         layer_cache, compression_cache, _, _ = caches[layer]
+        m, c = config.rows_of(layer)
+        first = config.compressed_memory - c  # before it are rows that the layer has not
         dcompressed, dcompression = remember_backward(
-            config, dnext_state.compressed[:, layer], compression_cache
+            config, dnext_state.compressed[:, layer, first:], compression_cache
         )
         dh, dremembered, dlayer = layer_backward(config, dh, layer_cache)
-        dcompressed_read = dremembered[:, : config.compressed_memory]
-        dstate.compressed[:, layer] = dcompressed_read + dcompressed
-        dstate.memory[:, layer] = dremembered[:, config.compressed_memory :]
+        dstate.compressed[:, layer, first:] = dremembered[:, :c] + dcompressed
+        dstate.memory[:, layer, config.memory - m :] = dremembered[:, c:]
         grads |= prefixed(f"layers.{layer}.", dlayer)
         grads |= prefixed(f"layers.{layer}.compression.", dcompression)
     # the tied embedding's second gradient
@@ -286,7 +350,7 @@ def auxiliary_forward(params, config, cache):
 
     cache is forward's. Both are empty if the compression has no loss of its own.
     """
-    if config.compressed_memory == 0 or config.compression_loss not in AUXILIARY:
+    if config.compression_loss not in AUXILIARY:
         return {}, []
     loss_forward, _ = AUXILIARY[config.compression_loss]
     _, layer_caches, _ = cache
@@ -294,17 +358,19 @@ def auxiliary_forward(params, config, cache):
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
-        _, compression_cache, h, (evicted, new) = layer_caches[layer]
-        loss, loss_cache = loss_forward(p, config, h, evicted, new)
+        _, compression_cache, h, pair = layer_caches[layer]
+        if pair is None:
+            continue  # no compressed memory
+        loss, loss_cache = loss_forward(p, config, h, *pair)
         losses[f"layers.{layer}.compression"] = loss
-        caches.append((compression_cache, loss_cache))
+        caches.append((layer, compression_cache, loss_cache))
     return losses, caches
 
 
 def auxiliary_backward(config, dloss, caches):
     """Gradients of the summed auxiliary losses: of the compression's parameters alone."""
     grads = {}
-    for layer, (compression_cache, loss_cache) in enumerate(caches):
+    for layer, compression_cache, loss_cache in caches:
         _, loss_backward = AUXILIARY[config.compression_loss]
         _, compress_backward = COMPRESSIONS[config.compression]
         dnew, dloss_params = loss_backward(dloss, loss_cache)
@@ -314,15 +380,18 @@ def auxiliary_backward(config, dloss, caches):
     return grads
 
 
-def layer_forward(p, config, h, remembered, rng):
+def layer_forward(p, config, h, remembered, rng, sinusoids):
     """The next layer's input, weights (B, H, N, K) and the cache (decision 1: norm after skip).
 
-    h (B, N, D) is the layer's input, remembered (B, C + M, D) its memories.
+    h (B, N, D) is the layer's input, remembered its compressed memory (B, C, D) and memory
+    (B, M, D). sinusoids are those of `sinusoids_of`.
     """
-    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
-    a, norm_cache = layer_norm_forward(p, "norm", attended + h)  # l.7
+    # Alg. 1, l.6
+    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng, sinusoids)
+    epsilon = 1e-5 if config.authors_code else NORM_EPSILON  # decision 12
+    a, norm_cache = layer_norm_forward(p, "norm", attended + h, epsilon)  # l.7
     mixed, mlp_cache = mlp_forward(p, config, a, rng)
-    y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a)  # l.12
+    y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a, epsilon)  # l.12
     return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
 
 
@@ -338,13 +407,20 @@ def layer_backward(config, dy, cache):
     return dattend_sum + dh, dremembered, grads | dattend | dnorm | dmlp_norm
 
 
-def attend_forward(p, config, h, remembered, rng):
+def attend_forward(p, config, h, remembered, rng, sinusoids):
     """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D); weights (B, H, N, K); the cache."""
-    source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
+    source = np.concatenate([*remembered, h], axis=1)  # (B, K, D)
     query, query_cache = project_heads_forward(h, p["query"], config.heads)
     key, key_cache = project_heads_forward(source, p["key"], config.heads)
     value, value_cache = project_heads_forward(source, p["value"], config.heads)
-    distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
+    count = source.shape[1]
+    own = None
+    own_cache = None
+    if config.authors_code and remembered[0].shape[1]:
+        own, own_cache = own_distance_keys_forward(p, config, h, remembered[0], sinusoids[1])
+        count -= remembered[0].shape[1]
+    # (H, K, E)
+    distance_key, distance_cache = distance_keys_forward(p, config, count, sinusoids[0])
 
     simplified = config.positions == "simplified"
     if simplified:
@@ -354,13 +430,17 @@ def attend_forward(p, config, h, remembered, rng):
         biases = (p["query_bias"], p["query_bias"])
     else:
         biases = (p["content_bias"], p["distance_bias"])
+    if config.authors_code:
+        biases = [bias * config.head_width**0.5 for bias in biases]  # decision 6: not divided by it
     attended, attention_cache = relative_attention_forward(
-        query, key, value, distance_key, *biases, config.dropout, rng, simplified
+        query, key, value, distance_key, *biases, config.dropout, rng, simplified, own
     )
 
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
+    if config.authors_code:
+        out = out + p["output_bias"]  # decision 12
     out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
-    projection_caches = (query_cache, key_cache, value_cache, distance_cache)
+    projection_caches = (query_cache, key_cache, value_cache, distance_cache, own_cache)
     cache = (projection_caches, attention_cache, output_cache, dropout_mask)
     return out, attention_cache.weights, cache
 
@@ -370,8 +450,9 @@ def attend_forward(p, config, h, remembered, rng):
 def attend_backward(config, dout, cache):
     """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
     projection_caches, attention_cache, output_cache, dropout_mask = cache
-    query_cache, key_cache, value_cache, distance_cache = projection_caches
-    dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
+    query_cache, key_cache, value_cache, distance_cache, own_cache = projection_caches
+    dout = dropout_backward(dout, dropout_mask)
+    dattended, doutput = linear_backward(dout, output_cache)
     dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
         split_heads(dattended, config.heads), attention_cache
     )
@@ -382,6 +463,13 @@ def attend_backward(config, dout, cache):
             "key_bias": np.zeros_like(dbiases["content_bias"]),
             "value_bias": dvalue.sum((0, 2)),
         }
+    grads = {"output": doutput}
+    if config.authors_code:
+        down = dbiases.pop("own", None)
+        dbiases = {name: dbias * config.head_width**0.5 for name, dbias in dbiases.items()}
+        grads["output_bias"] = dout.sum((0, 1))
+        if down is not None:
+            grads |= own_distance_keys_backward(config, down, own_cache)
 
     # remembered rows count in the weights' gradient
     dh, dquery_weight = project_heads_backward(dquery, query_cache)
@@ -390,7 +478,7 @@ def attend_backward(config, dout, cache):
     ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
     dsource = dsource_by_key + dsource_by_value
     before = dsource.shape[1] - dh.shape[1]  # C + M
-    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "output": doutput}
+    grads |= {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight}
     return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
 
 
@@ -406,6 +494,7 @@ class AttentionCache(NamedTuple):
     dropped: np.ndarray  # weights after dropout
     dropout_mask: np.ndarray | None
     in_values: bool
+    own: tuple | None  # the cache of the compressed rows' own distances
 
 
 def relative_attention_forward(
@@ -418,18 +507,23 @@ def relative_attention_forward(
     rate=0.0,
     rng=None,
     in_values=False,
+    own=None,
 ):
     """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, (B, H, N, E) (Transformer-XL).
 
     Query i sees the keys j of [compressed | memory | segment] up to itself. query (B, H, N, E), key
     and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
     i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value
-    is x_j + r_{i-j}.
+    is x_j + r_{i-j}. own: distance_key and distance_bias of the compressed rows, if not those.
     """
     content_query = query + content_bias[:, None]  # for Transformer-XL's terms a and c
     distance_query = query + distance_bias[:, None]  # for b and d
     by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
     by_key, _ = relative_shift_forward(by_distance)
+    own_cache = None
+    if own is not None:
+        by_own, own_cache = own_distances_forward(query, *own)
+        by_key = np.concatenate([by_own, by_key], axis=-1)
     scores = content_query @ key.swapaxes(-1, -2) + by_key
     n, k = scores.shape[-2:]
     masked = np.where(causal_mask(n, k), scores * query.shape[-1] ** -0.5, -np.inf)
@@ -449,6 +543,7 @@ def relative_attention_forward(
         dropped,
         dropout_mask,
         in_values,
+        own_cache,
     )
     return out, cache
 
@@ -464,7 +559,8 @@ def relative_attention_backward(dout, cache):
         ddropped += relative_shift_forward(dout @ cache.distance_key.swapaxes(-1, -2))[0]
     dweights = dropout_backward(ddropped, cache.dropout_mask)
     dscores = softmax_backward(dweights, cache.weights) * dout.shape[-1] ** -0.5  # 0 where masked
-    dby_distance = relative_shift_backward(dscores, None)
+    compressed = dscores.shape[-1] - cache.distance_key.shape[1]  # C with own distances, else 0
+    dby_distance = relative_shift_backward(dscores[..., compressed:], None)
 
     dcontent = dscores @ cache.key  # of q + u, (B, H, N, E)
     ddistance = dby_distance @ cache.distance_key  # of q + v
@@ -474,7 +570,13 @@ def relative_attention_backward(dout, cache):
         weights_by_distance = relative_shift_backward(cache.dropped, None)
         ddistance_key += (weights_by_distance.swapaxes(-1, -2) @ dout).sum(0)
     dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
-    return dcontent + ddistance, dkey, dvalue, ddistance_key, dbiases
+    dquery = dcontent + ddistance
+    if cache.own is not None:
+        dquery_by_own, *dbiases["own"] = own_distances_backward(
+            dscores[..., :compressed], cache.own
+        )
+        dquery = dquery + dquery_by_own
+    return dquery, dkey, dvalue, ddistance_key, dbiases
 
 
 def relative_shift_forward(by_distance):
@@ -694,7 +796,24 @@ def distance_sinusoids(length, width):
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
 
-def distance_keys_forward(p, config, length):
+def sinusoids_of(config, rng):
+    """Sinusoids (K, D) of the distances of all keys, and of compressed memory's own; or None."""
+    if config.positions == "simplified":
+        return None, None
+    segment = config.segment
+    keys = config.compressed_memory + config.memory + segment
+    sinusoids = distance_sinusoids(keys, config.width)
+    if not config.authors_code:
+        return sinusoids, None
+    # decision 13: dropped once for all layers
+    of_keys, _ = dropout_forward(sinusoids, config.dropout, rng)
+    of_compressed, _ = dropout_forward(
+        sinusoids[-config.compressed_memory - segment :], config.dropout, rng
+    )
+    return of_keys, of_compressed
+
+
+def distance_keys_forward(p, config, length, sinusoids):
     """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R.
 
     The rows of R are those of simplified positions (decision 17: shared by heads).
@@ -703,7 +822,7 @@ def distance_keys_forward(p, config, length):
         rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
         shape = (config.heads, length, config.head_width)
         return np.broadcast_to(p["positions"][rows], shape), rows
-    sinusoids = distance_sinusoids(length, config.width)  # (K, D)
+    sinusoids = sinusoids[-length:]  # (K, D)
     distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)
     return distance_key[0], cache
 
@@ -759,10 +878,10 @@ def linear_backward(dy, cache):
     return dx, dweight
 
 
-def layer_norm_forward(p, name, x):
+def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normal = centred * inverse
     scale = p[f"{name}.scale"]
     y = normal * scale + p[f"{name}.bias"]
@@ -811,20 +930,25 @@ def dropout_backward(dy, dropout_mask):
 
 
 def mlp_forward(p, config, x, rng):
-    """dropout(W_2 relu(W_1 x + b_1) + b_2)"""
+    """dropout(W_2 relu(W_1 x + b_1) + b_2); authors_code drops after the relu too (decision 13)."""
     before, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
-    out, output_cache = linear_forward(hidden, p["mlp_output"])
+    dropped = hidden
+    hidden_mask = None
+    if config.authors_code:
+        dropped, hidden_mask = dropout_forward(hidden, config.dropout, rng)
+    out, output_cache = linear_forward(dropped, p["mlp_output"])
     out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
-    return out, (hidden_cache, hidden, output_cache, dropout_mask)
+    return out, (hidden_cache, hidden, hidden_mask, output_cache, dropout_mask)
 
 
 # relu passes the gradient if hidden > 0
 def mlp_backward(dout, cache):
     """Gradients of x and of the parameters."""
-    hidden_cache, hidden, output_cache, dropout_mask = cache
+    hidden_cache, hidden, hidden_mask, output_cache, dropout_mask = cache
     dout = dropout_backward(dout, dropout_mask)
-    dhidden, doutput = linear_backward(dout, output_cache)
+    ddropped, doutput = linear_backward(dout, output_cache)
+    dhidden = dropout_backward(ddropped, hidden_mask)
     dbefore = dhidden * (hidden > 0)
     dx, dweight = linear_backward(dbefore, hidden_cache)
     grads = {
@@ -880,33 +1004,33 @@ def max_pooling_forward(p, config, evicted, usage):
 
     usage (B, N), which every compression is given, is for most_used alone (3.2).
     """
-    batch, _, d = evicted.shape
-    parts = evicted.reshape(batch, -1, config.compression_rate, d)  # (B, N/c, c, D)
-    largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
-    new = np.take_along_axis(parts, largest, 2)[:, :, 0]
-    return new, (parts.shape, largest)
+    groups, n = groups_forward(evicted, config.compression_rate)  # (B, N/c, c, D)
+    largest = groups.argmax(2)[:, :, None]  # (B, N/c, 1, D)
+    new = np.take_along_axis(groups, largest, 2)[:, :, 0]
+    return new, (groups.shape, n, largest)
 
 
 # y = max over r of x_r: dx_r = dy at the row of the maximum, 0 elsewhere
 def max_pooling_backward(dnew, cache):
     """Gradient of evicted; there are no parameters."""
-    shape, largest = cache
-    dparts = np.zeros(shape)
-    np.put_along_axis(dparts, largest, dnew[:, :, None], 2)
-    return dparts.reshape(shape[0], -1, shape[3]), {}
+    shape, n, largest = cache
+    dgroups = np.zeros(shape)
+    np.put_along_axis(dgroups, largest, dnew[:, :, None], 2)
+    return groups_backward(dgroups, n), {}
 
 
 def mean_pooling_forward(p, config, evicted, usage):
     """The mean of c rows."""
-    batch, _, d = evicted.shape
-    parts = evicted.reshape(batch, -1, config.compression_rate, d)  # (B, N/c, c, D)
-    return parts.mean(2), config.compression_rate
+    groups, n = groups_forward(evicted, config.compression_rate)  # (B, N/c, c, D)
+    return groups.mean(2), (groups.shape, n)
 
 
 # y = sum over r of x_r / c: dx_r = dy / c
-def mean_pooling_backward(dnew, rate):
+def mean_pooling_backward(dnew, cache):
     """Gradient of evicted; there are no parameters."""
-    return np.repeat(dnew, rate, axis=1) / rate, {}
+    shape, n = cache
+    dgroups = np.broadcast_to(dnew[:, :, None], shape) / shape[2]
+    return groups_backward(dgroups, n), {}
 
 
 def dilated_conv_forward(p, config, evicted, usage):
@@ -914,7 +1038,7 @@ def dilated_conv_forward(p, config, evicted, usage):
     x = evicted
     caches = []
     for rate in config.dilations:
-        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
+        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate, not config.authors_code)
         caches.append((rate, cache))
     new, conv_cache = conv_forward(p, config, x, usage)
     return new, (caches, conv_cache)
@@ -930,22 +1054,25 @@ def dilated_conv_backward(dnew, cache):
     return dx, grads
 
 
-def dilated_layer_forward(x, weight, rate):
-    """relu(W [x_{i-rate}; x_i]), zeros before the first row (decision 8: padded on the left)."""
-    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
-    before, linear_cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
+def dilated_layer_forward(x, weight, rate, padded):
+    """relu(W [x_{i-rate}; x_i]) (decision 8: zeros on the left, or first rows are left out)."""
+    first = 0 if padded else rate
+    earlier = np.pad(x, ((0, 0), (rate - first, 0), (0, 0)))[:, : x.shape[1] - first]
+    pairs = np.concatenate([earlier, x[:, first:]], axis=-1)
+    before, linear_cache = linear_forward(pairs, weight)
     positive = before > 0
-    return np.maximum(before, 0), (linear_cache, positive, rate)
+    return np.maximum(before, 0), (linear_cache, positive, rate, first)
 
 
 # y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
 def dilated_layer_backward(dy, cache):
     """Gradients of x and of the weight."""
-    linear_cache, positive, rate = cache
+    linear_cache, positive, rate, first = cache
     dpair, dweight = linear_backward(dy * positive, linear_cache)
     dearlier, dx = np.split(dpair, 2, axis=-1)
+    dx = np.pad(dx, ((0, 0), (first, 0), (0, 0)))
     kept = max(0, dx.shape[1] - rate)
-    dx[:, :kept] += dearlier[:, rate:]
+    dx[:, :kept] += dearlier[:, rate - first :]
     return dx, dweight
 
 
@@ -979,23 +1106,26 @@ COMPRESSIONS = {
 
 
 def auto_encoding_forward(p, config, h, evicted, new):
-    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2).
+    """Error of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2).
 
-    It is a mean over all numbers (decision 10: mean squares).
+    By default it is the mean square over all numbers (decision 10: mean squares). Rows that are in
+    no group are decoded as zeros.
     """
+    c = config.compression_rate
     flat, linear_cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
-    difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
-    loss = (difference**2).mean()
-    return loss, (difference, flat.shape, linear_cache)
+    groups = flat.reshape(*flat.shape[:2], c, -1)
+    decoded = groups_backward(groups, evicted.shape[1])
+    loss, error_cache = error_forward(config, decoded - evicted)  # stop: evicted is data
+    return loss, (error_cache, c, linear_cache)
 
 
-# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T,
-# for e = 2 (G new - evicted) / size
+# loss = error(G new - evicted): dnew = G^T e and dG = sum of e new^T, for e = error'
 def auto_encoding_backward(dloss, cache):
     """Gradients of new and of g."""
-    difference, shape, linear_cache = cache
-    ddifference = dloss * 2 * difference / difference.size
-    dnew, ddecoder = linear_backward(ddifference.reshape(shape), linear_cache)
+    error_cache, c, linear_cache = cache
+    dgroups, _ = groups_forward(error_backward(dloss, error_cache), c)
+    dflat = dgroups.reshape(*dgroups.shape[:2], -1)
+    dnew, ddecoder = linear_backward(dflat, linear_cache)
     return dnew, {"decoder": ddecoder}
 
 
@@ -1007,6 +1137,50 @@ AUXILIARY = {
     "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
 }
 COMPRESSION_LOSSES = (*AUXILIARY, "bptt", "none")  # bptt: the task loss
+COMPRESSION_ERRORS = ("mean_square", "norm")
+
+
+def own_distance_keys_forward(p, config, h, compressed, sinusoids):
+    """The compressed rows' own r (H, C + N, E) and v (H, E), as in the authors' code (decision 6).
+
+    Distances are those of [compressed | h], as if memory were not in between.
+    """
+    rows = compressed.shape[1] + h.shape[1]
+    distance_key, cache = project_heads_forward(
+        sinusoids[None, -rows:], p["compressed_distance_key"], config.heads
+    )
+    return (distance_key[0], p["compressed_distance_bias"] * config.head_width**0.5), cache
+
+
+# r_t = W_R R_t and v sqrt(E): dW_R = sum of dr_t R_t^T
+def own_distance_keys_backward(config, down, cache):
+    """{name: gradient} of W_R and v."""
+    ddistance_key, dbias = down
+    _, dweight = project_heads_backward(ddistance_key[None], cache)
+    dbias = dbias * config.head_width**0.5
+    return {"compressed_distance_key": dweight, "compressed_distance_bias": dbias}
+
+
+def own_distances_forward(query, distance_key, distance_bias):
+    """(q + v)·r of the C compressed rows, by key (B, H, N, C)."""
+    distance_query = query + distance_bias[:, None]
+    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, C + N)
+    by_key, _ = relative_shift_forward(by_distance)
+    compressed = distance_key.shape[1] - query.shape[2]
+    return by_key[..., :compressed], (distance_query, distance_key)
+
+
+# s = shift((q + v) r^T) without its last N columns: dt = shift'([ds; 0]), dq = dt r,
+# dr = dt^T (q + v)
+def own_distances_backward(dby_key, cache):
+    """Gradients of query, distance_key and distance_bias."""
+    distance_query, distance_key = cache
+    n = distance_query.shape[2]
+    padded = np.pad(dby_key, ((0, 0), (0, 0), (0, 0), (0, n)))
+    dby_distance = relative_shift_backward(padded, None)
+    dquery = dby_distance @ distance_key
+    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)
+    return dquery, ddistance_key, dquery.sum((0, 2))
 
 
 def adaptive_embedding_forward(params, config, tokens):
@@ -1114,49 +1288,79 @@ def init_params(config, rng):
     if config.cutoffs:
         params["clusters"] = rng.normal(0, 1, (len(config.cutoffs), d))
     for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+        _, compressed = config.rows_of(layer)
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, compressed))
     return params
 
 
-def init_layer(config, rng):
-    """Parameters of one layer (decision 12: what has biases)."""
+def init_layer(config, rng, compressed):
+    """Parameters of one layer with that many compressed rows (decision 12: what has biases)."""
     d = config.width
     h = config.heads
     e = config.head_width
     f = config.feed_forward
-    p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value")}
+    scale = (2 / config.layers**0.5) ** 0.5 if config.authors_code else 1.0  # decision 12
+
+    def matrix(fan_out, fan_in):
+        return init_linear(rng, fan_out, fan_in, scale * fan_in**-0.5)
+
+    p = {name: matrix(h * e, d) for name in ("query", "key", "value")}
     if config.positions == "simplified":
         p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
         p["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_distance + 1, e))
     else:
-        p["distance_key"] = init_linear(rng, h * e, d)
-        p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
-    p["output"] = init_linear(rng, d, h * e)
+        p["distance_key"] = matrix(h * e, d)
+        p |= {name: init_bias(config, rng) for name in ("content_bias", "distance_bias")}
+    p["output"] = init_linear(rng, d, h * e, cut_deviation(config, h * e))
     p |= prefixed("norm.", init_norm(d))
-    p["mlp_hidden"] = init_linear(rng, f, d)
+    p["mlp_hidden"] = matrix(f, d)
     p["mlp_hidden_bias"] = np.zeros(f)
-    p["mlp_output"] = init_linear(rng, d, f)
+    p["mlp_output"] = matrix(d, f)
     p["mlp_output_bias"] = np.zeros(d)
     p |= prefixed("mlp_norm.", init_norm(d))
-    return p | prefixed("compression.", init_compression(config, rng))
+    if config.authors_code:
+        p["output_bias"] = np.zeros(d)
+    if config.authors_code and compressed:
+        p["compressed_distance_key"] = matrix(h * e, d)
+        p["compressed_distance_bias"] = init_bias(config, rng)
+    if compressed:
+        p |= prefixed("compression.", init_compression(config, rng))
+    return p
+
+
+def init_bias(config, rng):
+    """u or v (H, E); in the authors' code uniform, of variance 2 / (H + HE) (decision 12)."""
+    shape = (config.heads, config.head_width)
+    if config.authors_code:
+        limit = (6 / (config.heads + config.heads * config.head_width)) ** 0.5
+        return rng.uniform(-limit, limit, shape)
+    return rng.normal(0, 0.02, shape)
+
+
+def cut_deviation(config, fan_in):
+    """1 / sqrt(in), which the authors' code has before the cut, not after it (decision 12)."""
+    before = 0.8796256610342398 if config.authors_code else 1.0  # as in init_linear
+    return before * fan_in**-0.5
 
 
 def init_compression(config, rng):
-    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory.
+    """Parameters of f_c, and of g under the auto-encoding loss.
 
     They are matrices alone (decision 7: no bias anywhere).
     """
-    p = {}
     d = config.width
     c = config.compression_rate
-    if config.compressed_memory == 0:
-        return p
+
+    def matrix(fan_out, fan_in):
+        return init_linear(rng, fan_out, fan_in, cut_deviation(config, fan_in))
+
+    p = {}
     if config.compression == "dilated_conv":
-        p |= {f"dilated_{rate}": init_linear(rng, d, 2 * d) for rate in config.dilations}
+        p |= {f"dilated_{rate}": matrix(d, 2 * d) for rate in config.dilations}
     if config.compression in ("conv", "dilated_conv"):
-        p["weight"] = init_linear(rng, d, c * d)
+        p["weight"] = matrix(d, c * d)
     if config.compression_loss == "auto_encoding":
-        p["decoder"] = init_linear(rng, c * d, d)
+        p["decoder"] = matrix(c * d, d)
     return p
 
 
@@ -1190,6 +1394,7 @@ def check_config(config):
     known = {
         "compression": COMPRESSIONS,
         "compression_loss": COMPRESSION_LOSSES,
+        "compression_error": COMPRESSION_ERRORS,
         "positions": POSITIONS,
     }
     for name, names in known.items():
@@ -1201,21 +1406,36 @@ def check_config(config):
             f"width {config.width} is odd; "
             "the sinusoids of transformer_xl positions need an even one"
         )
+    if config.positions == "simplified" and config.authors_code:
+        raise ValueError("authors_code needs transformer_xl positions, not simplified ones")
+    check_rows(config)
     check_compression(config)
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
     check_cutoffs(config)
 
 
+def check_rows(config):
+    """Raise ValueError if the rows of some layers are not those of as many layers, or too many."""
+    for name, most in (("memories", "memory"), ("compressed_memories", "compressed_memory")):
+        rows = getattr(config, name)
+        count = getattr(config, most)
+        if rows and len(rows) != config.layers:
+            raise ValueError(f"{name} {rows} must be {config.layers} numbers, one for each layer")
+        if rows and (min(rows) < 0 or max(rows) > count):
+            raise ValueError(f"{name} {rows} must each be at least 0 and at most {most}, {count}")
+
+
 def check_compression(config):
-    """Raise ValueError if the rate does not divide the segment, or for dilations that are none."""
-    n = config.segment
-    c = config.compression_rate
-    if config.compressed_memory and n % c:
-        rates = range(1, min(n, 2 * c, 10_000) + 1)  # 1 is nearer than what is above 2c
-        divisors = [rate for rate in rates if n % rate == 0]
-        nearest = min(divisors, key=lambda rate: abs(rate - c))
-        raise ValueError(f"compression_rate {c} does not divide segment {n}; {nearest} does")
+    """Raise ValueError if a segment makes no compressed row, or for dilations that are none."""
+    if config.compressed_memory and config.new_rows < 1:
+        raise ValueError(
+            f"segment {config.segment} is too short for a compressed row: "
+            f"compression_rate is {config.compression_rate}; give a smaller one"
+        )
+    is_unpadded = config.authors_code and config.compression == "dilated_conv"
+    if is_unpadded and config.compression_loss == "auto_encoding":
+        raise ValueError("authors_code has no auto_encoding of dilated_conv, which is not padded")
     rates = config.dilations
     if min(rates, default=1) < 1:
         raise ValueError(f"dilations are {rates}; each must be at least 1")

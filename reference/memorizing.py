@@ -629,10 +629,10 @@ def linear_backward(dy, cache):
     return dx, dweight
 
 
-def layer_norm_forward(p, name, x):
+def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normal = centred * inverse
     scale = p[f"{name}.scale"]
     y = normal * scale + p[f"{name}.bias"]

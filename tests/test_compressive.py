@@ -57,10 +57,20 @@ def slow_attention(p, config, seen, place, head):
         scores = (keys + p["key_bias"][head] + positions) @ (query + p["query_bias"][head])
         values = values + p["value_bias"][head] + positions
     else:
-        sinusoids = [ref.distance_sinusoids(d + 1, config.width)[0] for d in distances]
-        of_distances = np.array(sinusoids) @ p["distance_key"][rows].T
-        by_content = keys @ (query + p["content_bias"][head])
-        scores = by_content + of_distances @ (query + p["distance_bias"][head])
+        content_bias, distance_bias = p["content_bias"][head], p["distance_bias"][head]
+        if config.authors_code:  # they add biases to queries that are already scaled
+            content_bias = content_bias * math.sqrt(config.head_width)
+            distance_bias = distance_bias * math.sqrt(config.head_width)
+        scores = keys @ (query + content_bias)
+        for j, distance in enumerate(distances):
+            matrix = p["distance_key"][rows]
+            bias = distance_bias
+            if config.authors_code and j < config.compressed_memory:
+                distance = distance - config.memory  # as if memory were not in between
+                matrix = p["compressed_distance_key"][rows]
+                bias = p["compressed_distance_bias"][head] * math.sqrt(config.head_width)
+            of_distance = matrix @ ref.distance_sinusoids(distance + 1, config.width)[0]
+            scores[j] += of_distance @ (query + bias)
     return np.array(brute_force_softmax(scores / math.sqrt(config.head_width))) @ values
 
 
@@ -68,11 +78,13 @@ def slow_layer(p, config, seen, place):
     """A layer's output at `place`, from the list of all that it sees."""
 
     def norm(x, name):
-        normal = (x - x.mean()) / math.sqrt(x.var() + ref.NORM_EPSILON)
+        epsilon = 1e-5 if config.authors_code else ref.NORM_EPSILON
+        normal = (x - x.mean()) / math.sqrt(x.var() + epsilon)
         return normal * p[f"{name}.scale"] + p[f"{name}.bias"]
 
     attended = [slow_attention(p, config, seen, place, head) for head in range(config.heads)]
-    a = norm(seen[place] + p["output"] @ np.concatenate(attended), "norm")  # line 7
+    out = p["output"] @ np.concatenate(attended) + p.get("output_bias", 0.0)
+    a = norm(seen[place] + out, "norm")  # line 7
     hidden = np.maximum(p["mlp_hidden"] @ a + p["mlp_hidden_bias"], 0)
     return norm(a + p["mlp_output"] @ hidden + p["mlp_output_bias"], "mlp_norm")  # line 12
 
@@ -94,8 +106,9 @@ def slow_forward(params, config, segments):
             evicted = queue[: len(h)]
             memories[layer] = queue[len(h) :]
             if config.compressed_memory:
-                parts = np.reshape(evicted, (-1, config.compression_rate, config.width))
-                new = [part.mean(axis=0) for part in parts]
+                c = config.compression_rate
+                firsts = range(0, len(evicted) - c + 1, c)  # what is left over is cut off
+                new = [np.mean(evicted[at : at + c], axis=0) for at in firsts]
                 compresseds[layer] = (compresseds[layer] + new)[-config.compressed_memory :]
             h = outs
         logits.append(np.stack([params["embedding"] @ x / math.sqrt(config.width) for x in h]))
@@ -112,6 +125,10 @@ def slow_forward(params, config, segments):
         SIMPLIFIED,
         SIMPLIFIED | {"memory": 3},
         SIMPLIFIED_XL,
+        {"compression_rate": 3},
+        {"authors_code": True},
+        {"authors_code": True, "memory": 3},
+        {"authors_code": True, "compressed_memory": 0},
     ],
 )
 def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(change):
@@ -147,15 +164,17 @@ def test_without_compressed_memory_the_compression_options_change_nothing(compre
 # The losses of the compression
 
 
+@pytest.mark.parametrize("error", ref.COMPRESSION_ERRORS)
 @pytest.mark.parametrize("loss", ref.AUXILIARY)
 @pytest.mark.parametrize("compression", ref.COMPRESSIONS)
-def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
+def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss, error):
     """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0.
 
-    With a norm they would be NaN. Learned biases of simplified positions are no part of the
+    The norm has no derivative there, and its gradient is taken as 0. Learned biases of simplified positions are no part of the
     reconstruction.
     """
-    config = changed(compression=compression, compression_loss=loss, **SIMPLIFIED)
+    options = {"compression": compression, "compression_loss": loss, "compression_error": error}
+    config = changed(**options, **SIMPLIFIED)
     params = PAPER.random_params(config, np.random.default_rng(0))
     tokens = np.arange(2 * N).reshape(2, N) % V
     state = ref.initial_state(params, config, 2)
@@ -182,11 +201,15 @@ def attended(p, query, memories, rows):
     return np.array(brute_force_softmax(scores)) @ memories @ p["value"][rows].T
 
 
-@pytest.mark.parametrize("change", [{}, SIMPLIFIED])
+@pytest.mark.parametrize(
+    "change",
+    [{}, SIMPLIFIED, {"compression_error": "norm"}, {"compression_rate": 3}, {"authors_code": True}],
+)
 def test_attention_reconstruction_equals_algorithm_2(change):
     """One query at a time: no positions, mask, biases or output projection.
 
-    Squares are averaged over lanes, heads, queries and E.
+    Squares are averaged over lanes, heads, queries and E. The norm is that of a lane, over heads,
+    queries and E; lanes are averaged.
     """
     config = changed(**change)
     rng = np.random.default_rng(4)
@@ -198,15 +221,20 @@ def test_attention_reconstruction_equals_algorithm_2(change):
     for layer in range(config.layers):
         p = ref.subtree(params, f"layers.{layer}.")
         h = cache[1][layer][2]
-        squares = []
+        squares = np.zeros((2, H, N, E))
         for b, head, i in np.ndindex(2, H, N):
             rows = slice(E * head, E * (head + 1))
             evicted = state.memory[b, layer, :N]
-            new = evicted.reshape(N // RATE, -1) @ p["compression.weight"].T
+            rate = config.compression_rate
+            grouped = evicted[: N // rate * rate].reshape(N // rate, -1)
+            new = grouped @ p["compression.weight"].T
             query = p["query"][rows] @ h[b, i]
             difference = attended(p, query, evicted, rows) - attended(p, query, new, rows)
-            squares.append(difference**2)
-        expected[f"layers.{layer}.compression"] = np.array([np.mean(squares)])
+            squares[b, head, i] = difference**2
+        loss = squares.mean()
+        if config.compression_error == "norm":
+            loss = np.sqrt(squares.sum((1, 2, 3))).mean()
+        expected[f"layers.{layer}.compression"] = np.array([loss])
 
     losses, _ = ref.auxiliary_forward(params, config, cache)
     by_numpy = {name: np.array([loss]) for name, loss in losses.items()}

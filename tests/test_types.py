@@ -16,7 +16,7 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.block_recurrent import GATES
-from accelerated.compressive import mean_square
+from accelerated.compression import mean_square
 from accelerated.protocol import computing_in, memory_of_copies
 from accelerated.training import opening
 from tests.helpers.comparison import assert_agree

@@ -58,6 +58,7 @@ def relative_attention_plain(
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j, and the mean weight of each key.
 
@@ -67,12 +68,17 @@ def relative_attention_plain(
     content_bias, distance_bias: u and v, (H, E)
     measure: whether the mean weights (B, K) are returned; if not, None is
     in_values: the value is x_j + r_{i-j}
+    own: distance_key and distance_bias of the first keys, if others than these
     """
-    missing = key.shape[2] - distance_key.shape[1]
-    beyond = distance_key[:, :1].expand(-1, missing, -1)
-    distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
     content = (query + content_bias[:, None]) @ key.mT  # (B, H, N, K)
-    by_distance = (query + distance_bias[:, None]) @ distance_key.mT
+    if own is None:
+        missing = key.shape[2] - distance_key.shape[1]
+        beyond = distance_key[:, :1].expand(-1, missing, -1)
+        distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
+        by_distance = (query + distance_bias[:, None]) @ distance_key.mT
+    else:
+        scores = scores_by_distance(query, distance_key, distance_bias, own)
+        by_distance = scores * query.shape[-1] ** 0.5
     scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
     mask = causal_mask(query.shape[2], key.shape[2], query.device)
     weights = scores.masked_fill(mask, -math.inf).softmax(-1)
@@ -100,13 +106,14 @@ def relative_attention_sdpa(
     count: int,
     mask: Tensor | None = None,
     dropout: float = 0.0,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Transformer-XL's attention by SDPA: scores by distance are an offset, see the plain paths.
 
     count: how many keys have a position: the last ones
     mask: true if a query must not see one of those keys; broadcasts to (B, H, N, count)
     """
-    by_distance = scores_by_distance(query, distance_key, distance_bias)
+    by_distance = scores_by_distance(query, distance_key, distance_bias, own)
     offset = relative_shift(by_distance)[..., :count]
     if mask is not None:
         offset = offset.masked_fill(mask, -math.inf)
@@ -117,8 +124,28 @@ def relative_attention_sdpa(
     return sdpa(query + content_bias[:, None], key, value, offset, dropout)
 
 
-def scores_by_distance(query: Tensor, distance_key: Tensor, distance_bias: Tensor) -> Tensor:
-    """(q + v).r / sqrt(E) of each query and row of distance_key, (B, H, N, R)."""
+def scores_by_distance(
+    query: Tensor,
+    distance_key: Tensor,
+    distance_bias: Tensor,
+    own: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """(q + v).r / sqrt(E) of each query and row of distance_key, (B, H, N, R).
+
+    own: distance_key (H, C + N, E) and distance_bias of the first C keys; distance_key has R - C
+    rows. Which columns are those keys' is different for each query.
+    """
+    if own is not None:
+        others = scores_by_distance(query, distance_key, distance_bias)
+        by_own = scores_by_distance(query, *own)  # (B, H, N, C + N)
+        n = query.shape[2]
+        count = own[0].shape[1] - n  # C
+        missing = others.shape[-1] - n
+        column = torch.arange(count + others.shape[-1], device=query.device)
+        last = torch.arange(count + n - 1, count - 1, -1, device=query.device)
+        is_own = column < last[:, None]  # column - N + 1 + i < C, as relative_shift moves rows
+        by_own = functional.pad(by_own, (0, missing))
+        return torch.where(is_own, by_own, functional.pad(others, (count, 0)))
     distance_query = (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
     return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
@@ -134,6 +161,7 @@ def relative_attention(
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same as relative_attention_plain, by the fastest path for these arguments.
 
@@ -144,7 +172,7 @@ def relative_attention(
     if takes_distance_attention(query) and not needs_weights:
         from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
 
-        by_distance = scores_by_distance(query, distance_key, distance_bias)
+        by_distance = scores_by_distance(query, distance_key, distance_bias, own)
         shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
         content_query = query + content_bias[:, None]
         scale = query.shape[-1] ** -0.5
@@ -153,7 +181,7 @@ def relative_attention(
     if takes_sdpa(query, key) and not needs_weights:
         count = key.shape[2]
         mask = causal_mask(query.shape[2], count, query.device)
-        return relative_attention_sdpa(*given, count, mask, dropout), None
-    if on_plain_cpu(query) and dropout == 0:
+        return relative_attention_sdpa(*given, count, mask, dropout, own), None
+    if on_plain_cpu(query) and dropout == 0 and own is None:
         return RelativeAttention.apply(*given, measure, in_values)
-    return relative_attention_plain(*given, dropout, measure, in_values)
+    return relative_attention_plain(*given, dropout, measure, in_values, own)

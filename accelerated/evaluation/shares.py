@@ -84,20 +84,22 @@ def compressive_shares(model: compressive.Compressive, calls: Calls) -> Shares:
         "memory": c.memory,
         "this segment": c.segment,
     }
-    sizes = {part: size for part, size in sizes.items() if size}
+    parts = [part for part, size in sizes.items() if size]
 
     def of_layer(layer: compressive.Layer) -> Tensor:
         h, memory, compressed, sinusoids = calls[layer][0][:4]
         query, key, _ = layer.project(h, torch.cat([compressed, memory], 1))
-        distance_key = layer.project_distances(sinusoids)
+        distances = layer.project_distances(sinusoids)
+        own = (compressed.shape[1], memory.shape[1], c.segment)  # rows of this layer
+        sizes_here = [size for size, most in zip(own, sizes.values(), strict=True) if most]
 
         def attend(value: Tensor) -> Tensor:
-            return layer.attend(query, key, value, distance_key, False)[0]
+            return layer.attend(query, key, value, distances, False)[0]
 
-        return attention_to(sizes.values(), attend, key)
+        return attention_to(sizes_here, attend, key)
 
     values = torch.stack([of_layer(layer) for layer in model.layers])
-    return Shares(EVERYWHERE, tuple(sizes), values.mean(0))
+    return Shares(EVERYWHERE, tuple(parts), values.mean(0))
 
 
 def pretrained_recurrence_shares(

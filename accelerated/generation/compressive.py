@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accelerated.attention.content import sdpa
-from accelerated.compressive import Compressive, State
+from accelerated.compressive import Compressive, Layer, State
 from accelerated.generation.token_by_token import TokenByToken
 
 
@@ -16,7 +16,7 @@ class Rows(NamedTuple):
 
     keys: list[Tensor]  # per layer (B, H, K, E), of compressed memory, memory and the segment
     values: list[Tensor]
-    distance_keys: list[Tensor]  # (H, E, K), already scaled
+    distance_keys: list[list[Tensor]]  # (H, E, K), already scaled; and compressed rows' own
     hidden: list[Tensor]  # (B, N, D), inputs of the layer
 
 
@@ -39,12 +39,14 @@ class Steps(TokenByToken):
         empty = zeros(lanes, c.heads, c.segment, c.head_width)
         rows = Rows([], [], [], [])
         for index, layer in enumerate(self.model.layers):
-            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
+            memory, compressed = self.model.rows_of(state, index)
+            remembered = torch.cat([compressed, memory], 1)
             key, value = layer.project_remembered(remembered)  # (B, H, C + M, E)
             rows.keys.append(torch.cat([key, empty], 2))
             rows.values.append(torch.cat([value, empty], 2))
-            distance_key = layer.project_distances(self.model.sinusoids) * c.head_width**-0.5
-            rows.distance_keys.append(distance_key.transpose(1, 2))
+            distances = layer.project_distances(self.model.dropped_sinusoids())
+            scaled = [part.transpose(1, 2) * c.head_width**-0.5 for part in distances]
+            rows.distance_keys.append(scaled)
             rows.hidden.append(zeros(lanes, c.segment, c.width))
         return rows
 
@@ -52,42 +54,51 @@ class Steps(TokenByToken):
         """The hidden row (B, D) after token (B,) at position (1,) of its segment."""
         c = self.model.config
         h = self.model.look_up(token[:, None])  # (B, 1, D)
-        place = position + c.compressed_memory + c.memory  # of its key
-        number = torch.arange(rows.keys[0].shape[2], device=token.device)  # (K,)
-        last = rows.distance_keys[0].shape[2] - 1  # the column of distance 0
-        columns = (number - place + last).clamp(0, last)  # (K,), each key's of distance_keys
         for index, layer in enumerate(self.model.layers):
             rows.hidden[index].index_copy_(1, position, h)
-            attended = self.attend(index, h, place, columns, number > place, rows)
-            h = layer.mix(h, attended)
+            h = layer.mix(h, self.attend(index, h, position, rows))
         return h[:, 0] * c.width**-0.5
 
-    def attend(
-        self, index: int, h: Tensor, place: Tensor, columns: Tensor, unread: Tensor, rows: Rows
-    ) -> Tensor:
-        """A layer's attention (B, H, 1, E) for a token h (B, 1, D) whose key's place is (1,).
-
-        columns (K,) says which column of distance_keys a key takes, unread (K,) if it is later.
-        """
+    def attend(self, index: int, h: Tensor, position: Tensor, rows: Rows) -> Tensor:
+        """A layer's attention (B, H, 1, E) for a token h (B, 1, D) at position (1,)."""
         layer = self.model.layers[index]
+        place = position + layer.compressed_rows + layer.memory_rows  # of its key
         query, key, value = layer.project_own(h)  # (B, H, 1, E)
         keys = rows.keys[index].index_copy_(2, place, key)
         values = rows.values[index].index_copy_(2, place, value)
 
-        content_query = query + layer.content_bias[:, None]
-        distance_query = (query + layer.distance_bias[:, None])[:, :, 0]  # (B, H, E)
-        distance_query = distance_query.transpose(0, 1)
-        by_distance = torch.bmm(distance_query, rows.distance_keys[index]).transpose(0, 1)
-        offset = by_distance.index_select(2, columns).masked_fill(unread, -math.inf)
-        return sdpa(content_query, keys, values, offset[:, :, None])
+        content_bias, *distance_biases = layer.distance_biases()
+        parts = []
+        for distance_key, bias in zip(rows.distance_keys[index], distance_biases, strict=True):
+            distance_query = (query + bias[:, None])[:, :, 0]  # (B, H, E)
+            by_distance = torch.bmm(distance_query.transpose(0, 1), distance_key)
+            parts.append(by_distance.transpose(0, 1))  # (B, H, K)
+        number = torch.arange(keys.shape[2], device=h.device)  # (K,)
+        offset = self.by_key(parts, position, number, layer)
+        offset = offset.masked_fill(number > place, -math.inf)
+        return sdpa(query + content_bias[:, None], keys, values, offset[:, :, None])
+
+    def by_key(
+        self, parts: list[Tensor], position: Tensor, number: Tensor, layer: Layer
+    ) -> Tensor:
+        """Scores by key (B, H, K) from scores by distance, of all keys or of memory, compressed."""
+        first = layer.compressed_rows if layer.own_distances else 0  # key of the first part
+        last = parts[0].shape[2] - 1  # the column of distance 0
+        before = last + 1 - self.model.config.segment  # keys before the segment's
+        columns = (number[first:] - first - before - position + last).clamp(0, last)
+        scores = parts[0].index_select(2, columns)
+        if not layer.own_distances:
+            return scores
+        own = number[:first] - first - position + parts[1].shape[2] - 1
+        return torch.cat([parts[1].index_select(2, own), scores], 2)
 
     def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment."""
         memories = []
         compresseds = []
         for index, layer in enumerate(self.model.layers):
-            remembered = (state.memory[:, index], state.compressed[:, index])
+            remembered = self.model.rows_of(state, index)
             memory, compressed, _, _ = layer.remember(rows.hidden[index], *remembered, usage=None)
             memories.append(memory)
             compresseds.append(compressed)
-        return State(torch.stack(memories, 1), torch.stack(compresseds, 1))
+        return self.model.state_of(memories, compresseds)

@@ -27,6 +27,7 @@ from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.compression import mean_norm, mean_square
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.reports.memories import compression_by_layer
@@ -45,7 +46,7 @@ from accelerated.training.settings import Settings
 class MixedLoss(compressive.Layer):
     """A layer whose compression loss reaches query, key, value and their matrices (Compressive)."""
 
-    difference = staticmethod(compressive.mean_square)
+    difference = staticmethod(mean_square)
     weight: float  # of the loss
 
     def attention_reconstruction(
@@ -63,13 +64,7 @@ class MixedLoss(compressive.Layer):
 class MixedNorm(MixedLoss):
     """The same with the paper's own loss."""
 
-    @staticmethod
-    def difference(x: Tensor, y: Tensor) -> Tensor:
-        """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes.
-
-        Equal ones get no NaN as gradient.
-        """
-        return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
+    difference = staticmethod(mean_norm)
 
 
 class PlainDots(block_recurrent.Layer):

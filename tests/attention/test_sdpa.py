@@ -19,7 +19,7 @@ from tests.helpers.variants import ONE_OF_EACH, over, pairs
 SDPA = functional.scaled_dot_product_attention
 THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attentions reach SDPA
     block_recurrent="fixed-dual-feedback states-outnumber-window",
-    compressive="transformer-xl simplified-attention_reconstruction",
+    compressive="transformer-xl simplified-attention_reconstruction authors-attention",
     memformer="encoder-decoder-xl decoder-only-xl",
     pretrained_recurrence="several-vectors one-token",
 )

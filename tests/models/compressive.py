@@ -3,6 +3,7 @@
 from reference.compressive import COMPRESSION_LOSSES, COMPRESSIONS, State
 
 SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
+AUTHORS = {"authors_code": True}
 
 VARIANTS = {
     f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
@@ -27,6 +28,31 @@ VARIANTS |= {
     "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
     "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
     "one-layer": {"layers": 1},
+    "rate-that-does-not-divide": {"compression_rate": 3, "compression_loss": "bptt"},
+    "leftover-max_pooling": {"compression_rate": 5, "compression": "max_pooling"},
+    "leftover-auto_encoding-norm": {
+        "compression_rate": 3,
+        "compression_loss": "auto_encoding",
+        "compression_error": "norm",
+    },
+    "attention-norm": {"compression_error": "norm"},
+    "rows-by-layer": {"memories": (3, 12, 0), "compressed_memories": (5, 0, 2)},
+    "rows-by-layer-bptt": {
+        "memories": (0, 9, 12),
+        "compressed_memories": (0, 4, 1),
+        "compression_loss": "bptt",
+    },
+    "authors-attention": AUTHORS,
+    "authors-dilated-bptt": AUTHORS
+    | {
+        "compression": "dilated_conv",
+        "compression_loss": "bptt",
+        "dilations": (1, 2),
+        "compression_rate": 2,
+    },
+    "authors-by-layer-most-used": AUTHORS
+    | {"compression": "most_used", "memories": (12, 4, 0), "compressed_memories": (2, 0, 5)},
+    "authors-transformer-xl": AUTHORS | {"compressed_memory": 0},
     "adaptive-attention_reconstruction": {"cutoffs": (3, 7), "div_value": 2},
     "adaptive-conv-bptt": {"cutoffs": (4,), "compression_loss": "bptt"},
     "simplified-attention_reconstruction": SIMPLIFIED,
@@ -40,8 +66,15 @@ MORE_KINDS = (
     "transformer-xl",
     "simplified-attention_reconstruction",
     "simplified-short-memory-most-used",
+    "authors-attention",
 )
-OTHER_TYPES = ("adaptive-attention_reconstruction", "rate-of-a-segment", "wide-dilations")
+OTHER_TYPES = (
+    "adaptive-attention_reconstruction",
+    "rate-of-a-segment",
+    "wide-dilations",
+    "leftover-auto_encoding-norm",
+    "rows-by-layer",
+)
 
 WRONG_LENGTHS = {length: f"{length} tokens is not one of 8" for length in (0, 4, 9)}
 DESCRIBED = {

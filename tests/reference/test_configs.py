@@ -54,6 +54,21 @@ STARTS = {
         | {"layers.1.compression.dilated_2": 600, "layers.1.compression.decoder": 300},
         {"embedding": 1, "layers.1.content_bias": 0.02, "layers.1.distance_bias": 0.02},
     ),
+    "compressive authors": (
+        WIDE | {"compression": "dilated_conv", "authors_code": True, "segment": 16},
+        {},
+        {
+            f"layers.1.{name}": (2 / 3**0.5 / 300) ** 0.5  # variance 2 / sqrt(L) / in, L = 3
+            for name in ("query", "value", "distance_key", "compressed_distance_key", "mlp_hidden")
+        }
+        | {"layers.1.mlp_output": (2 / 3**0.5 / 400) ** 0.5}
+        | {"layers.0.output": 0.8796 * 300**-0.5, "layers.2.compression.weight": 0.8796 / 1200**0.5}
+        | {
+            f"layers.{layer}.{name}": (2 / (5 + 5 * 60)) ** 0.5
+            for layer in range(3)
+            for name in ("content_bias", "distance_bias", "compressed_distance_bias")
+        },
+    ),
     "compressive simplified": (
         WIDE | {"positions": "simplified", "max_distance": 99},
         {"layers.2.query": 300},
@@ -159,6 +174,7 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         *each(
             compression=["zip"],
             compression_loss=["l1"],
+            compression_error=["l1"],
             positions=["rotary"],
             memory=[-1],
             compressed_memory=[-2],
@@ -171,8 +187,20 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
             div_value=[0],
             dropout=[1.0],
         ),
-        ({"segment": 10}, "compression_rate 4 does not divide segment 10; 5 does"),
-        ({"segment": 10**22 + 1}, "segment 10000000000000000000001; 1 does"),
+        ({"segment": 3}, "segment 3 is too short for a compressed row: compression_rate is 4"),
+        (
+            {"segment": 10, "compression": "dilated_conv", "authors_code": True},
+            "segment 10 is too short",
+        ),
+        (
+            {"segment": 30, "compression": "dilated_conv", "compression_loss": "auto_encoding"}
+            | {"authors_code": True},
+            "no auto_encoding of dilated_conv",
+        ),
+        ({"authors_code": True, "positions": "simplified"}, "needs transformer_xl positions"),
+        ({"memories": (1, 2)}, r"memories \(1, 2\) must be 3 numbers, one for each layer"),
+        ({"memories": (1, 2, 13)}, "at most memory, 12"),
+        ({"compressed_memories": (-1, 2, 5)}, "at least 0 and at most compressed_memory, 5"),
         ({"width": 7}, "width 7 is odd"),
         ({"dilations": (0, 1)}, "dilations"),
         ({"dilations": (1, 1)}, "each rate once"),

@@ -19,7 +19,7 @@ from tests.helpers.variants import (
 
 WITH_DROPOUT = ONE_OF_EACH + pairs(
     block_recurrent="lstm-dual-feedback",
-    compressive="simplified-conv-bptt",
+    compressive="simplified-conv-bptt authors-attention",
     memformer="encoder-decoder-xl",
     pretrained_recurrence="advance-fixed-key",
 )

@@ -13,7 +13,7 @@ float64: how rows are compressed, that both memories are queues, and which loss 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from accelerated import compressive as fast
@@ -32,54 +32,65 @@ LOST = "a row is lost, stays too long or stands in another place"
 
 
 # ----------------------------------------------------------------------------
-# the compressions of section 3.2: each makes N / RATE rows of the rows (N, D) of one lane
-def max_pooling(p, rows, usage):
-    return [part.max(axis=0) for part in every_rate_rows(rows)]
+# the compressions of section 3.2: each makes N / rate rows, rounded down, of one lane's rows (N, D)
+def max_pooling(p, config, rows, usage):
+    return [part.max(axis=0) for part in every_rate_rows(config, rows)]
 
 
-def mean_pooling(p, rows, usage):
-    return [part.mean(axis=0) for part in every_rate_rows(rows)]
+def mean_pooling(p, config, rows, usage):
+    return [part.mean(axis=0) for part in every_rate_rows(config, rows)]
 
 
-def conv(p, rows, usage):
-    """A convolution with kernel and stride RATE: a part's rows, side by side, times a matrix."""
-    return [p["weight"] @ part.reshape(RATE * D) for part in every_rate_rows(rows)]
+def conv(p, config, rows, usage):
+    """A convolution with kernel and stride c: a part's rows, side by side, times a matrix."""
+    return [p["weight"] @ part.reshape(-1) for part in every_rate_rows(config, rows)]
 
 
-def dilated_conv(p, rows, usage):
-    """Before that, layers in which a row sees itself and the row `gap` earlier, or else zeros."""
+def dilated_conv(p, config, rows, usage):
+    """Before that, layers in which a row sees itself and the row `gap` earlier, or else zeros.
+
+    In the authors' code rows that have no earlier one are left out.
+    """
     for gap in GAPS:
-        earlier = [np.zeros(D)] * gap + [*rows[:-gap]]
+        if config.authors_code:
+            pairs = zip(rows[:-gap], rows[gap:], strict=True)
+        else:
+            pairs = zip([np.zeros(D)] * gap + [*rows[:-gap]], rows, strict=True)
         weight = p[f"dilated_{gap}"]
-        seen = [np.concatenate(pair) for pair in zip(earlier, rows, strict=True)]  # (2D,) each
-        rows = np.stack([np.maximum(weight @ pair, 0) for pair in seen])
-    return conv(p, rows, usage)
+        rows = np.stack([np.maximum(weight @ np.concatenate(pair), 0) for pair in pairs])
+    return conv(p, config, rows, usage)
 
 
-def most_used(p, rows, usage):
+def most_used(p, config, rows, usage):
     """The rows that most attention went to, in their order in time; of equals the older ones."""
     by_usage = sorted(range(N), key=lambda i: (-usage[i], i))
-    return rows[sorted(by_usage[: N // RATE])]
+    return rows[sorted(by_usage[: N // config.compression_rate])]
 
 
-def every_rate_rows(rows):
-    """Rows 0 to 2, 3 to 5, and so on."""
-    return rows.reshape(N // RATE, RATE, D)
+def every_rate_rows(config, rows):
+    """Rows 0 to c - 1, c to 2c - 1, and so on; the newest, if fewer than c are left, are cut off."""
+    c = config.compression_rate
+    return [rows[at : at + c] for at in range(0, len(rows) - c + 1, c)]
 
 
 LOOPS = {loop.__name__: loop for loop in (max_pooling, mean_pooling, conv, dilated_conv, most_used)}
 
 
 @pytest.mark.parametrize("kind", ref.COMPRESSIONS)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_every_compression_is_its_loop(kind, seed):
-    """Section 3.2: f_c makes N / c compressed rows of the N rows that leave the memory."""
-    config = ref.Config(**SIZES, compression=kind, compression_loss="none")
+@given(seed=st.integers(0, 2**32 - 1), rate=st.integers(1, N), authors=st.booleans())
+def test_every_compression_is_its_loop(kind, seed, rate, authors):
+    """Section 3.2: f_c makes floor(N / c) compressed rows of the N rows that leave the memory."""
+    is_unpadded = authors and kind == "dilated_conv"
+    assume(rate <= N - is_unpadded * sum(GAPS))
+    options = {"compression_rate": rate, "authors_code": authors, "compression_loss": "none"}
+    config = ref.Config(**SIZES | options, compression=kind)
     rng = np.random.default_rng(seed)
     p = ref.init_compression(config, rng)
     evicted = rng.standard_normal((B, N, D))
     usage = rng.integers(4, size=(B, N)) / 4  # mean attention to each row; some have the same
-    expected = np.stack([LOOPS[kind](p, evicted[lane], usage[lane]) for lane in range(B)])
+    loop = LOOPS[kind]
+    expected = np.stack([loop(p, config, evicted[lane], usage[lane]) for lane in range(B)])
+    assert expected.shape[1] == config.new_rows
 
     forward, _ = ref.COMPRESSIONS[kind]
     by_numpy, _ = forward(p, config, evicted, usage)

@@ -55,14 +55,17 @@ SHARING = [pair for pair in EVERY_VARIANT if has_shares(*pair)]
 
 
 def parts_of(paper, c):
-    """({part: its keys}, in the order of a softmax's keys; in how many layers there is one)."""
+    """For each layer that has one {part: its keys}, in the order of a softmax's keys."""
     if paper == "compressive":
-        memories = {"compressed memory": c.compressed_memory, "memory": c.memory}
-        return memories | {"this segment": c.segment}, c.layers
+        rows = [c.rows_of(layer) for layer in range(c.layers)]
+        return [
+            {"compressed memory": compressed, "memory": memory, "this segment": c.segment}
+            for memory, compressed in rows
+        ]
     if paper == "memformer":
-        return {"memory slots": c.slots, "this segment": c.segment}, c.decoder_layers
+        return [{"memory slots": c.slots, "this segment": c.segment}] * c.decoder_layers
     vectors = "inserted vectors" if c.vectors > 1 else "inserted vector"
-    return {vectors: c.vectors, "this window": c.segment}, len(c.insertion_layers)
+    return [{vectors: c.vectors, "this window": c.segment}] * len(c.insertion_layers)
 
 
 def softmaxes_of(reference, monkeypatch, call):
@@ -90,14 +93,17 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     softmaxes = softmaxes_of(
         reference, monkeypatch, lambda: reference.forward(params, config, tokens, state)
     )
-    parts, layers = parts_of(paper, config)
-    parts = {part: size for part, size in parts.items() if size}
-    keys = sum(parts.values())
-    weights = [each for each in softmaxes if each.shape[2:] == (config.segment, keys)]
-    assert len(weights) == layers, "a softmax of the reference was not found"
-    mean = np.mean(weights, (0, 2))  # (B, N, K)
-    pieces = np.split(mean, np.cumsum(list(parts.values()))[:-1], axis=-1)
-    expected = np.stack([piece.sum(-1) for piece in pieces], -1)  # (B, N, P)
+    layers = parts_of(paper, config)
+    parts = [part for part in layers[0] if any(sizes[part] for sizes in layers)]
+    found = iter(softmaxes)
+    expected = np.zeros((2, config.segment, len(parts)))
+    for sizes in layers:
+        shape = (config.segment, sum(sizes.values()))
+        weights = next((each for each in found if each.shape[2:] == shape), None)
+        assert weights is not None, "a softmax of the reference was not found"
+        pieces = np.split(weights.mean(1), np.cumsum(list(sizes.values()))[:-1], axis=-1)
+        sums = dict(zip(sizes, (piece.sum(-1) for piece in pieces), strict=True))
+        expected += np.stack([sums[part] for part in parts], -1) / len(layers)
 
     _, shares = read_watched(model.eval(), torch.tensor(tokens), torch_state)
     assert shares.parts == tuple(parts)
