@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import project
+from accelerated.compression import mean_norm, mean_square
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.compression import mean_norm, mean_square
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.reports.memories import compression_by_layer
