@@ -382,10 +382,11 @@ class BlockRecurrent(Model):
             x, state = self.run_layers(x, state, None, offsets, memory_only)
             return Reading(self.output_rows(x), state, {})
 
-        # Feedback (3.7): all layers read the states that the previous block has left
+        # Feedback (3.7): all layers read the states that the previous block has left in the last
+        # recurrent one (decision 12)
         outs = []
         for block in x.split(window, dim=1):
-            key, value = self.cells[0].keys_and_values(state.states[:, 0])  # (B, H, S, E)
+            key, value = self.cells[-1].keys_and_values(state.states[:, -1])  # (B, H, S, E)
             shared = (key[:, :, None], value[:, :, None])
             # not memory_only: dropout must draw the same numbers as in read
             out, state = self.run_layers(block, state, shared, offsets, memory_only=False)
@@ -435,7 +436,10 @@ class BlockRecurrent(Model):
 
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix (decision 13: logits / sqrt(D))."""
-        return self.final_norm(hidden) * self.config.width**-0.5
+        rows = self.final_norm(hidden)
+        if self.config.output_dropout:
+            rows = functional.dropout(rows, self.config.dropout, self.training)
+        return rows * self.config.width**-0.5
 
     @property
     def attention_reach(self) -> int:

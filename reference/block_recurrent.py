@@ -59,6 +59,7 @@ class Config:
         max_distance: from this distance on, all positions share the last bucket
         attention_scale: starting value of the learned scales of query-key normalised attention
         dropout: dropout rate in training, 0 to below 1
+        output_dropout: whether entries are dropped before the output too (decision 13)
     """
 
     vocabulary: int = 256
@@ -78,6 +79,7 @@ class Config:
     max_distance: int = 128
     attention_scale: float = 10.0
     dropout: float = 0.05
+    output_dropout: bool = False
 
     def __post_init__(self):
         check_config(self)
@@ -285,9 +287,11 @@ def forward(params, config, tokens, state, rng=None):
         caches.append(cache)
     y = np.concatenate(outs, axis=1)
     normed, norm_cache = layer_norm_forward(params, "final_norm", y)
-    scaled = normed * config.width**-0.5  # decision 13: divided by sqrt(D)
+    rate = config.dropout if config.output_dropout else 0.0
+    dropped, dropout_mask = dropout_forward(normed, rate, rng)
+    scaled = dropped * config.width**-0.5  # decision 13: divided by sqrt(D)
     logits, output_cache = linear_forward(scaled, params["embedding"])
-    return logits, state, (tokens, spans, caches, norm_cache, output_cache)
+    return logits, state, (tokens, spans, caches, norm_cache, dropout_mask, output_cache)
 
 
 # M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
@@ -299,13 +303,13 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     the gradient at the segment's end (decision 14: none across segments): "the final set of state
     vectors from the last block are stored in a non-differentiable cache" (3.2).
     """
-    tokens, spans, caches, norm_cache, output_cache = cache
+    tokens, spans, caches, norm_cache, dropout_mask, output_cache = cache
     if dnext_state is None:
         fresh = initial_state(params, config, len(tokens))
         dnext_state = State(*map(np.zeros_like, fresh))
 
     dscaled, dembedding = linear_backward(dlogits, output_cache)
-    dnormed = dscaled * config.width**-0.5
+    dnormed = dropout_backward(dscaled * config.width**-0.5, dropout_mask)
     dy, dnorm = layer_norm_backward(dnormed, norm_cache)
     grads = {"embedding": dembedding} | dnorm
     dx = np.zeros_like(dy)
@@ -329,9 +333,9 @@ def stack_forward(params, config, x, state, rng):
     shared = None
     shared_cache = None
     if config.feedback:
-        # decision 12: the recurrent layer's own matrices project what the previous block left
-        owner = subtree(params, f"layers.{config.recurrent_layers[0] - 1}.state.")
-        projected, shared_cache = state_projection_forward(owner, config, state.states[:, 0])
+        # decision 12: the last recurrent layer's own matrices project what the block before left
+        owner = subtree(params, f"layers.{config.recurrent_layers[-1] - 1}.state.")
+        projected, shared_cache = state_projection_forward(owner, config, state.states[:, -1])
         shared = (projected["key"], projected["value"])
 
     next_state = State(*map(np.zeros_like, state))
@@ -373,8 +377,8 @@ def stack_backward(config, dy, dnext, cache):
 
     if dshared:  # empty without feedback, and if no other layer reads the states
         dstates, downer = state_projection_backward(dshared, shared_cache)
-        dstate.states[:, 0] += dstates
-        add_into(grads, prefixed(f"layers.{config.recurrent_layers[0] - 1}.state.", downer))
+        dstate.states[:, -1] += dstates
+        add_into(grads, prefixed(f"layers.{config.recurrent_layers[-1] - 1}.state.", downer))
     return dy, dstate, grads
 
 
@@ -1126,10 +1130,8 @@ def check_variants(config):
         raise ValueError(
             f"configuration is {config.configuration!r}; it must be 'dual', 'single' or 'skip'"
         )
-    if config.feedback and len(recurrent) != 1:
-        raise ValueError(
-            f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}"
-        )
+    if config.feedback and not recurrent:
+        raise ValueError("feedback needs a recurrent layer; recurrent_layers has none")
 
 
 if __name__ == "__main__":

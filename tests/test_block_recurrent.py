@@ -188,6 +188,21 @@ def test_feedback_lets_the_first_layer_read_the_last_blocks_state(feedback):
     assert np.allclose(after.keys[:, 1], moved_after.keys[:, 1]) is not feedback
 
 
+def test_with_feedback_other_layers_read_the_last_recurrent_layer():
+    """As in the authors' code (decision 12): layer 2, between the two, reads the state of layer 3.
+
+    Layer 1 reads its own alone.
+    """
+    config = dataclasses.replace(SMALL, feedback=True, recurrent_layers=(1, 3), segment=W)
+    params, tokens, state = setting(config, 1, W)
+    _, after, _ = ref.forward(params, config, tokens, state)
+    moved = state.states.copy()
+    moved[:, 1] += draw(S, D)
+    _, moved_after, _ = ref.forward(params, config, tokens, state._replace(states=moved))
+    assert np.array_equal(after.keys[:, 1], moved_after.keys[:, 1]), "layer 1 reads its own states"
+    assert not np.allclose(after.keys[:, 2], moved_after.keys[:, 2]), "layer 2 reads layer 3's"
+
+
 def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
     """Its first token attends to W zero values: of W equal weights, those of the zeros are lost."""
     params, _, _ = setting(SMALL, 1, W)

@@ -57,7 +57,9 @@ class Steps(TokenByToken):
             query = query * layer.scale[:, None, None]
             attended = sdpa(query, keys, values, offsets[index], scale=1.0)
             if cross_query is not None and layer.cross_scale is not None:
-                cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
+                number = index + 1
+                recurrent = number in c.recurrent_layers
+                cell = c.recurrent_layers.index(number) if recurrent else -1
                 read = (rows.state_keys[cell], rows.state_values[cell])
                 cross = scaled_attention(cross_query, *read, layer.cross_scale)
                 attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)

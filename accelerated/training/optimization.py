@@ -72,6 +72,30 @@ def average_and_clip(model: Model, iterations: int, limit: float) -> torch.Tenso
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
+class AveragedAdafactor(torch.optim.Adafactor):
+    """torch's Adafactor, of whose updates a running average is subtracted, as optax has it.
+
+    The Block-Recurrent Transformer's authors train so (decision 15).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None) -> None:
+        """average = 0.9 average + 0.1 update, and parameter -= average."""
+        of_groups = (group["params"] for group in self.param_groups)
+        parameters = [each for group in of_groups for each in group if each.grad is not None]
+        before = [parameter.clone() for parameter in parameters]
+        super().step(closure)
+        for parameter, value in zip(parameters, before, strict=True):
+            state = self.state[parameter]
+            if "average" not in state:
+                state["average"] = torch.zeros_like(value)
+            state["average"].lerp_(value - parameter, 0.1)
+            parameter.copy_(value - state["average"])
+
+
+ADAFACTORS = {"adafactor": torch.optim.Adafactor, "adafactor_momentum": AveragedAdafactor}
+
+
 def make_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
     """The optimiser; weight decay acts on parameters of two or more axes, not on vectors."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -81,10 +105,10 @@ def make_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.op
         {"params": vectors, "weight_decay": 0.0},
     ]
     rate = training.learning_rate
-    if training.optimizer == "adafactor":
+    if training.optimizer in ADAFACTORS:
         # torch's own first epsilon, 1.2e-7, outweighs small squared gradients; the paper's, 1e-30,
         # gives NaN for a row of zeros
-        return torch.optim.Adafactor(groups, lr=rate, eps=(1e-15, 1e-3))
+        return ADAFACTORS[training.optimizer](groups, lr=rate, eps=(1e-15, 1e-3))
     if training.optimizer == "adam":
         return torch.optim.Adam(groups, lr=rate, betas=(0.9, 0.999), fused=True)
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.99), fused=True)

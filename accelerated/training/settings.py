@@ -19,7 +19,7 @@ COMPILERS = ("auto", "none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda")
 CHOICES = {
     "backprop": ("through_time", "checkpointed", "memory_replay"),  # the functions of replay.py
-    "optimizer": ("adamw", "adam", "adafactor"),
+    "optimizer": ("adamw", "adam", "adafactor", "adafactor_momentum"),
     "schedule": ("cosine", "inverse_square_root", "constant"),
     "device": DEVICES,
     "dtype": ("float32", "bfloat16", "float64"),
@@ -72,14 +72,14 @@ class TrainingConfig:
             pass, to save memory
         accumulate: groups of lanes that are computed one after another, with their gradients
             summed, to save memory
-        optimizer: adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay) or
-            adafactor
+        optimizer: adamw, adam (second-moment decay 0.999 instead of 0.99, no weight decay),
+            adafactor, or adafactor_momentum (0.9)
         schedule: cosine, inverse_square_root or constant
         learning_rate: peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)
         warmup: iterations of linear warm-up
         initial_fraction: learning rate at the start of warm-up, as a fraction of the peak
         final_fraction: learning rate at the end of the cosine, as a fraction of the peak
-        weight_decay: weight decay of adamw and adafactor, for parameters of two or more axes
+        weight_decay: weight decay, not of adam, for parameters of two or more axes
         clip: largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss
             trains are clipped separately
         update_every: iterations whose gradients are averaged into one update, after the first

@@ -20,6 +20,8 @@ VARIANTS |= {
         "configuration": "dual",
     },
     "last-recurrent": {"recurrent_layers": (3,)},
+    "feedback-of-two": {"recurrent_layers": (1, 3), "feedback": True},
+    "output-dropout": {"output_dropout": True},
     "slide": {"recurrent_layers": ()},
     "xl": {"recurrent_layers": (), "segment": 4},
     "xl-recurrent": {"segment": 4},

@@ -166,8 +166,7 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ({"recurrent_layers": (4,)}, "recurrent_layers"),
         ({"recurrent_layers": (0,)}, "recurrent_layers"),
         ({"recurrent_layers": (2, 2)}, "each layer once"),
-        ({"feedback": True, "recurrent_layers": ()}, "exactly one recurrent layer"),
-        ({"feedback": True, "recurrent_layers": (1, 2)}, "exactly one recurrent layer"),
+        ({"feedback": True, "recurrent_layers": ()}, "feedback needs a recurrent layer"),
         ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
     ],
     "compressive": [

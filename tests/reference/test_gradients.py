@@ -18,7 +18,7 @@ from tests.helpers.variants import (
 )
 
 WITH_DROPOUT = ONE_OF_EACH + pairs(
-    block_recurrent="lstm-dual-feedback",
+    block_recurrent="lstm-dual-feedback output-dropout",
     compressive="simplified-conv-bptt authors-attention",
     memformer="encoder-decoder-xl",
     pretrained_recurrence="advance-fixed-key",

@@ -138,6 +138,40 @@ def adafactors_update(gradient):
     return update / max(1.0, np.sqrt((update**2).mean()))  # clipping, d = 1
 
 
+def test_adafactors_momentum_averages_its_updates():
+    """As optax's `ema` without correction: the average a of updates u is 0.9 a + 0.1 u.
+
+    It is kept in the optimiser's state, so a run resumes with it; without one parameters are
+    torch's.
+    """
+    rng = np.random.default_rng(3)
+    value = torch.tensor(rng.normal(size=(4, 6)))
+    gradients = torch.tensor(rng.normal(size=(3, 4, 6)))
+    base = dataclasses.replace(BASE, optimizer="adafactor", weight_decay=0.0, learning_rate=0.01)
+    model = torch.nn.Linear(6, 4, bias=False).double()
+    own = make_optimizer(model, dataclasses.replace(base, optimizer="adafactor_momentum"))
+    model.weight.data.copy_(value)
+    average = torch.zeros_like(value)
+    state = None
+    for gradient in gradients:
+        # torch's own update of the same parameter, with second moments of all gradients so far
+        plain = torch.nn.Linear(6, 4, bias=False).double()
+        other = make_optimizer(plain, base)
+        if state is not None:
+            other.load_state_dict(state)
+        plain.weight.data.copy_(model.weight.data)
+        plain.weight.grad = gradient.clone()
+        before = plain.weight.detach().clone()
+        other.step()
+        state = other.state_dict()
+        average = 0.9 * average + 0.1 * (before - plain.weight.detach())
+
+        model.weight.grad = gradient.clone()
+        own.load_state_dict(own.state_dict())  # as if the run resumed
+        own.step()
+        torch.testing.assert_close(model.weight.detach(), before - average, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-7])
 def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
     """With relative steps: the first update has an RMS of 1, times the parameter's RMS.
