@@ -203,7 +203,10 @@ class Memorizing(Model):
 
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix."""
-        return self.final_norm(hidden) * self.config.width**-0.5
+        rows = self.final_norm(hidden)
+        if self.config.output_dropout:
+            rows = functional.dropout(rows, self.config.dropout, self.training)
+        return rows * self.config.width**-0.5
 
     @property
     def attention_reach(self) -> int:

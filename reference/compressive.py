@@ -797,15 +797,15 @@ def distance_sinusoids(length, width):
 
 
 def sinusoids_of(config, rng):
-    """Sinusoids (K, D) of the distances of all keys, and of compressed memory's own; or None."""
-    if config.positions == "simplified":
+    """The authors' sinusoids (K, D) of all keys, and (C + N, D) of compressed memory's own.
+
+    They are dropped once for all layers (decision 13). Ours are not, and are None here.
+    """
+    if not config.authors_code:
         return None, None
     segment = config.segment
     keys = config.compressed_memory + config.memory + segment
     sinusoids = distance_sinusoids(keys, config.width)
-    if not config.authors_code:
-        return sinusoids, None
-    # decision 13: dropped once for all layers
     of_keys, _ = dropout_forward(sinusoids, config.dropout, rng)
     of_compressed, _ = dropout_forward(
         sinusoids[-config.compressed_memory - segment :], config.dropout, rng
@@ -813,8 +813,10 @@ def sinusoids_of(config, rng):
     return of_keys, of_compressed
 
 
-def distance_keys_forward(p, config, length, sinusoids):
+def distance_keys_forward(p, config, length, dropped=None):
     """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R.
+
+    dropped: these sinusoids, or more, after dropout.
 
     The rows of R are those of simplified positions (decision 17: shared by heads).
     """
@@ -822,7 +824,9 @@ def distance_keys_forward(p, config, length, sinusoids):
         rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
         shape = (config.heads, length, config.head_width)
         return np.broadcast_to(p["positions"][rows], shape), rows
-    sinusoids = sinusoids[-length:]  # (K, D)
+    sinusoids = distance_sinusoids(length, config.width)  # (K, D)
+    if dropped is not None:
+        sinusoids = dropped[-length:]
     distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)
     return distance_key[0], cache
 

@@ -52,6 +52,7 @@ class Config:
         max_distance: from this distance on, all positions share the last bucket
         attention_scale: starting value of the learned scales of query-key normalised attention
         dropout: dropout rate in training, 0 to below 1
+        output_dropout: whether entries are dropped before the output too (decision 11)
     """
 
     vocabulary: int = 256
@@ -68,6 +69,7 @@ class Config:
     max_distance: int = 128
     attention_scale: float = 10.0
     dropout: float = 0.05
+    output_dropout: bool = False
 
     def __post_init__(self):
         check_config(self)
@@ -209,14 +211,16 @@ def forward(params, config, tokens, state, rng=None):
         keys[:, layer], values[:, layer] = last
         caches.append(cache)
     normed, norm_cache = layer_norm_forward(params, "final_norm", x)
-    scaled = normed * config.width**-0.5  # decision 12: tied and scaled
+    rate = config.dropout if config.output_dropout else 0.0
+    dropped, dropout_mask = dropout_forward(normed, rate, rng)
+    scaled = dropped * config.width**-0.5  # decision 12: tied and scaled
     logits, output_cache = linear_forward(scaled, params["embedding"])
 
     # decision 5: after the segment
     memory_keys = remember(state.memory_keys, keys[:, config.memory_layer - 1])
     memory_values = remember(state.memory_values, values[:, config.memory_layer - 1])
     next_state = State(keys, values, memory_keys, memory_values)
-    return logits, next_state, (tokens, caches, norm_cache, output_cache)
+    return logits, next_state, (tokens, caches, norm_cache, dropout_mask, output_cache)
 
 
 # M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
@@ -227,14 +231,14 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
     the gradient at the segment's end (decision 10: as at horizon 1).
     """
-    tokens, caches, norm_cache, output_cache = cache
+    tokens, caches, norm_cache, dropout_mask, output_cache = cache
     fresh = initial_state(params, config, len(tokens))
     dstate = State(*map(np.zeros_like, fresh))
     if dnext_state is None:
         dnext_state = State(*map(np.zeros_like, fresh))
 
     dscaled, dembedding = linear_backward(dlogits, output_cache)
-    dnormed = dscaled * config.width**-0.5
+    dnormed = dropout_backward(dscaled * config.width**-0.5, dropout_mask)
     dx, grads = layer_norm_backward(dnormed, norm_cache)
     for layer in reversed(range(config.layers)):
         dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])

@@ -7,11 +7,13 @@ EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them af
 
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from
 # iteration 60,000 on updates every 4. Appendix E: "trained without state resetting", so memory is
-# carried over documents
+# carried over documents. Algorithm 2 has a norm; where the paper is silent, its authors' code, whose
+# dropout is 0.1
 COMPRESSIVE_TRAINING = {
     "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300,
     "optimizer": "adam", "weight_decay": 0.0, "clip": 0.1, "update_every": 4,
-    "update_every_from": 60_000, "carry_over_documents": True,
+    "update_every_from": 60_000, "carry_over_documents": True, "compression_error": "norm",
+    "authors_code": True, "dropout": 0.1,
 }  # fmt: skip
 WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
@@ -66,12 +68,22 @@ PRESETS = {
         "layers": 36, "compression_rate": 2,
         "batch": 512, "data": "pg19", "accumulate": 16, "checkpoint_layers": True,
     },
-    # Section 5.6: give it --data and --tokenizer; the paper gives no width, and about 40M
-    # parameters. The rate is that of the others
+    # Section 5.6: give it --data and --tokenizer. A row of the data has 3,840 samples, five segments;
+    # the paper gives no width, and about 40M parameters. The rate is that of the others
     "speech": COMPRESSIVE_TRAINING | ON_A_GPU | {  # 40 GB
         "width": 352, "layers": 20, "heads": 11, "head_width": 32, "feed_forward": 1408,
         "segment": 768, "memory": 768, "compressed_memory": 768, "compression_rate": 4,
         "carry_over_documents": False, "warmup": 4000, "steps": 400_000, "batch": 32,
+    },
+    # Memformer, section 3.1 and Table 1: its Compressive Transformer 16(16), and as memformer-xl its
+    # Transformer-XL base 32; others are --memory. Table 1's parameters fit Transformer-XL's
+    # positions, section 3.1 names simplified ones (--positions). Optimiser and steps are those of
+    # memformer's wikitext-103
+    "memformer": ON_A_GPU | {
+        "width": 512, "layers": 12, "heads": 8, "head_width": 64, "feed_forward": 2048,
+        "segment": 64, "memory": 16, "compressed_memory": 16, "compression_rate": 4,
+        "warmup": 1000, "steps": 150_000, "batch": 64, "learning_rate": 3e-4, "weight_decay": 0.0,
+        "data": "wikitext-103", "tokenizer": "gpt2",
     },
     "recall": RECALL | ASSOCIATION | {
         "compressed_memory": 64, "steps": 4000, "recall_distance": 192,
@@ -90,6 +102,8 @@ PRESETS |= {
     for name, preset in PRESETS.items()
 }
 PRESETS["enwik8-xl"]["memory"] = 2304
+# Transformer-XL large of the same Table 1
+PRESETS["memformer-large-xl"] = PRESETS["memformer-xl"] | {"layers": 16, "memory": 64}
 
 SMALL = Config(
     **TESTED,

@@ -12,6 +12,7 @@ VARIANTS = {
     "last-layer": {"memory_layer": 3},
     "one-layer": {"layers": 1, "memory_layer": 1},
     "transformer-xl": {"memory": 0},
+    "output-dropout": {"output_dropout": True},
 }
 KINDS = ("ten-of-thirteen",)
 

@@ -21,7 +21,7 @@ from reference.gradients import Case, leaves, random_like, rebuilt
 from reference.rollout import rollout_forward
 
 LISTED = Path(__file__).with_name("operators.txt")
-NOT_WRITTEN = ("config", "rng", "rate", "in_values", "name", "heads")
+NOT_WRITTEN = ("config", "rng", "rate", "epsilon", "in_values", "name", "heads")
 PARAMS = ("p", "params")
 LANES = 2  # of the case's, to be small
 

@@ -211,8 +211,10 @@ def held_bytes(network: Model, training: TrainingConfig) -> int:
     weights = 4 * sum(p.numel() for p in parameters)
     copies = weights // 2 if training.dtype == "bfloat16" else 0
     moments = 2 * weights
-    if training.optimizer == "adafactor":  # sums of rows and columns
+    if training.optimizer.startswith("adafactor"):  # sums of rows and columns
         moments = 4 * sum(sum(p.shape) if p.dim() > 1 else p.numel() for p in parameters)
+    if training.optimizer == "adafactor_momentum":  # the average, and a copy in a step
+        moments += 2 * weights
     return 2 * weights + copies + moments
 
 

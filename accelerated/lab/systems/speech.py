@@ -1,4 +1,4 @@
-"""The command `python -m accelerated.lab.systems.speech IN OUT`: .wav to .txt, and back.
+"""The command `python -m accelerated.lab.systems.speech IN OUT`: .wav to .txt or .jsonl, and back.
 
 The text has a character for each sample: one of the 256 Braille patterns, which stands for a
 mu-law value. train.py learns it as any text, with mu_law.json as its tokenizer, so that a token is
@@ -6,6 +6,7 @@ a sample. `read_aloud` makes the speech of Compressive's Figure 4 in the small.
 """
 
 import ast
+import json
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from accelerated.program.parser import OptionParser
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
 TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
+CHUNK = 3840  # samples of a document in section 5.6
 RECORDINGS = 30
 SPOKEN = 400  # characters of a docstring that are read, about 25 seconds
 SLOWER = 5  # samples of espeak-ng that become one, so that 100 ms are a segment of 441
@@ -88,14 +90,19 @@ def write_wav(path: Path, values: np.ndarray, rate: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Write the .wav that a command line names as .txt, or the .txt as .wav, and no file twice."""
+    """Write the .wav that a command line names as .txt or .jsonl, or the .txt as .wav.
+
+    No file is written twice.
+    """
     parser = OptionParser(prog="python -m accelerated.lab.systems.speech")
     parser.add_argument("source", type=Path, help="a .wav (one channel, 16-bit PCM), or a .txt")
-    parser.add_argument("target", type=Path, help="the .txt (a character a sample), or the .wav")
+    target_help = "the .txt (a character a sample), the .jsonl (a row for 3,840), or the .wav"
+    parser.add_argument("target", type=Path, help=target_help)
     rate_help = "samples per second of a .wav that is written (default 22050)"
     parser.add_argument("--rate", type=int, default=22050, help=rate_help)
     source, target, rate = vars(parser.parse(argv)).values()
-    if rate < 1 or {source.suffix, target.suffix} != {".wav", ".txt"}:
+    ways = ((".wav", ".txt"), (".wav", ".jsonl"), (".txt", ".wav"))
+    if rate < 1 or (source.suffix, target.suffix) not in ways:
         raise InputError(
             f"cannot convert {source} to {target} at --rate {rate}; "
             "give a .wav and a .txt, and a rate"
@@ -104,6 +111,11 @@ def main(argv: list[str]) -> None:
         if target.suffix == ".txt":
             values, rate = read_wav(source)
             temporary.write_text(to_text(values), encoding="utf-8")
+        elif target.suffix == ".jsonl":
+            values, rate = read_wav(source)
+            rows = [values[at : at + CHUNK] for at in range(0, len(values), CHUNK)]
+            lines = [json.dumps({"text": to_text(row)}) + "\n" for row in rows]
+            temporary.write_text("".join(lines), encoding="utf-8")
         else:
             write_wav(temporary, from_text(source.read_text(encoding="utf-8")), rate)
     print(f"wrote 1 file, {rate:,} samples a second")

@@ -1,6 +1,7 @@
 """A recording becomes text, a character a sample, and is written back; a sample is a token."""
 
 import io
+import json
 import math
 import wave
 from pathlib import Path
@@ -73,6 +74,17 @@ def test_a_file_is_converted_and_back(tmp_path):
     words = r"b\.txt exists by now, and nothing is overwritten; give another OUT"
     with pytest.raises(InputError, match=words):
         speech.main(names[1:])
+
+
+def test_a_row_of_a_table_has_3840_samples(tmp_path):
+    """Section 5.6: "windows of size 3840". The last one is as long as what is left."""
+    samples = np.arange(2 * 3840 + 5, dtype=np.int16)
+    (tmp_path / "a.wav").write_bytes(wav(samples))
+    speech.main([str(tmp_path / "a.wav"), str(tmp_path / "a.jsonl")])
+    lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [from_text(json.loads(line)["text"]) for line in lines]
+    assert [len(row) for row in rows] == [3840, 3840, 5]
+    assert (np.concatenate(rows) == to_mu_law(samples)).all()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from accelerated.data.config import DataConfig
@@ -16,6 +17,7 @@ from accelerated.training.settings import (
     settings_contents,
     settings_from,
 )
+from reference.compressive import init_params
 
 PRESETS = {
     (model, name): preset_settings(model, name)
@@ -34,11 +36,12 @@ BLOCKS = {  # section 4, and the authors' code
     "segment": 4096,
     "dropout": 0.05,
     "attention_scale": 1.0,
+    "output_dropout": True,
     "gate": "fixed",
     "configuration": "skip",
     "buckets": 32,
     "max_distance": 128,
-    "optimizer": "adafactor",
+    "optimizer": "adafactor_momentum",
     "warmup": 1000,
     "schedule": "inverse_square_root",
     "learning_rate": 1.0,
@@ -102,6 +105,12 @@ OF_COMPRESSIVE = {  # sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 a
     "speech": (20, 768, 768, 768, 4),
     "enwik8-xl": (24, 768, 2304, 0, 3),
 }
+OF_AUTHORS = {"authors_code": True, "compression_error": "norm", "dropout": 0.1}
+OF_TABLE_1 = {  # Memformer's sections 3.1 and Table 1: (layers, segment, memory, compressed, rate)
+    "memformer": (12, 64, 16, 16, 4),
+    "memformer-xl": (12, 64, 32, 0, 4),
+    "memformer-large-xl": (16, 64, 64, 0, 4),
+}
 OF_MEMFORMER = {
     "wikitext-103": SEGMENTS | TASKS | {"encoder_layers": 4, "decoder_layers": 8, "horizon": 32},
     "decoder": SEGMENTS
@@ -115,8 +124,12 @@ OF_PRETRAINED_RECURRENCE = {
 PAPERS = [  # (model, preset, {option: the paper's value})
     *(("block_recurrent", *row) for row in OF_BLOCK_RECURRENT.items()),
     *(
-        ("compressive", preset, dict(zip(MEMORIES, sizes, strict=True)))
+        ("compressive", preset, dict(zip(MEMORIES, sizes, strict=True)) | OF_AUTHORS)
         for preset, sizes in OF_COMPRESSIVE.items()
+    ),
+    *(
+        ("compressive", preset, dict(zip(MEMORIES, sizes, strict=True)) | {"dropout": 0.0})
+        for preset, sizes in OF_TABLE_1.items()
     ),
     *(("memformer", *row) for row in OF_MEMFORMER.items()),
     *(("pretrained_recurrence", *row) for row in OF_PRETRAINED_RECURRENCE.items()),
@@ -145,6 +158,25 @@ def test_usual_presets_validate_on_less_than_they_train_on(model):
     training = settings.training
     trained = training.steps * training.horizon * training.batch * settings.model_config.segment
     assert 0 < 10 * training.validation_tokens < trained / 3
+
+
+PARAMETERS = {"memformer": 79_276_544, "memformer-xl": 66_693_632, "memformer-large-xl": 80_347_648}
+
+
+@pytest.mark.parametrize("preset", PARAMETERS)
+def test_memformers_baselines_have_the_parameters_of_its_table_1(preset):
+    """66.69M, 80.35M and 79.29M, with GPT-2's vocabulary.
+
+    The count is exact, because initial values are drawn for a small vocabulary.
+    """
+    config = PRESETS["compressive", preset].model_config
+    few = dataclasses.replace(config, vocabulary=1, layers=1)
+    params = init_params(few, np.random.default_rng(0))
+    layer = sum(value.size for name, value in params.items() if name.startswith("layers.0."))
+    found = config.layers * layer + 50_257 * config.width
+    assert found == PARAMETERS[preset]
+    paper = {"memformer": 79.29e6, "memformer-xl": 66.69e6, "memformer-large-xl": 80.35e6}[preset]
+    assert found == pytest.approx(paper, rel=2e-4)
 
 
 def test_no_preset_and_no_default_changes_unnoticed():
