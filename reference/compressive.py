@@ -239,7 +239,7 @@ def attention_reconstruction_backward(dloss, cache):
 
 
 def error_forward(config, difference):
-    """The mean square of a difference (B, ...), or the mean over lanes of its norm (Alg. 2, l.8)."""
+    """Mean square of a difference (B, ...), or mean over lanes of its norm (Alg. 2, l.8)."""
     if config.compression_error == "mean_square":
         return (difference**2).mean(), (difference, None)
     axes = tuple(range(1, difference.ndim))

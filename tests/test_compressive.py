@@ -170,8 +170,8 @@ def test_without_compressed_memory_the_compression_options_change_nothing(compre
 def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss, error):
     """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0.
 
-    The norm has no derivative there, and its gradient is taken as 0. Learned biases of simplified positions are no part of the
-    reconstruction.
+    The norm has no derivative there, and its gradient is taken as 0. Learned biases of simplified
+    positions are no part of the reconstruction.
     """
     options = {"compression": compression, "compression_loss": loss, "compression_error": error}
     config = changed(**options, **SIMPLIFIED)
@@ -203,7 +203,13 @@ def attended(p, query, memories, rows):
 
 @pytest.mark.parametrize(
     "change",
-    [{}, SIMPLIFIED, {"compression_error": "norm"}, {"compression_rate": 3}, {"authors_code": True}],
+    [
+        {},
+        SIMPLIFIED,
+        {"compression_error": "norm"},
+        {"compression_rate": 3},
+        {"authors_code": True},
+    ],
 )
 def test_attention_reconstruction_equals_algorithm_2(change):
     """One query at a time: no positions, mask, biases or output projection.

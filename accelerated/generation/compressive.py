@@ -78,9 +78,7 @@ class Steps(TokenByToken):
         offset = offset.masked_fill(number > place, -math.inf)
         return sdpa(query + content_bias[:, None], keys, values, offset[:, :, None])
 
-    def by_key(
-        self, parts: list[Tensor], position: Tensor, number: Tensor, layer: Layer
-    ) -> Tensor:
+    def by_key(self, parts: list[Tensor], position: Tensor, number: Tensor, layer: Layer) -> Tensor:
         """Scores by key (B, H, K) from scores by distance, of all keys or of memory, compressed."""
         first = layer.compressed_rows if layer.own_distances else 0  # key of the first part
         last = parts[0].shape[2] - 1  # the column of distance 0

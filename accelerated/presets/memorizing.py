@@ -11,7 +11,7 @@ EVALUATION_SIZES = ("memory",)  # eval.py can change them after training
 # lookup in layer 9 of 12
 LEFT_OUT = ("window", "recurrent_layers", "states")
 SHARED = {name: value for name, value in BLOCK_RECURRENT.items() if name not in LEFT_OUT}
-MEMORIZING = SHARED | {  # 60 GB
+MEMORIZING = SHARED | {  # 61 GB
     "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32,
     "batch": 256, "accumulate": 8,
 }  # fmt: skip

@@ -68,7 +68,7 @@ def most_used(p, config, rows, usage):
 
 
 def every_rate_rows(config, rows):
-    """Rows 0 to c - 1, c to 2c - 1, and so on; the newest, if fewer than c are left, are cut off."""
+    """Rows 0 to c - 1, c to 2c - 1, and so on; if fewer than c are left, they are cut off."""
     c = config.compression_rate
     return [rows[at : at + c] for at in range(0, len(rows) - c + 1, c)]
 
