@@ -223,7 +223,8 @@ def attention_reconstruction_forward(p, config, h, evicted, new):
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
     out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    loss, error_cache = error_forward(config, out - target)  # l.8
+    difference = out - target
+    loss, error_cache = error_forward(config, difference)  # l.8
     return loss, (error_cache, attention_cache, key_cache, value_cache)
 
 

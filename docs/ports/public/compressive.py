@@ -10,6 +10,7 @@ from docs.ports.public import walk
 from reference import compressive as ours
 
 LAYER = "attn_layers.0.fn.fn."
+ONE_LAYER = SimpleNamespace(heads=8, compression_error="mean_square")
 OPTIONS = {"num_tokens": 11, "dim": 16, "seq_len": 4, "mem_len": 8, "cmem_len": 4}
 
 
@@ -42,7 +43,7 @@ def steps():
     matrices = {"query": p[LAYER + "to_q.weight"], "key": key_value[:16], "value": key_value[16:]}
     for name, rows in (("auxiliary", held[:, :4]), ("auxiliary, over all memory", held)):
         expected, _ = ours.attention_reconstruction_forward(
-            matrices, SimpleNamespace(heads=8), last["layer_norm"][0], rows, new
+            matrices, ONE_LAYER, last["layer_norm"][0], rows, new
         )
         yield name, loss, expected
     projection = model.attn_layers[0].fn.fn.to_kv.weight

@@ -15,6 +15,7 @@ class OneHead:
     """A config of one head."""
 
     heads = 1
+    compression_error = "mean_square"
 
 
 def seen(array):
@@ -111,8 +112,8 @@ def loss_terms(h, evicted, new, query, key, value):
     _, cache = reference.attention_reconstruction_forward(
         {"query": query, "key": key, "value": value}, OneHead, h, evicted, new
     )
-    difference, attention_cache, _, _ = cache
-    dout = 2 * difference / difference.size
+    error_cache, attention_cache, _, _ = cache
+    dout = reference.error_backward(1.0, error_cache)
     dkey, dvalue = reference.content_attention_backward(dout, attention_cache)
     by_key = reference.merge_heads(dkey) @ key
     by_value = reference.merge_heads(dvalue) @ value
