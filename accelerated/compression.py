@@ -22,7 +22,7 @@ class Compression(Declared):
         self.config = config
         self.rate = config.compression_rate
         self.declare_weights(config.width)
-        if config.compression_loss == "auto_encoding":
+        if config.compression_loss.startswith("auto_encoding"):
             self.decoder = parameter(self.rate * config.width, config.width)  # g, (cD, D)
 
     def declare_weights(self, width: int) -> None:
@@ -122,4 +122,6 @@ def mean_norm(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.vector_norm(difference.flatten(1), dim=1).mean()
 
 
-ERRORS = {"mean_square": mean_square, "norm": mean_norm}
+def error_of(config: Config, x: Tensor, y: Tensor) -> Tensor:
+    """What the config's compression loss makes of x - y."""
+    return (mean_norm if config.compression_loss.endswith("_norm") else mean_square)(x, y)

@@ -26,7 +26,7 @@ from accelerated.attention.heads import (
     project,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.compression import COMPRESSIONS, ERRORS, MostUsed
+from accelerated.compression import COMPRESSIONS, MostUsed, error_of
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.compressive import Config, init_params
 
@@ -232,11 +232,12 @@ class Layer(Recomputable):
         self, query: Tensor, key: Tensor, value: Tensor, evicted: Tensor, new: Tensor
     ) -> Tensor | None:
         """The auxiliary loss that trains the compression, or None if there is none."""
-        if self.config.compression_loss == "attention_reconstruction":
+        kind = self.config.compression_loss.removesuffix("_norm")
+        if kind == "attention_reconstruction":
             return self.attention_reconstruction(query, key, value, new)
-        if self.config.compression_loss == "auto_encoding" and self.compression is not None:
-            error = ERRORS[self.config.compression_error]
-            return error(self.compression.reconstructed(new), evicted)  # section 3.2
+        if kind == "auto_encoding" and self.compression is not None:
+            found = self.compression.reconstructed(new)  # section 3.2
+            return error_of(self.config, found, evicted)
         return None
 
     def attention_reconstruction(
@@ -255,7 +256,7 @@ class Layer(Recomputable):
         matrices = [self.key.detach(), self.value.detach()]
         new_key, new_value = project(new, self.config.heads, matrices)
         out = content_attention(query.detach(), new_key, new_value)
-        return ERRORS[self.config.compression_error](out, target)
+        return error_of(self.config, out, target)
 
 
 class Compressive(Model):
@@ -406,7 +407,7 @@ class Compressive(Model):
         memories = f"{c.memory}"
         if c.compressed_memory:
             memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
-        most = "at most " if c.memories or c.compressed_memories else ""
+        most = "at most " if c.memories else ""
         layers = f"{c.layers} layers x {most}({memories})"
         temporal_range = f"{layers} = {c.temporal_range:,} tokens"
         return f"temporal range {temporal_range}, and segments of {c.segment}"

@@ -57,8 +57,8 @@ class Config:
         compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling,
             most_used (section 3.2)
         compression_loss: loss that trains the compression, attention_reconstruction,
-            auto_encoding, bptt (the task loss) or none
-        compression_error: what that loss makes of a difference, mean_square or norm (Alg. 2, l.8)
+            auto_encoding (mean squares), these with _norm at the end (Alg. 2, l.8), bptt (the task
+            loss) or none
         dilations: rates of dilated_conv's layers
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
@@ -66,8 +66,8 @@ class Config:
         cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none
             for one tied embedding
         div_value: by how much each tail's embedding is narrower than the one before it
-        memories: how many of the M rows each layer has, the first layer first; none for all
-        compressed_memories: the same of the C rows
+        memories: how many of the M rows each layer has, the first layer first; then, if these are
+            not all either, how many of the C rows; none for all in every layer
         authors_code: where the paper is silent, what its authors' code does (decisions 6, 8, 12,
             13)
     """
@@ -84,7 +84,6 @@ class Config:
     compression_rate: int = 4
     compression: str = "conv"
     compression_loss: str = "attention_reconstruction"
-    compression_error: str = "mean_square"
     dilations: tuple[int, ...] = (1, 2, 4)
     positions: str = "transformer_xl"
     max_distance: int = 64
@@ -92,7 +91,6 @@ class Config:
     cutoffs: tuple[int, ...] = ()
     div_value: int = 4
     memories: tuple[int, ...] = ()
-    compressed_memories: tuple[int, ...] = ()
     authors_code: bool = False
 
     def __post_init__(self):
@@ -106,8 +104,8 @@ class Config:
     def rows_of(self, layer):
         """(M, C) of a layer, counted from 0."""
         memory = self.memories[layer] if self.memories else self.memory
-        if self.compressed_memories:
-            return memory, self.compressed_memories[layer]
+        if len(self.memories) > self.layers:
+            return memory, self.memories[self.layers + layer]
         return memory, self.compressed_memory
 
     @property
@@ -241,7 +239,7 @@ def attention_reconstruction_backward(dloss, cache):
 
 def error_forward(config, difference):
     """Mean square of a difference (B, ...), or mean over lanes of its norm (Alg. 2, l.8)."""
-    if config.compression_error == "mean_square":
+    if not config.compression_loss.endswith("_norm"):
         return (difference**2).mean(), (difference, None)
     axes = tuple(range(1, difference.ndim))
     norms = np.sqrt((difference**2).sum(axes, keepdims=True))  # (B, 1, ...)
@@ -351,9 +349,10 @@ def auxiliary_forward(params, config, cache):
 
     cache is forward's. Both are empty if the compression has no loss of its own.
     """
-    if config.compression_loss not in AUXILIARY:
+    kind = config.compression_loss.removesuffix("_norm")
+    if kind not in AUXILIARY:
         return {}, []
-    loss_forward, _ = AUXILIARY[config.compression_loss]
+    loss_forward, _ = AUXILIARY[kind]
     _, layer_caches, _ = cache
     losses = {}
     caches = []
@@ -372,7 +371,7 @@ def auxiliary_backward(config, dloss, caches):
     """Gradients of the summed auxiliary losses: of the compression's parameters alone."""
     grads = {}
     for layer, compression_cache, loss_cache in caches:
-        _, loss_backward = AUXILIARY[config.compression_loss]
+        _, loss_backward = AUXILIARY[config.compression_loss.removesuffix("_norm")]
         _, compress_backward = COMPRESSIONS[config.compression]
         dnew, dloss_params = loss_backward(dloss, loss_cache)
         _, dparams = compress_backward(dnew, compression_cache)  # stop: evicted is data
@@ -1142,7 +1141,7 @@ AUXILIARY = {
     "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
 }
 COMPRESSION_LOSSES = (*AUXILIARY, "bptt", "none")  # bptt: the task loss
-COMPRESSION_ERRORS = ("mean_square", "norm")
+NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences (decision 10)
 
 
 def own_distance_keys_forward(p, config, h, compressed, sinusoids):
@@ -1364,7 +1363,7 @@ def init_compression(config, rng):
         p |= {f"dilated_{rate}": matrix(d, 2 * d) for rate in config.dilations}
     if config.compression in ("conv", "dilated_conv"):
         p["weight"] = matrix(d, c * d)
-    if config.compression_loss == "auto_encoding":
+    if config.compression_loss.startswith("auto_encoding"):
         p["decoder"] = matrix(c * d, d)
     return p
 
@@ -1398,8 +1397,7 @@ def check_config(config):
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
     known = {
         "compression": COMPRESSIONS,
-        "compression_loss": COMPRESSION_LOSSES,
-        "compression_error": COMPRESSION_ERRORS,
+        "compression_loss": (*COMPRESSION_LOSSES, *NORMS),
         "positions": POSITIONS,
     }
     for name, names in known.items():
@@ -1421,14 +1419,20 @@ def check_config(config):
 
 
 def check_rows(config):
-    """Raise ValueError if the rows of some layers are not those of as many layers, or too many."""
-    for name, most in (("memories", "memory"), ("compressed_memories", "compressed_memory")):
-        rows = getattr(config, name)
-        count = getattr(config, most)
-        if rows and len(rows) != config.layers:
-            raise ValueError(f"{name} {rows} must be {config.layers} numbers, one for each layer")
-        if rows and (min(rows) < 0 or max(rows) > count):
-            raise ValueError(f"{name} {rows} must each be at least 0 and at most {most}, {count}")
+    """Raise ValueError if `memories` are not numbers of as many layers, or too many rows."""
+    layers = config.layers
+    if len(config.memories) not in (0, layers, 2 * layers):
+        raise ValueError(
+            f"memories {config.memories} must be {layers} numbers, one for each layer, or twice as "
+            "many, those of compressed memory last"
+        )
+    for name, rows in (
+        ("memory", config.memories[:layers]),
+        ("compressed_memory", config.memories[layers:]),
+    ):
+        most = getattr(config, name)
+        if rows and (min(rows) < 0 or max(rows) > most):
+            raise ValueError(f"memories has {rows}, each must be at least 0, at most {name} {most}")
 
 
 def check_compression(config):
@@ -1439,7 +1443,7 @@ def check_compression(config):
             f"compression_rate is {config.compression_rate}; give a smaller one"
         )
     is_unpadded = config.authors_code and config.compression == "dilated_conv"
-    if is_unpadded and config.compression_loss == "auto_encoding":
+    if is_unpadded and config.compression_loss.startswith("auto_encoding"):
         raise ValueError("authors_code has no auto_encoding of dilated_conv, which is not padded")
     rates = config.dilations
     if min(rates, default=1) < 1:

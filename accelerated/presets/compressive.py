@@ -12,8 +12,8 @@ EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them af
 COMPRESSIVE_TRAINING = {
     "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300,
     "optimizer": "adam", "weight_decay": 0.0, "clip": 0.1, "update_every": 4,
-    "update_every_from": 60_000, "carry_over_documents": True, "compression_error": "norm",
-    "authors_code": True, "dropout": 0.1,
+    "update_every_from": 60_000, "carry_over_documents": True,
+    "compression_loss": "attention_reconstruction_norm", "authors_code": True, "dropout": 0.1,
 }  # fmt: skip
 WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,

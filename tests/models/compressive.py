@@ -32,14 +32,13 @@ VARIANTS |= {
     "leftover-max_pooling": {"compression_rate": 5, "compression": "max_pooling"},
     "leftover-auto_encoding-norm": {
         "compression_rate": 3,
-        "compression_loss": "auto_encoding",
-        "compression_error": "norm",
+        "compression_loss": "auto_encoding_norm",
     },
-    "attention-norm": {"compression_error": "norm"},
-    "rows-by-layer": {"memories": (3, 12, 0), "compressed_memories": (5, 0, 2)},
+    "attention-norm": {"compression_loss": "attention_reconstruction_norm"},
+    "memory-by-layer": {"memories": (3, 12, 0)},
+    "rows-by-layer": {"memories": (3, 12, 0, 5, 0, 2)},
     "rows-by-layer-bptt": {
-        "memories": (0, 9, 12),
-        "compressed_memories": (0, 4, 1),
+        "memories": (0, 9, 12, 0, 4, 1),
         "compression_loss": "bptt",
     },
     "authors-attention": AUTHORS,
@@ -51,7 +50,7 @@ VARIANTS |= {
         "compression_rate": 2,
     },
     "authors-by-layer-most-used": AUTHORS
-    | {"compression": "most_used", "memories": (12, 4, 0), "compressed_memories": (2, 0, 5)},
+    | {"compression": "most_used", "memories": (12, 4, 0, 2, 0, 5)},
     "authors-transformer-xl": AUTHORS | {"compressed_memory": 0},
     "adaptive-attention_reconstruction": {"cutoffs": (3, 7), "div_value": 2},
     "adaptive-conv-bptt": {"cutoffs": (4,), "compression_loss": "bptt"},

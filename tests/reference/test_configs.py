@@ -173,7 +173,6 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         *each(
             compression=["zip"],
             compression_loss=["l1"],
-            compression_error=["l1"],
             positions=["rotary"],
             memory=[-1],
             compressed_memory=[-2],
@@ -198,8 +197,8 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ),
         ({"authors_code": True, "positions": "simplified"}, "needs transformer_xl positions"),
         ({"memories": (1, 2)}, r"memories \(1, 2\) must be 3 numbers, one for each layer"),
-        ({"memories": (1, 2, 13)}, "at most memory, 12"),
-        ({"compressed_memories": (-1, 2, 5)}, "at least 0 and at most compressed_memory, 5"),
+        ({"memories": (1, 2, 13)}, "at most memory 12"),
+        ({"memories": (1, 2, 3, -1, 2, 5)}, "at least 0, at most compressed_memory 5"),
         ({"width": 7}, "width 7 is odd"),
         ({"dilations": (0, 1)}, "dilations"),
         ({"dilations": (1, 1)}, "each rate once"),

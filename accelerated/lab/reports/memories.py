@@ -35,10 +35,10 @@ def full_memories(
 
     There are `sequences` in all; raises InputError if there are fewer than 2.
     """
-    if model.config.memories or model.config.compressed_memories:
+    if model.config.memories:
         raise InputError(
             "this run's layers have different memories, and this report averages over layers of "
-            "equal ones; expected a run without --memories and --compressed-memories"
+            "equal ones; expected a run without --memories"
         )
     device = next(model.parameters()).device
     need = segments_to_fill(model.config)

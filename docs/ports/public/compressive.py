@@ -10,7 +10,7 @@ from docs.ports.public import walk
 from reference import compressive as ours
 
 LAYER = "attn_layers.0.fn.fn."
-ONE_LAYER = SimpleNamespace(heads=8, compression_error="mean_square")
+ONE_LAYER = SimpleNamespace(heads=8, compression_loss="attention_reconstruction")
 OPTIONS = {"num_tokens": 11, "dim": 16, "seq_len": 4, "mem_len": 8, "cmem_len": 4}
 
 

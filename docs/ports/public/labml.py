@@ -9,7 +9,7 @@ import torch
 from docs.ports.public import walk
 from reference import compressive as ours
 
-CONFIG = SimpleNamespace(heads=8, compression_rate=2, compression_error="mean_square")
+CONFIG = SimpleNamespace(heads=8, compression_rate=2, compression_loss="attention_reconstruction")
 LAYER = "layers.0.self_attn."
 
 

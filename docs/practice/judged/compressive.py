@@ -15,7 +15,7 @@ class OneHead:
     """A config of one head."""
 
     heads = 1
-    compression_error = "mean_square"
+    compression_loss = "attention_reconstruction"
 
 
 def seen(array):

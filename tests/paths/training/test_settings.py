@@ -105,7 +105,11 @@ OF_COMPRESSIVE = {  # sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 a
     "speech": (20, 768, 768, 768, 4),
     "enwik8-xl": (24, 768, 2304, 0, 3),
 }
-OF_AUTHORS = {"authors_code": True, "compression_error": "norm", "dropout": 0.1}
+OF_AUTHORS = {
+    "authors_code": True,
+    "compression_loss": "attention_reconstruction_norm",
+    "dropout": 0.1,
+}
 OF_TABLE_1 = {  # Memformer's sections 3.1 and Table 1: (layers, segment, memory, compressed, rate)
     "memformer": (12, 64, 16, 16, 4),
     "memformer-xl": (12, 64, 32, 0, 4),
