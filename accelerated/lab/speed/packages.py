@@ -52,6 +52,16 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def of_each(logits_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The objective of a model that reads each segment by itself: the sum of nats."""
+
+    def objective(tokens: Tensor, targets: Tensor) -> Tensor:
+        pairs = zip(tokens, targets, strict=True)
+        return torch.stack([nats(logits_of(read), aims) for read, aims in pairs]).sum()
+
+    return objective
+
+
 def block_recurrent(options: Namespace) -> Variant:
     """block-recurrent-transformer-pytorch at the same sizes."""
     from block_recurrent_transformer_pytorch import (  # pyright: ignore
@@ -72,12 +82,7 @@ def block_recurrent(options: Namespace) -> Variant:
         recurrent_layers=tuple(config.recurrent_layers),
         use_flash_attn=options.device.type == "cuda",
     )
-
-    def objective(tokens: Tensor, targets: Tensor) -> Tensor:
-        pairs = zip(tokens, targets, strict=True)
-        return torch.stack([nats(network(read)[0], aims) for read, aims in pairs]).sum()
-
-    return training_step(network, objective, options)
+    return training_step(network, of_each(lambda read: network(read)[0]), options)
 
 
 def compressive(options: Namespace) -> Variant:
@@ -164,12 +169,10 @@ def pretrained_recurrence(options: Namespace) -> Variant:
     )
     network: Any = GPT2LMHeadModel(sizes)
 
-    def objective(tokens: Tensor, targets: Tensor) -> Tensor:
-        pairs = zip(tokens, targets, strict=True)
-        losses = [nats(network(read, use_cache=False).logits, aims) for read, aims in pairs]
-        return torch.stack(losses).sum()
+    def logits_of(read: Tensor) -> Tensor:
+        return network(read, use_cache=False).logits
 
-    return training_step(network, objective, options)
+    return training_step(network, of_each(logits_of), options)
 
 
 PACKAGES = {  # {model: (what is imported, what makes a step of it)}
