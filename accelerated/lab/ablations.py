@@ -240,7 +240,9 @@ def page(record: dict) -> str:
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = f"## {name.capitalize().replace('-', ' ')}"
         parts += [title, wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
-    return laid_out(record, TITLE, "ablations", "ablations", ANSWER, how, *parts)
+    change = """Longer training: these are 400 updates, which measure how fast a model learns. A
+    deeper model."""
+    return laid_out(record, TITLE, "ablations", "ablations", ANSWER, how, change, *parts)
 
 
 def draw(record: dict, path: Path) -> None:

@@ -246,7 +246,9 @@ def page(record: dict) -> str:
     head = ["memory", "right at the end, percent", until]
     name = "compressive-figure-5"
     numbers = markdown_table(head, *table)
-    return laid_out(record, title, name, "systems.agent", answer, how, numbers)
+    change = """Settings that were chosen for each memory: these were chosen for Compressive alone.
+    Longer training."""
+    return laid_out(record, title, name, "systems.agent", answer, how, change, numbers)
 
 
 def draw(record: dict, path: Path) -> None:

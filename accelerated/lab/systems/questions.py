@@ -179,12 +179,14 @@ def page(record: dict) -> str:
         table.append(cells)
     title = "Does the vector carry what a question of two hops needs?"
     answer = "Yes: spans that need a fact of another window are right with it, guesses without."
-    how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its
-    parts. The method and the questions are in the
+    how = """. Numbers are means of the seeds (least..most), in percent. The columns behind exact
+    match are its parts. The method and the questions are in the
     [chapter](../pretrained_recurrence.md#question-answering)."""
     numbers = markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)
     settings = wrapped(f"Settings: {json.dumps(record['settings'])}.")
-    return laid_out(record, title, NAME, "systems.questions", answer, how, numbers, settings)
+    change = "Published weights, and questions that people asked."
+    parts = (numbers, settings)
+    return laid_out(record, title, NAME, "systems.questions", answer, how, change, *parts)
 
 
 def draw(record: dict, path: Path) -> None:

@@ -33,9 +33,17 @@ def mean_and_spread(values: list[float | None], form: str, lost: str = "diverged
 
 
 def laid_out(
-    record: dict, title: str, name: str, program: str, answer: str, how: str, *parts: str
+    record: dict,
+    title: str,
+    name: str,
+    program: str,
+    answer: str,
+    how: str,
+    change: str,
+    *parts: str,
 ) -> str:
-    """A page in Markdown: its picture, the answer, the parts, how it was measured, the command.
+    """A page in Markdown: its picture, the answer, the parts, how it was measured, the command, and
+    what would change the answer.
 
     The picture is beside the page, under its name.
     """
@@ -47,6 +55,8 @@ def laid_out(
         *parts,
         wrapped(measured),
         f"```bash\npython -m accelerated.lab.{program}\n```",
+        "**The smallest difference that this design could see** is about a row's spread of seeds.",
+        wrapped(f"**What would change this answer.** {change}"),
     ]
     return "\n\n".join(blocks) + "\n"
 
