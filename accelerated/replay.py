@@ -271,7 +271,7 @@ def parts_of_the_objective(
 
 def count_scored(segments: Sequence[Segment]) -> int:
     """The number of scored tokens in a rollout."""
-    return sum(segment.count_scored for segment in segments)
+    return sum(int(segment.scored.sum()) for segment in segments)
 
 
 def segment_seeds(segments: Sequence, rank: int = 0) -> list[int]:

@@ -190,11 +190,6 @@ class Segment(NamedTuple):
             return self.begins
         return bool(self.starts.cpu().numpy().any())
 
-    @property
-    def count_scored(self) -> int:
-        """The number of scored tokens."""
-        return int(self.scored.sum())
-
 
 def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are on the host."""

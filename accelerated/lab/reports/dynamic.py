@@ -37,7 +37,7 @@ def evaluate_dynamically(
     score = Score()
     for segment, _, state, made in scoring.carried_through(model, documents, lanes):
         score = scoring.add_segment(score, made, segment, tokenizer)
-        if segment.count_scored:
+        if segment.scored.any():
             through_time(model, [segment.to(device)], state)
             average_and_clip(model, 1, clip)
             optimizer.step()
