@@ -1,11 +1,11 @@
-"""The tools: docs/trust.md has the claims and their tests, in order.
+"""The tools: docs/trust.md has the claims and docs/items.md the items, with their tests, in order.
 
 What mutate.py names is there.
 """
 
 import re
 
-from tests.tools import trust
+from tests.tools import items, trust
 from tests.tools.mutants import mutants_of
 from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
 from tests.tools.reach import ROWS
@@ -27,6 +27,17 @@ def test_the_page_has_the_claims_in_order_with_their_tests_and_what_each_loss_tr
     assert all(trust.reach_table(paper) in PAGE for paper in ROWS), (
         "a table of what each loss trains is old"
     )
+
+
+def test_the_page_of_items_is_that_of_its_list_and_every_item_runs_or_says_why_not():
+    """That its tests, options and commands exist, test_docs.py sees."""
+    listed = items.read_items()
+    page = items.PAGE.read_text()
+    assert page == items.with_items(page, listed), "run python -m tests.tools.items"
+    assert len(listed) > 80
+    for item in listed:
+        assert item.says and item.place, item
+        assert item.how or (item.test.endswith(".") and len(item.test) > 20), item
 
 
 def test_what_it_names_is_there():

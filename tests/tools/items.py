@@ -1,0 +1,91 @@
+"""Writes docs/items.md anew: of every item of the four papers, how to run it, and its test.
+
+    python -m tests.tools.items
+
+The items stand in items.txt, below their chapter, two lines each: what it is and its place in the
+paper, then = and the option or command; and the test below tests/ that shows it, -k WORD for those
+of its cases that are called so. An item that is not here has no command, and for its test a dash
+and a sentence that says why. The named tests run, and if one does not exist, is skipped or fails,
+nothing is written. What the page says beside its tables stays.
+"""
+
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.tools.trust import ROOT, Claim, Record, test_of
+
+ITEMS = Path(__file__).with_name("items.txt")
+PAGE = ROOT / "docs" / "items.md"
+
+
+def read_items(text: str = ITEMS.read_text()) -> list[Claim]:
+    """The items of a text in the form of items.txt.
+
+    `how` is the command; without one the item is not here, and `test` is the sentence.
+    """
+    found = []
+    for part in text.split("== ")[1:]:
+        chapter, *lines = part.splitlines()
+        for number, (item, test) in enumerate(zip(lines[::2], lines[1::2], strict=True), 1):
+            says, _, how = item.partition(" = ")
+            says, _, place = says.rpartition(" (")
+            test, _, word = test.strip().partition(" -k ")
+            test = f"tests/{test}" if how else test.removeprefix("- ")
+            found.append(
+                Claim(chapter, str(number), says, place.removesuffix(")"), test, word, how)
+            )
+    return found
+
+
+def chapter_part(items: list[Claim]) -> str:
+    """A chapter's table, the folded list of its tests, and what is not here."""
+    here = [item for item in items if item.how]
+    lines = ["| | item | place | option or command |", "| --- | --- | --- | --- |"]
+    for item in here:
+        lines.append(f"| {item.name} | {item.says} | {item.place} | {item.how} |")
+    lines += ["", "<details><summary>The test of each row</summary>", ""]
+    for item in here:
+        line = f"- {item.name} `{test_of(item)}`"
+        lines.append(line if len(line) <= 120 else line.replace(" `", "\n  `", 1))
+    lines += ["", "</details>", "", "Not here:", ""]
+    for item in items:
+        if not item.how:
+            line = f"- **{item.says}** ({item.place}). {item.test}"
+            lines += textwrap.wrap(line, 120, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def with_items(page: str, items: list[Claim]) -> str:
+    """The page with the tables and lists of these items."""
+    chapters = dict.fromkeys(item.chapter for item in items)
+    parts = iter(
+        [chapter_part([item for item in items if item.chapter == name]) for name in chapters]
+    )
+    return re.sub(
+        r"^\| \| item .*?(?=\n\n## |\n\Z)", lambda _: next(parts), page, flags=re.M | re.S
+    )
+
+
+def main() -> int:
+    """Run the tests of all items and write the page; returns 1 if one cannot be shown."""
+    items = read_items()
+    shown = [item for item in items if item.how]
+    record = Record(shown)
+    os.chdir(ROOT)
+    tests = dict.fromkeys(item.test for item in shown)
+    status = pytest.main(["-q", "-o", "addopts=--import-mode=importlib", *tests], plugins=[record])
+    problems = record.problems() or ([f"pytest ended with status {int(status)}"] if status else [])
+    if problems:
+        print(*problems, f"{len(problems)} problems; nothing is written", sep="\n", file=sys.stderr)
+        return 1
+    PAGE.write_text(with_items(PAGE.read_text(), items))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
