@@ -184,7 +184,47 @@ def memformer_rules() -> dict:
     for name in ("decoder-only", "continuation"):
         for causal in (False, True):
             distances.append(distance_rule(config_of("memformer", name), causal))
-    return {"special tokens": specials, "distances": distances}
+    return {"special tokens": specials, "distances": distances, "tasks": task_rules()}
+
+
+class Draws:
+    """A generator that keeps what it draws."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.lengths: list = []
+        self.places: list = []
+
+    def poisson(self, mean: float) -> int:
+        """The length of a span."""
+        self.lengths.append(int(self.rng.poisson(mean)))
+        return self.lengths[-1]
+
+    def permutation(self, count: int) -> np.ndarray:
+        """Places, of which the first ones are masked."""
+        self.places = self.rng.permutation(count).tolist()
+        return np.array(self.places)
+
+
+def task_rules() -> dict:
+    """What the tasks read and predict of three segments, and how spans are masked."""
+    first, second, third = ([10 * k + token for token in range(10)] for k in (1, 2, 3))
+    spans = []
+    for seed in range(3):
+        draws = Draws(seed)
+        reading = memformer.mask_spans(np.array(second), -1, 0.3, 2.0, draws)
+        lengths = {"fraction": 0.3, "mean": 2.0, "lengths drawn": draws.lengths}
+        spans.append(
+            lengths | {"places drawn": draws.places, "reading, -1 is mask": reading.tolist()}
+        )
+    return {
+        "segments": [first, second, third],
+        "of the third": {
+            "continuation": {"reading": second, "prompt": third, "predicts": third[1:]},
+            "infilling": {"prompt": second, "predicts": second, "reading": spans},
+            "recall": {"reading": second, "prompt": first, "predicts": first},
+        },
+    }
 
 
 def pretrained_recurrence_rules() -> dict:
