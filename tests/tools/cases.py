@@ -44,6 +44,7 @@ SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compresse
 LESS = {"layers": 1, "head_width": 2, "feed_forward": 3, "vocabulary": 5}
 HAVE_LESS = ("fixed-single", "fixed-dual", "lstm-single")
 HAVE_LESS += ("conv-none", "dilated_conv-none", "dilated_conv-auto_encoding")
+HAVE_LESS += ("compressed-only", "short-memory-most_used")
 HAVE_LESS += tuple(
     f"{compression}-{loss}"
     for compression in ("max_pooling", "mean_pooling", "most_used")

@@ -212,16 +212,16 @@ def task_rules() -> dict:
     spans = []
     for seed in range(3):
         draws = Draws(seed)
-        reading = memformer.mask_spans(np.array(second), -1, 0.3, 2.0, draws)
-        lengths = {"fraction": 0.3, "mean": 2.0, "lengths drawn": draws.lengths}
-        spans.append(
-            lengths | {"places drawn": draws.places, "reading, -1 is mask": reading.tolist()}
-        )
+        mask = -1
+        reading, masked = memformer.mask_spans(np.array(second), mask, 0.3, 2.0, draws)
+        span = {"fraction": 0.3, "mean": 2.0, "lengths drawn": draws.lengths}
+        span |= {"places drawn": draws.places, "reading, -1 is mask": reading.tolist()}
+        spans.append(span | {"predicts": np.array(second)[masked].tolist()})
     return {
         "segments": [first, second, third],
         "of the third": {
             "continuation": {"reading": second, "prompt": third, "predicts": third[1:]},
-            "infilling": {"prompt": second, "predicts": second, "reading": spans},
+            "infilling": {"prompt": second, "spans": spans},
             "recall": {"reading": second, "prompt": first, "predicts": first},
         },
     }
