@@ -37,6 +37,7 @@ class AnyDecoder(PretrainedRecurrence):
     """A decoder with the recurrence module; if `vectors` is 0, the decoder alone."""
 
     config: DecoderConfig
+    output: nn.Parameter | None  # (V, D); None if it is the embedding
 
     def __init__(self, config: DecoderConfig, seed: int = 0, causal: Any = None):
         """`causal` is a model of the package; without it a new one is made, as config.base says."""
@@ -45,7 +46,7 @@ class AnyDecoder(PretrainedRecurrence):
         self.kind = type(causal).__name__
         self.decoder = causal.get_decoder()
         head = causal.get_output_embeddings().weight
-        self.register_parameter("output", None if head is self.embedding else head)  # (V, D)
+        self.register_parameter("output", None if head is self.embedding else head)
         self.module = Recurrence(config) if config.vectors else None
         if self.module is not None and not head.is_meta:
             drawn = init_module(config, np.random.default_rng(seed))
@@ -67,6 +68,7 @@ class AnyDecoder(PretrainedRecurrence):
         outputs = []
 
         def insert(layer: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
+            assert inserted is not None
             names = inspect.signature(layer.forward).parameters
             arguments = dict(zip(names, given, strict=False)) | named
             return (), with_vectors(arguments, inserted, state.present)

@@ -50,7 +50,7 @@ class HarnessModel(TemplateLM):
             return spellings.index(END_OF_TEXT)
         return self.tok_encode("\n")[0]
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list:
+    def tok_encode(self, string: str, **others: Any) -> list[int]:
         """The ids of a text, none of them special."""
         return self.text_tokenizer.encode(string).tolist()
 
@@ -69,7 +69,7 @@ class HarnessModel(TemplateLM):
             totals[owner] += total
         return totals
 
-    def _loglikelihood_tokens(self, requests: list, **_: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: list, **others: Any) -> list[tuple[float, bool]]:
         """(Log-probability, whether each token is the likeliest) of each continuation.
 
         A request is (its text, tokens of the context, tokens of the continuation).
