@@ -331,9 +331,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         dcompressed, dcompression = remember_backward(
             config, dnext_state.compressed[:, layer, first:], compression_cache
         )
-        dh, dremembered, dlayer = layer_backward(config, dh, layer_cache)
-        dstate.compressed[:, layer, first:] = dremembered[:, :c] + dcompressed
-        dstate.memory[:, layer, config.memory - m :] = dremembered[:, c:]
+        dh, (dcompressed_read, dmemory), dlayer = layer_backward(config, dh, layer_cache)
+        dstate.compressed[:, layer, first:] = dcompressed_read + dcompressed
+        dstate.memory[:, layer, config.memory - m :] = dmemory
         grads |= prefixed(f"layers.{layer}.", dlayer)
         grads |= prefixed(f"layers.{layer}.compression.", dcompression)
     # the tied embedding's second gradient
@@ -441,15 +441,15 @@ def attend_forward(p, config, h, remembered, rng, sinusoids):
         out = out + p["output_bias"]  # decision 12
     out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
     projection_caches = (query_cache, key_cache, value_cache, distance_cache, own_cache)
-    cache = (projection_caches, attention_cache, output_cache, dropout_mask)
+    cache = (projection_caches, attention_cache, output_cache, dropout_mask, remembered[0].shape[1])
     return out, attention_cache.weights, cache
 
 
 # source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T:
 # dsource = dk W_k + dx W_x + [0; dq W_q]
 def attend_backward(config, dout, cache):
-    """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
-    projection_caches, attention_cache, output_cache, dropout_mask = cache
+    """dh (B, N, D), those of compressed memory and memory, and the parameters' gradients."""
+    projection_caches, attention_cache, output_cache, dropout_mask, c = cache
     query_cache, key_cache, value_cache, distance_cache, own_cache = projection_caches
     dout = dropout_backward(dout, dropout_mask)
     dattended, doutput = linear_backward(dout, output_cache)
@@ -479,7 +479,8 @@ def attend_backward(config, dout, cache):
     dsource = dsource_by_key + dsource_by_value
     before = dsource.shape[1] - dh.shape[1]  # C + M
     grads |= {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight}
-    return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
+    dremembered = (dsource[:, :c], dsource[:, c:before])
+    return dh + dsource[:, before:], dremembered, grads | ddistance | dbiases
 
 
 class AttentionCache(NamedTuple):
