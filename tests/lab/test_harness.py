@@ -39,7 +39,7 @@ def sides(tmp_path_factory):
     torch.set_default_dtype(torch.float32)
     folder = tmp_path_factory.mktemp("gpt2")
     learned = tokenizers.ByteLevelBPETokenizer()
-    learned.train_from_iterator([TEXT], 300, special_tokens=[END])
+    learned.train_from_iterator([TEXT], 300, special_tokens=["<pad>", END])
     learned.save_model(str(folder))
     size = learned.get_vocab_size()
     config = transformers.GPT2Config(
