@@ -247,29 +247,36 @@ def flags_of(vectors: Path, tensor: str) -> list:
     return flags.get(tensor, [])
 
 
-def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False) -> bool:
-    """Compare a file with another, or the files of one name in two folders.
+def check_one(vectors: Path, theirs: Path, stage: str) -> bool:
+    """Compare a file with another; returns whether all tensors agree up to the stage."""
+    rows, unknown = read_both(vectors, theirs, stage)
+    report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
+    return first_wrong(rows) is None
 
-    Returns whether all tensors agree up to the stage; if strict, a case that is missing does not.
-    """
-    if not vectors.is_dir():
-        rows, unknown = read_both(vectors, theirs, stage)
-        report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
-        return first_wrong(rows) is None
 
-    paths = sorted(vectors.glob("*.safetensors"))
-    if not paths:
+def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
+    """The names of all files of vectors, and of those that are in both folders."""
+    names = sorted(path.name for path in vectors.glob("*.safetensors"))
+    if not names:
         raise CheckError(
             f"{vectors} has no vectors; give a paper's folder, such as docs/vectors/compressive"
         )
-    in_both = [path for path in paths if (theirs / path.name).is_file()]
+    in_both = [name for name in names if (theirs / name).is_file()]
     if not in_both:
-        names = ", ".join(path.name for path in paths[:3])
-        raise CheckError(f"{theirs} has none of the files of {vectors}: {names} ...")
+        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
+    return names, in_both
 
+
+def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
+    """Compare the files of one name in two folders; returns whether all agree up to the stage.
+
+    If strict, a case that is missing does not.
+    """
+    names, in_both = names_in(vectors, theirs)
     failed = []  # (place, file, first wrong tensor)
-    for path in in_both:
-        rows, unknown = read_both(path, theirs / path.name, stage)
+    for name in in_both:
+        path = vectors / name
+        rows, unknown = read_both(path, theirs / name, stage)
         first = first_wrong(rows)
         if first:
             failed.append((place_of(first, len(rows)), path, first))
@@ -278,7 +285,7 @@ def check_all(vectors: Path, theirs: Path, stage: str = "", strict: bool = False
                 print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
         if unknown and len(failed) <= LINES:
             print(f"{path.stem}: not in the vectors: {', '.join(unknown[:5])}")
-    absent = len(paths) - len(in_both)
+    absent = len(names) - len(in_both)
     print(
         f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
     )
@@ -343,7 +350,14 @@ def main(argv: list | None = None) -> int:
     strict = "fail if a case of VECTORS is not in THEIRS"
     parser.add_argument("--strict", action="store_true", help=strict)
     options: Any = parser.parse_args(argv)
-    return exit_code("reference.check", lambda: check_all(**vars(options)))
+    both = (options.vectors, options.theirs, options.stage)
+
+    def work() -> bool:
+        if options.vectors.is_dir():
+            return check_folder(*both, options.strict)
+        return check_one(*both)
+
+    return exit_code("reference.check", work)
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
         process.stdout.close()
     printed, error = process.communicate()
     assert (process.returncode, error) == (0 if reads else 1, "")
-    assert not reads or "11 of 11 cases agree; 0 are not in" in printed
+    assert not reads or "12 of 12 cases agree; 0 are not in" in printed
 
 
 # Wrong conventions
