@@ -304,8 +304,8 @@ def place_of(first: Row, count: int) -> tuple:
     Of several in one segment, the file with the most tensors says most.
     """
     stage = [*STAGES].index(stage_of(first.name))
-    segment = re.match(r"\d*", first.name)
-    number = int(segment[0] or 0)
+    segment = first.name.partition("/")[0]
+    number = int(segment) if segment.isdigit() else 0
     backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
     return first.words.startswith("missing"), stage, -number if backwards else number, -count
 

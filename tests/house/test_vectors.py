@@ -8,7 +8,7 @@ import pytest
 
 from accelerated.models import NAMES
 from reference import check
-from tests.tools.cases import EVERY_CASE
+from tests.tools.cases import EVERY_CASE, VARIANTS
 from tests.tools.vectors import FOLDER, case_file, operators_file, rules
 
 every_case = pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_file_is_what_its_command_writes(paper, name):
     is_written(FOLDER / paper / f"{name}.safetensors", *case_file(paper, name))
 
 
-@pytest.mark.parametrize("paper", NAMES)
+@pytest.mark.parametrize("paper", VARIANTS)
 def test_operators_are_what_their_command_writes(paper):
     """Each has a result, gradients of a result that arrives, and finite numbers."""
     rows, about = operators_file(paper)
@@ -77,7 +77,7 @@ def test_every_file_is_a_case_and_together_they_are_small():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     kinds = ("safetensors", "json")
     cases = {f"{paper}/{name}.{kind}" for paper, name in EVERY_CASE for kind in kinds}
-    cases |= {f"operators/{paper}.{kind}" for paper in NAMES for kind in kinds}
+    cases |= {f"operators/{paper}.{kind}" for paper in VARIANTS for kind in kinds}
     assert {path.relative_to(FOLDER).as_posix() for path in files} == {*cases, "rules.json"}
     assert sum(path.stat().st_size for path in files) <= 3_000_000
 
