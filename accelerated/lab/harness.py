@@ -21,7 +21,8 @@ from accelerated.protocol import Model
 NEEDS = ("its tasks need", "harness", "lm_eval")
 TemplateLM: Any = optional_package("lm_eval.api.model", *NEEDS).TemplateLM
 utils = optional_package("lm_eval.utils", *NEEDS)
-END_OF_TEXT = b"<|endoftext|>"
+generation = optional_package("lm_eval.models.utils", *NEEDS)
+ENDS = (b"<|endoftext|>", b"</s>")  # of a text, as tokenizers spell it
 
 
 class HarnessModel(TemplateLM):
@@ -44,11 +45,15 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What a text's first token is predicted from: <|endoftext|>, or else a line's end."""
+        """What a text's first token is predicted from: the end of a text, or else of a line.
+
+        It is 0 for a tokenizer that has neither.
+        """
         spellings = self.text_tokenizer.spellings
-        if END_OF_TEXT in spellings:
-            return spellings.index(END_OF_TEXT)
-        return self.tok_encode("\n")[0]
+        for end in ENDS:
+            if end in spellings:
+                return spellings.index(end)
+        return next(iter(self.tok_encode("\n")), 0)
 
     def tok_encode(self, string: str, **others: Any) -> list[int]:
         """The ids of a text, none of them special."""
@@ -99,21 +104,21 @@ class HarnessModel(TemplateLM):
 
     def continuation(self, context: str, options: dict) -> str:
         """The continuation of a context; lm_eval's options say how long it is, and how it ends."""
-        count = options.get("max_gen_toks", 256)
+        settled = generation.normalize_gen_kwargs(options)
+        count = settled["max_gen_toks"]
         ids = self.tok_encode(context) or [self.eot_token_id]
         if self.clear_memory:
             ids = ids[-max(1, self.segment - count) :]
         device = self.model.embedding.device
-        sampling = Sampling(options.get("temperature", 0.0))
+        sampling = Sampling(settled.get("temperature", 0.0))
         generator = torch.Generator(device).manual_seed(0)
         given = torch.tensor([ids], device=device)
         drawn = continue_text(self.model, given, count, sampling, generator)
-        until = options.get("until") or []
-        words = [until] if isinstance(until, str) else until
+        words = [*filter(None, settled["until"]), *map(bytes.decode, ENDS)]
         text = ""
         for piece in stream_text(self.text_tokenizer, drawn):
             text += piece
-            ends = [text.index(word) for word in (*words, END_OF_TEXT.decode()) if word in text]
+            ends = [text.index(word) for word in words if word in text]
             if ends:
                 return text[: min(ends)]
         return text
@@ -129,11 +134,12 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if unknown:
         where = own or "lm_eval"
         raise InputError(f"--tasks {unknown[0]}: {where} has no such task; give another")
-    results = optional_package("lm_eval", *NEEDS).simple_evaluate(
-        model=HarnessModel(run.model, run.tokenizer, run.lane_count, options.clear_memory),
-        tasks=names,
-        task_manager=manager,
-        limit=options.limit,
-        bootstrap_iters=0,
-    )
+    model = HarnessModel(run.model, run.tokenizer, run.lane_count, options.clear_memory)
+    try:
+        results = optional_package("lm_eval", *NEEDS).simple_evaluate(
+            model=model, tasks=names, task_manager=manager, limit=options.limit, bootstrap_iters=0
+        )
+    except OSError as error:  # of the package datasets
+        words = f"--tasks {options.tasks}: its documents cannot be read ({error})"
+        raise InputError(f"{words}; fetch them on a machine with a network") from None
     return {"results": results["results"]}, utils.make_table(results).splitlines()

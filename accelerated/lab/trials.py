@@ -34,6 +34,9 @@ HEADLINE_SEEDS = (0, 1, 2, 3, 4)
 VALIDATION = "validation_bits_per_byte"  # a key of a log
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 ADVICE = "give another --runs"
+# Parts of the minutes, if there are only so many; the rest is eval.py's
+FIRST_ENDS = 0.2
+TRAINING_ENDS = 0.7
 A_WEEK = 7 * 86_400  # seconds: threads cannot wait for infinitely many
 
 
@@ -83,11 +86,12 @@ class Workshop:
         options = sorted(settled(trial.options).items())
         return self.runs / f"{fingerprint(options)}-seed-{trial.seed}"
 
-    def train(self, trials: Iterable[Trial]) -> None:
+    def train(self, trials: Iterable[Trial], ends: float = TRAINING_ENDS) -> None:
         """Train the trials that are missing, and resume those that were interrupted.
 
-        Raises InputError if one cannot run.
+        They are stopped after the part `ends` of the minutes. Raises InputError if one cannot run.
         """
+        self.part = ends
         by_folder = {self.folder(trial): trial for trial in trials}
         missing = [by_folder[folder] for folder in by_folder if not ended(read_metrics(folder))]
         self.in_parallel([(self.train_one, trial) for trial in missing])
@@ -102,6 +106,8 @@ class Workshop:
         words = [*trial.words, "--out", str(folder)]
         if checkpoint_path(folder).exists():
             words = ["--resume", str(folder)]
+            for answer in folder.glob("eval-*.json"):  # about the run as it was stopped
+                answer.unlink()
         code, _, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
 
         diverged = code == 2 and last.endswith(DIVERGED)
@@ -140,6 +146,7 @@ class Workshop:
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
+        self.part = 1.0
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)

@@ -16,9 +16,10 @@ from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
-from accelerated.lab.tables.page import names_and_rows, page
+from accelerated.lab.tables.page import has_picture, names_and_rows, page
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import (
+    FIRST_ENDS,
     HEADLINE_SEEDS,
     LOG,
     LOG_NUMBERS,
@@ -41,9 +42,6 @@ from accelerated.training.settings import Settings
 ROUNDS = 15  # in which the rows' training steps take turns
 SPEECH = Path("runs/speech")
 ADVICE = "give another --out"
-# Parts of the minutes, if there are only so many; the rest is eval.py's
-FIRST_ENDS = 0.2
-TRAINING_ENDS = 0.7
 
 
 def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
@@ -52,12 +50,11 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     They are NAME.md and NAME.json in pages, and the picture NAME.svg. Then say which folders hold
     each row's runs, for eval.py.
     """
-    if table.picture:
+    if has_picture(table):
         figure_class()  # says now if matplotlib is missing
     if table.reads_speech:
         read_aloud(SPEECH)
     tuning, trials = train_rows(table, workshop)
-    workshop.part = 1.0
     workshop.evaluate(questions(table, trials))
     rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
     if table.timed and workshop.seconds_left > 0:
@@ -88,7 +85,7 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         temporary.write_text(json.dumps(record, indent=1) + "\n")
     with written_whole(pages / f"{name}.md", ADVICE) as temporary:
         temporary.write_text(page(table, record))
-    if table.picture:
+    if has_picture(table):
         draw(table, record, pages / f"{name}.svg")
     for label, row in names_and_rows(record):
         folders = [str(workshop.folder(trial)) for trial in trials[row["name"]]]
@@ -121,7 +118,7 @@ def measure_again(
     table = TABLES[name]
     first = Trial("the first run", table.first)
     if table.first:
-        workshop.train([first])
+        workshop.train([first], FIRST_ENDS)
     begun = str(workshop.folder(first))
     published = {row["name"]: row for row in record["rows"]}
     trials = {}
@@ -160,11 +157,9 @@ def train_rows(
     Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
     """
     first = Trial("the first run", table.first)
-    workshop.part = FIRST_ENDS
     if table.first:
-        workshop.train([first])
+        workshop.train([first], FIRST_ENDS)
     begun = str(workshop.folder(first))
-    workshop.part = TRAINING_ENDS
 
     tried = {}  # {row: {choice: its trial}}
     for name, row in table.rows.items():

@@ -23,7 +23,7 @@ from accelerated.lab.tables.orderings import (
     verdict,
 )
 from accelerated.lab.tables.page import page
-from accelerated.lab.tables.table import TABLES, Measure, Panel, Row
+from accelerated.lab.tables.table import TABLES, Measure, Row
 from accelerated.lab.trials import LOG, SEEDS, Trial, Workshop, join
 from accelerated.program.errors import InputError
 from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, train
@@ -201,7 +201,6 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
             Measure("end", LOG, "validation"),
         ],
         grid=["--learning-rate 0.01"],
-        picture=[Panel("", "", {"1": "* @ test"}, ["a", "b"])],
     )
     monkeypatch.setitem(TABLES, "a-table", table)
     main(["a-table", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--jobs", "3"])
@@ -214,7 +213,7 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
     assert record["jobs"] == 3
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert (tmp_path / "a-table.md").read_text() == page(table, record)
-    assert (tmp_path / "a-table.svg").exists()
+    assert (tmp_path / "a-table.svg").exists(), "the page shows it, of orderings too"
 
     assert record["python"] == platform.python_version()
     record["corpus"] = "another text"
