@@ -274,9 +274,12 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
     """
     names, in_both = names_in(vectors, theirs)
     failed = []  # (place, file, first wrong tensor)
+    stages = [*STAGES]
+    last = 0  # stage that is compared
     for name in in_both:
         path = vectors / name
         rows, unknown = read_both(path, theirs / name, stage)
+        last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
         first = first_wrong(rows)
         if first:
             failed.append((place_of(first, len(rows)), path, first))
@@ -293,8 +296,7 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
         _, path, first = min(failed)
         begin_with(path, first)
         return False
-    last = stage or "steps"
-    print(f"stage {[*STAGES].index(last) + 1} of {len(STAGES)} done: {last}")
+    print(f"stage {last + 1} of {len(STAGES)} done: {stages[last]}")
     return not (strict and absent)
 
 

@@ -367,6 +367,8 @@ def generate(model: str, text: str, seed: int, out: Path) -> bool:
         config = reference.Config(**fields_of(text))
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckError(f"--config {text}: {error}") from None
+    if seed < 0:
+        raise CheckError(f"--seed is {seed}; it must be at least 0")
     case = random_case(reference, config, np.random.default_rng(seed))
     rows = given_of(case) | rows_of(case, "", detailed=True)
     try:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accelerated.models import NAMES
-from reference import check
+from reference import check, vectors
 from tests.tools.cases import EVERY_CASE, VARIANTS
 from tests.tools.vectors import FOLDER, case_file, operators_file, rules
 
@@ -117,3 +117,9 @@ def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
         if key == "mixed" or (key == "weights" and config.get("encoder_layers") == 0):
             continue  # of the pooled rows; of slots and tokens
         assert found == eval(f"({shapes[paper, key]},)", {"__builtins__": {}}, sizes), key
+
+
+def test_a_negative_seed_is_one_line_and_exit_code_2(tmp_path, capsys):
+    command = ["--model", "memorizing", "--config", "{}", "--out", str(tmp_path / "a.safetensors")]
+    assert vectors.main([*command, "--seed", "-1"]) == 2
+    assert "--seed is -1; it must be at least 0" in capsys.readouterr().err

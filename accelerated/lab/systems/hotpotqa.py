@@ -72,7 +72,9 @@ def question_of(item: dict) -> Question:
         text += "\n"
     if not (text and item["answer"]):
         raise ValueError("its context or its answer is empty")
-    return Question(str(item["question"]), text, str(item["answer"]), tuple(hops))
+    question = str(item["question"])
+    f"{text}{question}".encode()  # half a surrogate pair, which JSON can hold, raises ValueError
+    return Question(question, text, str(item["answer"]), tuple(hops))
 
 
 def read_questions(path: Path) -> dict[str, Question]:
@@ -82,7 +84,11 @@ def read_questions(path: Path) -> dict[str, Question]:
         questions = {}
         for number, item in enumerate(json.loads(regular(path).read_bytes()), start=1):
             at = f"question {number}"
-            questions[str(item["_id"])] = question_of(item)
+            name = str(item["_id"])
+            question = question_of(item)
+            if name in questions:
+                raise ValueError(f"an earlier one has its _id, {name}")
+            questions[name] = question
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {FORM}") from None
     except (KeyError, RecursionError, TypeError, ValueError) as error:
@@ -104,11 +110,16 @@ def open_vocabulary(folder: Path, segment: int) -> Tokenizer:
 
 
 def chosen(questions: dict[str, Question], count: int) -> list[Question]:
-    """So many questions to train on, always the same, without those that no span answers."""
+    """So many questions to train on, always the same, without those that no span answers.
+
+    Raises InputError if that leaves none.
+    """
     answered = []
     for question in questions.values():
         if question.answer in KINDS or reader.answer_start(question) >= 0:
             answered.append(question)
+    if not answered:
+        raise InputError("no text of --train has its question's answer; give another file")
     left_out = len(questions) - len(answered)
     if left_out:
         print(f"{counted(left_out, 'question')} without their answer in the text are left out")
@@ -130,14 +141,19 @@ def main(argv: list[str]) -> None:
     training = chosen(read_questions(options.train), options.questions)
     with disk_errors(options.out, ADVICE):
         options.out.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for seed, row in itertools.product(options.seeds, ROWS):
+        files[row, seed] = options.out / f"answers-{row}-{seed}.json"
+    for file in files.values():
+        if file.exists():
+            scores(file, asked, options)  # refused before anything is trained
     examples = cut_all(training, bpe, options.segment)
     asked_examples = cut_all(list(asked.values()), bpe, options.segment)
     updates = math.ceil(options.epochs * len(examples) / options.batch)
     how = (updates, options.batch, options.learning_rate)
 
     table = [("windows", "seed", "F1", "exact match")]
-    for seed, row in itertools.product(options.seeds, ROWS):
-        file = options.out / f"answers-{row}-{seed}.json"
+    for (row, seed), file in files.items():
         if not file.exists():
             model = load_roberta(options.init, options.segment, ROWS[row], seed)
             model.to(choose_device("auto"))
@@ -167,7 +183,7 @@ def scores(file: Path, asked: dict[str, Question], options: argparse.Namespace) 
     """
     content = json.loads(file.read_text())
     answers = content["answer"]
-    if content["settings"] != settings_of(options) or answers.keys() != asked.keys():
+    if content.get("settings") != settings_of(options) or answers.keys() != asked.keys():
         raise InputError(f"{file} is of other options or questions; {ADVICE}")
     pairs = [(answers[name], question.answer) for name, question in asked.items()]
     of_words = percent([f1(*pair) for pair in pairs])

@@ -69,6 +69,8 @@ def test_a_question_that_no_span_answers_is_asked_and_not_trained_on(capsys):
     assert drawn == hotpotqa.chosen(questions, 9)
     assert len(hotpotqa.chosen(questions, 1)) == 1
     assert "1 question without their answer in the text" in capsys.readouterr().out
+    words = refusal(hotpotqa.chosen, {"a": questions["a"]}, 9)
+    assert words == "no text of --train has its question's answer; give another file"
 
 
 FAULTS = {  # {what: (the file, the message)}
@@ -79,6 +81,11 @@ FAULTS = {  # {what: (the file, the message)}
     "no context": (json.dumps([ITEM, with_(context=None)]), "question 2 cannot be read (KeyError"),
     "empty context": (json.dumps([with_(context=[])]), "its context or its answer is empty"),
     "the test set, without answers": (json.dumps([with_(answer=None)]), "(KeyError: 'answer')"),
+    "a question twice": (
+        json.dumps([ITEM, ITEM]),
+        "question 2 cannot be read (ValueError: an earl",
+    ),
+    "half a character": (json.dumps([with_(question="\ud800")]), "(UnicodeEncodeError: "),
     "another context": (json.dumps([with_(context=["a"])]), "question 1 cannot be read (ValueE"),
 }
 
@@ -180,8 +187,8 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
     hotpotqa.main(command)
     assert capsys.readouterr().out == printed
     assert f"{out}/answers-disjoint-0.json is of other options" in refusal(
-        hotpotqa.main, [*command, "--epochs", "3"]
-    )
+        hotpotqa.main, [*command, "--epochs", "3", "--seeds", "7", "0"]
+    ), "before seed 7 is trained"
 
 
 @pytest.mark.parametrize("what", ["special tokens", "more words", "no words", "segment"])
