@@ -168,7 +168,11 @@ def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruptio
 def validation_score(
     run: opening.Run, model: protocol.Model, clear_memory: bool = False
 ) -> score.Score:
-    """The Score of the documents to validate on: the split, or what --validation-tokens says."""
+    """The Score of the documents to validate on: the split, or what --validation-tokens says.
+
+    With --clear-memory the memory is cleared here too.
+    """
+    clear_memory = clear_memory or run.settings.training.clear_memory
     with run.computing(model):
         return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
@@ -177,7 +181,7 @@ def report(run: opening.Run) -> None:
     """Print and log the last validation, with the state carried on and cleared at each segment."""
     carried = run.score or validation_score(run, run.model)
     cleared = None
-    if not score.carries_nothing(run.model):
+    if not (run.settings.training.clear_memory or score.carries_nothing(run.model)):
         cleared = validation_score(run, run.model, clear_memory=True)
     print(run.last_lines(carried, cleared))
     run.log_validation(carried, cleared, final=True)

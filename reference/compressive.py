@@ -1441,7 +1441,7 @@ def check_compression(config):
     if config.compressed_memory and config.new_rows < 1:
         raise ValueError(
             f"segment {config.segment} is too short for a compressed row: "
-            f"compression_rate is {config.compression_rate}; give a smaller one"
+            f"compression_rate is {config.compression_rate}; give a longer segment"
         )
     is_unpadded = config.authors_code and config.compression == "dilated_conv"
     if is_unpadded and config.compression_loss.startswith("auto_encoding"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accelerated.attention.content import sdpa
-from accelerated.compressive import Compressive, Layer, State
+from accelerated.compressive import Compressive, State
 from accelerated.generation.token_by_token import TokenByToken
 
 
@@ -68,27 +68,20 @@ class Steps(TokenByToken):
         values = rows.values[index].index_copy_(2, place, value)
 
         content_bias, *distance_biases = layer.distance_biases()
-        parts = []
+        number = torch.arange(keys.shape[2], device=h.device)  # (K,)
+        column = number - position + self.model.config.segment - 1  # of a key's distance
+        offsets = []
         for distance_key, bias in zip(rows.distance_keys[index], distance_biases, strict=True):
             distance_query = (query + bias[:, None])[:, :, 0]  # (B, H, E)
             by_distance = torch.bmm(distance_query.transpose(0, 1), distance_key)
-            parts.append(by_distance.transpose(0, 1))  # (B, H, K)
-        number = torch.arange(keys.shape[2], device=h.device)  # (K,)
-        offset = self.by_key(parts, position, number, layer)
+            columns = column.clamp(max=distance_key.shape[2] - 1)
+            offsets.append(by_distance.transpose(0, 1).index_select(2, columns))  # (B, H, K)
+        offset = offsets[0]
+        if layer.own_distances:
+            first = layer.compressed_rows
+            offset = torch.cat([offsets[1][..., :first], offset[..., :-first]], 2)
         offset = offset.masked_fill(number > place, -math.inf)
         return sdpa(query + content_bias[:, None], keys, values, offset[:, :, None])
-
-    def by_key(self, parts: list[Tensor], position: Tensor, number: Tensor, layer: Layer) -> Tensor:
-        """Scores by key (B, H, K) from scores by distance, of all keys or of memory, compressed."""
-        first = layer.compressed_rows if layer.own_distances else 0  # key of the first part
-        last = parts[0].shape[2] - 1  # the column of distance 0
-        before = last + 1 - self.model.config.segment  # keys before the segment's
-        columns = (number[first:] - first - before - position + last).clamp(0, last)
-        scores = parts[0].index_select(2, columns)
-        if not layer.own_distances:
-            return scores
-        own = number[:first] - first - position + parts[1].shape[2] - 1
-        return torch.cat([parts[1].index_select(2, own), scores], 2)
 
     def close(self, state: State, tokens: Tensor, rows: Rows) -> State:
         """The State after a complete segment."""

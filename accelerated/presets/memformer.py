@@ -31,6 +31,10 @@ CHECKS = (
         "--task-infilling masks a part of every segment, and --segment 1 has no parts; "
         "give --segment 2 or more",
     ),
+    (
+        lambda given: given.tasks.masked_only and not given.tasks.infilling,
+        "--task-masked-only is for --task-infilling, which is 0; give it, or leave both out",
+    ),
 )
 
 PRESETS = {

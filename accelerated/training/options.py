@@ -305,6 +305,11 @@ def check(settings: Settings, options: dict) -> None:
             "--tokenizer names a tokenizer, --train-bpe and --train-words learn it; "
             "give one of them"
         )
+    if training.validation_prefix and data.data == RECALL:
+        raise InputError(
+            "--validation-prefix would leave --data recall without its questions, which come last; "
+            "leave it out"
+        )
     if "steps" in options and options.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
     if training.compile == "cudagraphs" and training.backprop == "checkpointed":

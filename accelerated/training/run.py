@@ -29,7 +29,8 @@ from accelerated.training.folder import Log
 from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
 
-OF_VALIDATION = ("validation_tokens", "validation_prefix")  # say on which text
+# Say what is measured on which text
+OF_VALIDATION = ("validation_tokens", "validation_prefix", "clear_memory")
 
 
 class Score(Protocol):
@@ -188,20 +189,22 @@ class Run:
     def last_lines(self, carried: Score, cleared: Score | None) -> str:
         """What is printed of the last Score, and of the one with the memory cleared.
 
-        That is None if there is no memory.
+        That is None if no memory is carried.
         """
         what = f"validation on {counted(carried.tokens, 'token')}"
         if self.validation_share < 1:
             what += f" ({100 * self.validation_share:.3g}% of the split)"
         bits = f"{carried.bits_per_byte:.3f}"
-        if not cleared:
-            return f"{what}: {bits} bits per byte; this model carries no memory"
-        both = f"{bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
-        if self.settings.data.data != "recall":
-            return f"{what}, bits per byte: {both}"
-        right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
-        chance = chances_in_words(self.settings.recall)
-        return f"{what}, bits per byte: {both}\nright answers: {right} ({chance})"
+        right = f"{carried.accuracy:.1%}"
+        if cleared:
+            bits += f" with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
+            right += f" with the memory, {cleared.accuracy:.1%} with it cleared"
+        else:
+            bits += "; no memory is carried"
+        lines = f"{what}, bits per byte: {bits}"
+        if self.settings.data.data == "recall":
+            lines += f"\nright answers: {right} ({chances_in_words(self.settings.recall)})"
+        return lines
 
     # Saved and restored
 
@@ -256,4 +259,4 @@ class Run:
         self.gradient_norm = contents["gradient_norm"]
         before = contents["training"]
         if all(before.get(name) == getattr(training, name) for name in OF_VALIDATION):
-            self.best = contents["best"]  # of the same text
+            self.best = contents["best"]  # of the same measurement

@@ -64,8 +64,8 @@ class TrainingConfig:
         batch: B, lanes: documents that are read side by side
         horizon: K, segments per iteration; gradient flows through the state between them, if the
             model's state passes it on
-        clear_memory: empty the memory before each segment, for a control that never learns to use
-            it
+        clear_memory: empty the memory before each segment, in validation too, for a control that
+            never learns to use it
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay
             (MRBP)
         checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward
@@ -148,6 +148,8 @@ class TrainingConfig:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}; it must lie in 0..1")
+        if self.validation_prefix == 1:
+            raise ValueError("validation_prefix is 1, of which nothing is predicted; give more")
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         for name, possible in CHOICES.items():

@@ -208,6 +208,17 @@ def test_a_control_reads_every_segment_with_its_memory_emptied(text, tmp_path, s
     assert all(bool(segment.starts.all()) for segment in seen)
 
 
+def test_a_control_is_validated_without_its_memory(text, tmp_path, capsys):
+    """--clear-memory: the best checkpoint is the best of what was trained."""
+    run = tmp_path / "control"
+    options = [*programs.MEMFORMER, "--data", text, "--sample", 0, "--steps", 3]
+    train(*options, "--clear-memory", "--out", run)
+    assert "with the memory" not in capsys.readouterr().out
+    reported = read_metrics(run)[-1]["validation_bits_per_byte"]
+    assert as_json(capsys, run, "--clear-memory")["bits_per_byte"] == pytest.approx(reported)
+    assert as_json(capsys, run)["bits_per_byte"] != pytest.approx(reported)
+
+
 def test_a_segment_has_a_task_only_if_tasks_are_asked_for(text, tmp_path, seen):
     options = [*programs.MEMFORMER, "--data", text, *BRIEF]
     train(*options, "--steps", 2, "--out", tmp_path / "plain")

@@ -24,7 +24,7 @@ PARTS = ("compressed memory", "memory", "segment")
 
 def segments_to_fill(config: Config) -> int:
     """How many segments to read until the memories are full, without zeros from the start."""
-    compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
+    compressed = -(-config.compressed_memory // max(1, config.new_rows))
     return -(-config.memory // config.segment) + compressed
 
 

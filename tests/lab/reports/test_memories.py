@@ -1,6 +1,7 @@
 """Attention by age and compression loss by layer are averages over segments with full memories."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -47,6 +48,14 @@ def test_fewer_than_two_segments_are_refused(lengths, found):
     words = f"{found} full memories, .* more than 6 segments of 8 scored tokens"
     with pytest.raises(InputError, match=words):
         list(memories.full_memories(model, counting_documents(lengths), 2, 10))
+
+
+def test_memories_are_full_if_no_row_is_a_zero_of_the_start():
+    """A rate of 5 makes one row of a segment of 8, so 3 rows take three segments."""
+    sizes = {"segment": 8, "memory": 8, "compressed_memory": 3, "compression_rate": 5}
+    model = Compressive(dataclasses.replace(SMALL, **sizes)).eval()
+    taken = memories.full_memories(model, counting_documents([60, 60]), 2, 10)
+    assert all((state.compressed != 0).any(-1).all() for _, state in taken)
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
