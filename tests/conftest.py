@@ -45,6 +45,8 @@ settings.register_profile("thorough", max_examples=2000, derandomize=False, **LO
 engine.MAX_SHRINKING_SECONDS = 5  # for a smaller example of a failure; its default is 300
 settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this choice
 
+# Else the package datasets counts every set that it opens, by a request
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too
 torch.set_num_threads(int(THREADS))
 
