@@ -53,8 +53,6 @@ from reference.pretrained_recurrence import (
     init_norm,
     layer_norm_backward,
     layer_norm_forward,
-    linear_backward,
-    linear_forward,
     masked_attention_backward,
     masked_attention_forward,
     merge_heads,
@@ -524,57 +522,6 @@ def fit_answers(params, config, windows, answer):
         rate = 0.02 * 0.98**step
         params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
     return loss
-
-
-# ----------------------------------------------------------------------------
-# variants: the pretraining with masked tokens; a first reading skips it
-def masked_loss_and_gradients(params, config, tokens, targets, scored, rng=None):
-    """The pretraining: mean loss of the masked tokens that are scored (B, N), and its gradients.
-
-    Every window begins anew.
-    """
-    count = scored.sum()
-    state = initial_state(params, config, len(tokens))
-    readable = np.ones(tokens.shape, bool)
-    x, state, cache = forward(params, config, tokens, readable, state, rng)
-    logits, masked_cache = masked_forward(params, x)
-    loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-
-    dlogits = cross_entropy_backward(1 / count, loss_cache)
-    dx, grads = masked_backward(dlogits, masked_cache)
-    no_gradient = State(*(np.zeros_like(field) for field in state))
-    dparams, _ = backward(params, config, cache, dx, no_gradient)
-    add_into(grads, dparams)
-    return loss / count, grads
-
-
-def masked_forward(params, x):
-    """Logits (B, N, V) of what was masked, from the final layer's outputs.
-
-    It is RoBERTa's head, whose matrix is the embedding.
-    """
-    p = subtree(params, "masked.")
-    before, hidden_cache = affine_forward(p, "hidden", x)
-    hidden, gelu_cache = exact_gelu_forward(before)
-    normal, norm_cache = layer_norm_forward(p, "norm", hidden)
-    logits, output_cache = linear_forward(normal, params["embedding"])
-    return logits + p["bias"], (hidden_cache, gelu_cache, norm_cache, output_cache)
-
-
-# logits = M norm(gelu(W x + b)) + c: dc = Σ dlogits, the rest in reverse
-def masked_backward(dlogits, cache):
-    """Gradients of x and of the parameters."""
-    hidden_cache, gelu_cache, norm_cache, output_cache = cache
-    dnormal, dembedding = linear_backward(dlogits, output_cache)
-    dhidden, dhead_params = layer_norm_backward(dnormal, norm_cache)
-    dbefore = exact_gelu_backward(dhidden, gelu_cache)
-    dx, dhidden_params = affine_backward(dbefore, hidden_cache)
-    dhead_params |= dhidden_params
-    dhead_params["bias"] = dlogits.sum((0, 1))
-
-    grads = prefixed("masked.", dhead_params)
-    grads["embedding"] = dembedding
-    return dx, grads
 
 
 # ----------------------------------------------------------------------------

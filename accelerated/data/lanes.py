@@ -181,7 +181,7 @@ class Segment(NamedTuple):
 
     def begun_anew(self) -> Segment:
         """The Segment, with a document's start in every lane."""
-        return self._replace(starts=torch.ones_like(self.starts))
+        return self._replace(starts=torch.ones_like(self.starts), begins=True)
 
     @property
     def any_starts(self) -> bool:

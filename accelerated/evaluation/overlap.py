@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from accelerated.data.windows import Document, cut
-from accelerated.evaluation.score import TrainedRun, as_cell, evaluate
+from accelerated.evaluation.score import TrainedRun, as_cell, evaluate, score_record
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -46,7 +46,7 @@ def overlap_table(rows: list[dict]) -> list[str]:
     for row in rows:
         line = f"{model_name(row['config']):<28} {row['config']['overlap']:7d}"
         for split in row["splits"].values():
-            perplexity = f"{split['word_perplexity']:,.5g}" if split["words"] else "-"
+            perplexity = as_cell(split.get("word_perplexity", math.nan), ",.5g")
             line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
         flops = as_cell(row.get("flops_per_token", math.nan), ".2e")
         counted = as_cell(row.get("counted_flops_per_token", math.nan), ".2e")
@@ -120,14 +120,7 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
     for split in run.splits:
         documents = run.to_read(split)
         score = evaluate(run.model, documents, run.tokenizer, run.lane_count, options.clear_memory)
-        words, _ = run.words(split)
-        splits[split] = {
-            "word_perplexity": score.perplexity(words) if words else None,
-            "words": words,
-            "bits_per_byte": score.bits_per_byte,
-            "nats": score.nats,
-            "tokens": score.tokens,
-        }
+        splits[split] = score_record(score, run.words(split))
     row = {
         "run": run.path,
         "config": dataclasses.asdict(config),
@@ -137,11 +130,9 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
     if hasattr(config, "base"):  # the formulas are GPT-2's
         return row
     all_documents = itertools.chain.from_iterable(map(run.to_read, run.splits))
-    counted = counted_flops_per_token(config, all_documents)
-    return row | {
-        "flops_per_token": paper_flops(config),
-        "counted_flops_per_token": counted,
-    }
+    row["flops_per_token"] = paper_flops(config)
+    row["counted_flops_per_token"] = counted_flops_per_token(config, all_documents)
+    return row
 
 
 def notes_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> list[str]:

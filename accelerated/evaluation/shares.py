@@ -85,21 +85,21 @@ def compressive_shares(model: compressive.Compressive, calls: Calls) -> Shares:
         "this segment": c.segment,
     }
     parts = [part for part, size in sizes.items() if size]
+    held = [size > 0 for size in sizes.values()]
 
     def of_layer(layer: compressive.Layer) -> Tensor:
         h, memory, compressed, sinusoids = calls[layer][0][:4]
         query, key, _ = layer.project(h, torch.cat([compressed, memory], 1))
         distances = layer.project_distances(sinusoids)
-        own = (compressed.shape[1], memory.shape[1], c.segment)  # rows of this layer
-        sizes_here = [size for size, most in zip(own, sizes.values(), strict=True) if most]
+        rows = (compressed.shape[1], memory.shape[1], c.segment)  # of this layer
 
         def attend(value: Tensor) -> Tensor:
             return layer.attend(query, key, value, distances, False)[0]
 
-        return attention_to(sizes_here, attend, key)
+        return attention_to(rows, attend, key)
 
     values = torch.stack([of_layer(layer) for layer in model.layers])
-    return Shares(EVERYWHERE, tuple(parts), values.mean(0))
+    return Shares(EVERYWHERE, tuple(parts), values.mean(0)[..., held])
 
 
 def pretrained_recurrence_shares(

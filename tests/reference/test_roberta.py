@@ -53,22 +53,6 @@ def test_gradients_of_answering(change):
     check_gradients(of_loss, params, "answer.", "masked.", rng)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_gradients_of_the_pretraining(change):
-    """Along random directions, with dropout."""
-    config = dataclasses.replace(ROBERTA, dropout=0.3, **change)
-    rng = np.random.default_rng(3)
-    params = roberta_params(config, rng)
-    tokens, targets = rng.integers(config.vocabulary, size=(2, 3, config.segment))
-    scored = rng.random(targets.shape) < 0.5
-
-    def of_loss(p):
-        draws = np.random.default_rng(4)
-        return ref.masked_loss_and_gradients(p, config, tokens, targets, scored, draws)
-
-    check_gradients(of_loss, params, "masked.", "answer.", rng)
-
-
 def outputs_of(params, config, windows):
     """The outputs of all windows, and the last state."""
     state = ref.initial_state(params, config, len(windows[0][0]))

@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
     if rate < 1 or (source.suffix, target.suffix) not in ways:
         raise InputError(
             f"cannot convert {source} to {target} at --rate {rate}; "
-            "give a .wav and a .txt, and a rate"
+            "give a .wav and a .txt or .jsonl, or a .txt and a .wav, and a rate of at least 1"
         )
     with written_whole(target, "give another OUT", new=True) as temporary:
         if target.suffix == ".txt":
