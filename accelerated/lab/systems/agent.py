@@ -236,12 +236,13 @@ def page(record: dict) -> str:
     answer = """Compressive at rates from 2 on, Block-Recurrent or Memorizing: they learn to take
     the new object. Memformer and recurrent GPT-2 do not."""
     values = ", ".join(f"{name} {x:g}" for name, x in settings.items())
-    how = f""", one thread. An update has {settings["lanes"]} episodes of at most {matching.LENGTH}
-    steps. The end is the last tenth of the updates. Each number is the mean of seeds 0, 1 and 2,
-    with the least and the most in brackets. Updates are those of each seed. Rows `rate-` are
-    Compressive Transformers with that compression rate. The task and the agent are in the
-    [chapter](../compressive.md#memory-for-an-agent). Settings: {values}. "Hall" is the part of the
-    updates in which the hall lengthens."""
+    how = f""", one thread. The agent sees an object in one room and waits in a hall. The next room
+    has that object and a new one: the new one is right
+    ([chapter](../compressive.md#memory-for-an-agent)). An update has {settings["lanes"]} episodes
+    of at most {matching.LENGTH} steps. The end is the last tenth of the updates. Each number is the
+    mean of seeds 0, 1 and 2, with the least and the most in brackets. Updates are those of each
+    seed. Rows `rate-` are Compressive Transformers with that compression rate. Settings: {values}.
+    "Hall" is the part of the updates in which the hall lengthens."""
     until = f"updates until {100 * SOLVED:.0f}% are right"
     head = ["memory", "right at the end, percent", until]
     name = "compressive-figure-5"

@@ -64,8 +64,8 @@ def facts_known(record: dict) -> str:
         cells = [f"{own[state]:.0f}" if state in own else "" for state in states]
         lines.append([method, *cells])
     text = (
-        "Who is right in a part a of the answers about n facts, and guesses what it does not know, "
-        "knows n (2 a - 1)."
+        "If a part a of the answers about n facts is right, and what is not known is guessed, "
+        "n (2 a - 1) are known."
     )
     return f"{text}\n\n{markdown_table(['facts known at most', *states.values()], *lines)}"
 

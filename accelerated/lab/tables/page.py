@@ -91,8 +91,9 @@ def measured_how(table: Table, record: dict) -> str:
         parts.append(f"The seeds are {', '.join(map(str, record.get('seeds', SEEDS)))}.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
-    if "step_seconds" in record["rows"][0] and not is_crossed(record):
-        parts.append("Time is training's, over the first row's.")
+    says_times = len(record["rows"]) > 1 and not is_crossed(record)
+    if "step_seconds" in record["rows"][0] and says_times:
+        parts.append("Times are training's, as parts of the first row's.")
     parts.append(how_tuned(record))
     if record.get("minutes"):
         parts.append(f"Runs were stopped in time for a page after {record['minutes']:g} minutes.")
@@ -205,12 +206,12 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
         return columns
     seconds = [row["step_seconds"] for row in rows]  # for 1,000 tokens
     ratios = [paired_ratios(of_row, seconds[0]) for of_row in seconds]
-    columns["time a token"] = [spread(of_row, ".2f") for of_row in ratios]
+    columns["time per token"] = [spread(of_row, ".2f") for of_row in ratios]
     options = [settled(join(record["options"], row["options"])) for row in rows]
     passes = [float(of_row.get("--epochs", "1")[0]) for of_row in options]
     if len(set(passes)) > 1:
         times = [n / passes[0] * statistics.median(r) for n, r in zip(passes, ratios, strict=True)]
-        columns["of a training"] = [f"{time:.2f}" for time in times]
+        columns["time in all"] = [f"{time:.2f}" for time in times]
     return columns
 
 

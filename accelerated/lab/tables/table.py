@@ -24,8 +24,8 @@ SHARED = {  # keys that all files have
     # and not a word
     "epoch": "--data stdlib --train-bpe 1024 --width 64 --heads 4 --feed-forward 256 --dropout 0"
     " --epochs 1 --validate-every 0 --validation-tokens 0",
-    "read": "Training reads 5.1M tokens of Python 3.11's library once, a BPE of 1,024. The test"
-    " split has 17 documents, packages or modules. The largest is 27% of it.",
+    "read": "Training reads Python 3.11's library once, 5.1M tokens of a BPE of 1,024. The test"
+    " split has 17 documents: packages and modules. The largest is 27% of it.",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
     "tuned_by": "validation | its last validation",
 }
