@@ -108,6 +108,9 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
         if model not in models:
             words = f"{option_name(size)} is for {' and '.join(models)} models, this is {model}"
             raise InputError(f"{words}; leave it out")
+        if getattr(settings.model_config, "memories", ()):
+            words = f"{option_name(size)} cannot change a run's --memories, rows of each layer"
+            raise InputError(f"{words}; leave it out")
         sizes[size] = value
     if report.config:
         return function_at(report.config)(settings.model_config, sizes, options)

@@ -168,21 +168,22 @@ class Layer(Recomputable):
         measure: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
+        biases = self.distance_biases()
         if self.simplified:
             value = value + self.value_bias[:, None]
-            biases = (self.query_bias, self.query_bias)
-        else:
-            biases = self.distance_biases()[:2]
         dropout = self.config.dropout if self.training else 0.0
-        own = (distances[1], self.distance_biases()[2]) if self.own_distances else None
-        given = (query, key, value, distances[0], *biases)
+        own = (distances[1], biases[2]) if self.own_distances else None
+        given = (query, key, value, distances[0], *biases[:2])
         return relative_attention(*given, dropout, measure, in_values=self.simplified, own=own)
 
     def distance_biases(self) -> tuple[Tensor, ...]:
         """u and v (H, E), and the compressed rows' own v if they have one.
 
-        The authors add them to scaled queries, so that they are not divided by sqrt(E).
+        Simplified positions have one bias, of the query. The authors add them to scaled queries, so
+        that they are not divided by sqrt(E).
         """
+        if self.simplified:
+            return (self.query_bias, self.query_bias)
         biases = [self.content_bias, self.distance_bias]
         if self.own_distances:
             biases.append(self.compressed_distance_bias)
@@ -355,23 +356,6 @@ class Compressive(Model):
     def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits and compression losses."""
         return self.read(tokens, state, memory_only=True).state
-
-    def usage(self, tokens: Tensor, state: State) -> Tensor:
-        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K).
-
-        All layers must have as many rows.
-        """
-        h = self.look_up(tokens)
-        sinusoids = self.dropped_sinusoids()
-        usages = []
-        for index, layer in enumerate(self.layers):
-            memory, compressed = self.rows_of(state, index)
-            projected = layer.project(h, torch.cat([compressed, memory], 1))
-            distances = layer.project_distances(sinusoids)
-            attended, usage = layer.attend(*projected, distances, measure=True)
-            usages.append(usage)
-            h = layer.mix(h, attended)
-        return torch.stack(usages, 1)
 
     def look_up(self, tokens: Tensor) -> Tensor:
         """The first layer's input (B, N, D)."""

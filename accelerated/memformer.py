@@ -399,14 +399,11 @@ class Memformer(Model):
         hidden = self.decode(tokens, encoded, task)
         return Reading(self.scaled(hidden), State(memory, tokens), {})
 
-    def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> State:
+    def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> NamedTuple:
         """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
-        self.check(tokens, state, task)
         if self.decoder_only:
-            x = look_up(tokens, self.embedding)  # (B, N, D)
-            _, memory = self.decoder(x, state.memory)
-            return State(memory, state.previous)
-
+            return self.read(tokens, state, task).state
+        self.check(tokens, state, task)
         _, memory = self.encode(state, task)
         return State(memory, tokens)
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from accelerated.compressive import Compressive
+from accelerated.lab.reports.memories import usage_by_layer
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree, brute_force_softmax
 from tests.helpers.rollouts import both_sides, gradients
@@ -276,5 +277,5 @@ def test_usage_is_the_mean_attention_at_eviction():
         assert (found == state.memory[b, 0, kept]).all(), f"lane {b}: rows {kept} are used most"
 
     expected = np.stack([layer.mean((1, 2)) for layer in weights], 1)
-    usage = model.usage(torch.tensor(tokens), torch_state).detach()
+    usage = usage_by_layer(model, torch.tensor(tokens), torch_state).detach()
     np.testing.assert_allclose(usage, expected, rtol=1e-12)

@@ -281,6 +281,16 @@ def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys)
     assert re.search(words, line)
 
 
+def test_memories_of_each_layer_do_not_change(runs, tmp_path, capsys):
+    """They would stay, whatever --memory says."""
+    run = tmp_path / "layers"
+    train(*COMPRESSIVE, "--memories", "8,3", "--data", runs.book, *BRIEF, "--out", run)
+    printed(capsys, run)
+    for size in ("--memory", "--compressed-memory"):
+        words = f"{size} cannot change a run's --memories, rows of each layer; leave it out"
+        assert words in refused(capsys, run, size, 20)
+
+
 # Memory carried over documents
 
 

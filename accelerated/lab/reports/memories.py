@@ -72,6 +72,24 @@ def bucket_shares(size: int) -> Tensor:
     return (last - first).clamp(min=0)
 
 
+def usage_by_layer(model: Compressive, tokens: Tensor, state: State) -> Tensor:
+    """Each key's attention weight, averaged over heads and queries, by layer (B, L, K).
+
+    All layers must have as many rows.
+    """
+    h = model.look_up(tokens)
+    sinusoids = model.dropped_sinusoids()
+    usages = []
+    for index, layer in enumerate(model.layers):
+        memory, compressed = model.rows_of(state, index)
+        projected = layer.project(h, torch.cat([compressed, memory], 1))
+        distances = layer.project_distances(sinusoids)
+        attended, usage = layer.attend(*projected, distances, measure=True)
+        usages.append(usage)
+        h = layer.mix(h, attended)
+    return torch.stack(usages, 1)
+
+
 @torch.no_grad()
 def attention_by_bucket(
     model: Compressive, documents: Sequence[Document], lanes: int, sequences: int
@@ -85,7 +103,8 @@ def attention_by_bucket(
     of_buckets = [bucket_shares(size).to(next(model.parameters())) for size in sizes]
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        parts = model.usage(tokens, state).mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
+        usage = usage_by_layer(model, tokens, state)
+        parts = usage.mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
         shares = [part @ shares for part, shares in zip(parts, of_buckets, strict=True)]
         rows.append(torch.cat(shares, 1))  # (b, 18)
     return torch.cat(rows)
