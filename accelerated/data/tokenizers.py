@@ -53,13 +53,16 @@ NO_RANKS = (
 class Tokenizer(ABC):
     """Token ids that each stand for a spelling."""
 
-    def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes = b""):
+    def __init__(
+        self, name: str, spellings: list[bytes], content: bytes = b"", fingerprint: str = ""
+    ):
         self.name = name  # what --tokenizer calls it, or the file it was read from
         self.vocabulary = len(spellings)  # V; ids are 0 .. V - 1
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32  # holds all ids
         self.spellings = spellings  # V of them
         self.token_bytes = np.array([len(spelling) for spelling in spellings])  # (V,)
-        self.fingerprint = fingerprint  # a hash that changes if an id means something else
+        # a hash that changes if an id means something else
+        self.fingerprint = fingerprint or hashlib.sha256(content).hexdigest()
         self.content = content  # what a run folder keeps of a tokenizer without a name
 
     @abstractmethod
@@ -83,7 +86,7 @@ class ByteTokenizer(Tokenizer):
     """The bytes of text as token ids 0..255."""
 
     def __init__(self):
-        super().__init__("bytes", SINGLE_BYTES, "bytes")
+        super().__init__("bytes", SINGLE_BYTES, fingerprint="bytes")
         self.dtype = np.uint8
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -104,7 +107,7 @@ class BpeTokenizer(Tokenizer):
         shown = [base64.b64encode(spelling) for spelling in spellings]
         ranks = b"".join(b"%b %d\n" % (line, rank) for rank, line in enumerate(shown))
         fingerprint = hashlib.sha256(ranks + encoding._pat_str.encode()).hexdigest()
-        super().__init__(name, spellings, fingerprint, ranks)
+        super().__init__(name, spellings, ranks, fingerprint)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids, as_string if it is bytes."""
@@ -137,7 +140,7 @@ class PackagedTokenizer(Tokenizer):
         spellings = [b""] * (1 + largest)  # of ids that are left unused
         for number, token in tokens.items():
             spellings[number] = spelling_of(token, symbols, self.kind)
-        super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
+        super().__init__(name, spellings, content)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids, as_string if it is bytes."""
@@ -162,7 +165,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.model.load_from_serialized_proto(content)
         pieces = map(self.model.id_to_piece, range(self.model.vocab_size()))
         spellings = [spelling_of(piece, {}, "SentencePiece") for piece in pieces]
-        super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
+        super().__init__(name, spellings, content)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids, as_string if it is bytes."""
@@ -227,23 +230,22 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
     InputError if the file cannot be used.
     """
     name = str(path)
-    merges = Path(path).parent / "merges.txt"
+    file = Path(path)
+    merges = file.parent / "merges.txt"
     try:
-        content = regular(Path(path)).read_bytes()
-        if Path(path).name == "vocab.json" and merges.is_file():
+        content = regular(file).read_bytes()
+        if file.name == "vocab.json" and merges.is_file():
             content = with_merges(name, str(merges))
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
         if name.endswith(".model"):
             return SentencePieceTokenizer(name, content)
         return tokenizer_of_ranks(name, read_ranks(content))
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from None
     except BaseException as error:  # of the package tokenizers: Exception, or a panic
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise InputError(f"{path} cannot be used: {error}; {advice}") from None
 
 

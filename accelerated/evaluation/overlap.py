@@ -24,19 +24,6 @@ def model_name(config: dict) -> str:
     return f"{name}, {vectors} vectors" if vectors > 1 else name
 
 
-def differences(config: Config, trained: Config) -> list[str]:
-    """How training differed from config.
-
-    Overlap and pooling do not affect how plain GPT-2 is trained.
-    """
-    notes = []
-    for field in ("segment", "overlap", "pool") if config.vectors else ("segment",):
-        value = getattr(trained, field)
-        if value != getattr(config, field):
-            notes.append(f"trained with {field} {value}")
-    return notes
-
-
 def overlap_table(rows: list[dict]) -> list[str]:
     """The table of rows."""
     title = f"{'model':<28} {'overlap':>7}"
@@ -136,8 +123,15 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
 
 
 def notes_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> list[str]:
-    """How the evaluation of a run differs from its training."""
-    notes = differences(config, run.settings.model_config)
+    """How the evaluation of a run differs from its training.
+
+    Overlap and pooling do not affect how plain GPT-2 is trained.
+    """
+    notes = []
+    for field in ("segment", "overlap", "pool") if config.vectors else ("segment",):
+        value = getattr(run.settings.model_config, field)
+        if value != getattr(config, field):
+            notes.append(f"trained with {field} {value}")
     if options.clear_memory:
         notes.append("memory cleared")
     if run.carry_over:
@@ -156,10 +150,11 @@ def report(runs: list[TrainedRun], options: argparse.Namespace) -> tuple[dict, l
         assert isinstance(config, Config)  # REPORTS says so
         for overlap in dict.fromkeys(options.overlaps or [config.overlap]):
             rows.append(row_of(run, changed(config, {"overlap": overlap}), options))
+    first = runs[0]
     counts = []
-    for split in runs[0].splits:
-        words, way = runs[0].words(split)
+    for split in first.splits:
+        words, way = first.words(split)
         counts.append(f"{split} {words:,} ({way})")
-    data = runs[0].data
+    data = first.data
     title = f"{data}, words of the original text: {', '.join(counts)}"
     return {"data": data, "rows": rows}, [title, *overlap_table(rows)]

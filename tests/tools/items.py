@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.trust import ROOT, Claim, Record, test_of
+from tests.tools.trust import ROOT, Claim, Record, folded_tests
 
 ITEMS = Path(__file__).with_name("items.txt")
 PAGE = ROOT / "docs" / "items.md"
@@ -48,11 +48,7 @@ def chapter_part(items: list[Claim]) -> str:
     lines = ["| | item | place | option or command |", "| --- | --- | --- | --- |"]
     for item in here:
         lines.append(f"| {item.name} | {item.says} | {item.place} | {item.how} |")
-    lines += ["", "<details><summary>The test of each row</summary>", ""]
-    for item in here:
-        line = f"- {item.name} `{test_of(item)}`"
-        lines.append(line if len(line) <= 120 else line.replace(" `", "\n  `", 1))
-    lines += ["", "</details>", "", "Not here:", ""]
+    lines += [*folded_tests(here), "", "Not here:", ""]
     for item in items:
         if not item.how:
             line = f"- **{item.says}** ({item.place}). {item.test}"

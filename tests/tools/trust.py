@@ -139,6 +139,15 @@ def test_of(claim: Claim) -> str:
     return f"{claim.test} -k {claim.word}" if claim.word else claim.test
 
 
+def folded_tests(claims: list[Claim]) -> list[str]:
+    """The lines of a folded list of the tests of a table's rows."""
+    lines = ["", "<details><summary>The test of each row</summary>", ""]
+    for claim in claims:
+        line = f"- {claim.name} `{test_of(claim)}`"
+        lines.append(line if len(line) <= 120 else line.replace(" `", "\n  `", 1))
+    return [*lines, "", "</details>"]
+
+
 def claim_table(claims: list[Claim], record: Record) -> str:
     """A table of claims, and the folded list of their tests below it."""
     lines = ["| | claim | place | error | tolerance |", "| --- | --- | --- | --- | --- |"]
@@ -146,11 +155,7 @@ def claim_table(claims: list[Claim], record: Record) -> str:
         error, tolerance = outcome(claim, record)
         cells = [claim.name, claim.says, claim.place, error, tolerance]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "<details><summary>The test of each row</summary>", ""]
-    for claim in claims:
-        line = f"- {claim.name} `{test_of(claim)}`"
-        lines.append(line if len(line) <= 120 else line.replace(" `", "\n  `", 1))
-    return "\n".join([*lines, "", "</details>"])
+    return "\n".join([*lines, *folded_tests(claims)])
 
 
 def reach_table(paper: str) -> str:

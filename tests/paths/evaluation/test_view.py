@@ -365,7 +365,7 @@ class Spelled(Tokenizer):
 
 
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
-HOSTILE = Spelled("bytes and HTML", SINGLE_BYTES + [text.encode() for text in HTML], "")
+HOSTILE = Spelled("bytes and HTML", SINGLE_BYTES + [text.encode() for text in HTML])
 IDS = [*b"it's ", 256, 257]
 IDS += b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & " + b"ab " * 25
 SHOWN = ["t", "'", "s", " ", *HTML, "↵\n", "\\xff", " ", "", "é", "\\x00", "␍", "", "", "\u2028"]
