@@ -168,12 +168,12 @@ class Layer(Recomputable):
         measure: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
-        biases = self.distance_biases()
+        content_bias, distance_bias, *own_bias = self.distance_biases()
         if self.simplified:
             value = value + self.value_bias[:, None]
         dropout = self.config.dropout if self.training else 0.0
-        own = (distances[1], biases[2]) if self.own_distances else None
-        given = (query, key, value, distances[0], *biases[:2])
+        own = (distances[1], own_bias[0]) if self.own_distances else None
+        given = (query, key, value, distances[0], content_bias, distance_bias)
         return relative_attention(*given, dropout, measure, in_values=self.simplified, own=own)
 
     def distance_biases(self) -> tuple[Tensor, ...]:
@@ -335,8 +335,7 @@ class Compressive(Model):
         if not self.config.authors_code:
             return (self.sinusoids,)
         c = self.config
-        own = self.sinusoids[-c.compressed_memory - c.segment :]
-        rows = (self.sinusoids, own)
+        rows = (self.sinusoids, self.sinusoids[-c.compressed_memory - c.segment :])
         return tuple(functional.dropout(part, c.dropout, self.training) for part in rows)
 
     def rows_of(self, state: State, number: int) -> tuple[Tensor, Tensor]:
@@ -392,8 +391,7 @@ class Compressive(Model):
         if c.compressed_memory:
             memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}"
         most = "at most " if c.memories else ""
-        layers = f"{c.layers} layers x {most}({memories})"
-        temporal_range = f"{layers} = {c.temporal_range:,} tokens"
+        temporal_range = f"{c.layers} layers x {most}({memories}) = {c.temporal_range:,} tokens"
         return f"temporal range {temporal_range}, and segments of {c.segment}"
 
 
