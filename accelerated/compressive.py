@@ -381,8 +381,14 @@ class Compressive(Model):
 
     @property
     def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory."""
-        return self.config.temporal_range
+        """How many tokens back a prediction can look by attention only, without memory.
+
+        That is the temporal range, or more if the rate does not divide the segment.
+        """
+        c = self.config
+        made = max(1, c.new_rows)  # of a segment
+        rows = map(c.rows_of, range(c.layers))
+        return sum(memory + compressed * c.segment // made for memory, compressed in rows)
 
     def describe(self) -> str:
         """One line on how far back the model looks, the paper's temporal range (section 3.3)."""

@@ -279,3 +279,10 @@ def test_usage_is_the_mean_attention_at_eviction():
     expected = np.stack([layer.mean((1, 2)) for layer in weights], 1)
     usage = usage_by_layer(model, torch.tensor(tokens), torch_state).detach()
     np.testing.assert_allclose(usage, expected, rtol=1e-12)
+
+
+def test_attention_reaches_all_segments_whose_rows_are_kept():
+    """A rate of 5 makes two rows of a segment of 12, so eight rows are of four segments."""
+    sizes = {"layers": 2, "segment": 12, "memory": 12, "compressed_memory": 8}
+    config = dataclasses.replace(PAPERS["compressive"].small, **sizes, compression_rate=5)
+    assert Compressive(config).attention_reach == 2 * (12 + 4 * 12)
