@@ -10,6 +10,7 @@ import base64
 import codecs
 import hashlib
 import re
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -35,6 +36,11 @@ LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands fo
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
 MOST_IDS = 1 << 24
+PROBE = """
+import sys, tokenizers
+characters = [chr(code) for code in range(1 << 16) if not 0xD800 <= code < 0xE000]
+tokenizers.Tokenizer.from_str(sys.stdin.buffer.read().decode()).encode("".join(characters))
+"""
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 ADVICE = (
     "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, "
@@ -124,6 +130,8 @@ class PackagedTokenizer(Tokenizer):
 
     def __init__(self, name: str, content: bytes):
         package = tokenizers_package("a tokenizer.json")
+        if b'"Precompiled"' in content:
+            check_precompiled(content)
         self.model = package.Tokenizer.from_str(content.decode())
         self.model.encode("\ue000")  # raises if the model needs an unknown token and has none
         self.model.encode_special_tokens = True
@@ -170,6 +178,19 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids, as_string if it is bytes."""
         return np.array(self.model.encode(as_string(text)), self.dtype)
+
+
+def check_precompiled(content: bytes) -> None:
+    """Raise ValueError if a normalizer's table, which the package does not check, ends a process.
+
+    Its faults can abort the process that meets them, so they are looked for in another one.
+    """
+    probe = [sys.executable, "-c", PROBE]
+    done = subprocess.run(
+        probe, input=content, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise ValueError("its Precompiled normalizer is damaged")
 
 
 def as_string(text: str | bytes) -> str:
