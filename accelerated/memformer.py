@@ -161,9 +161,7 @@ class SelfAttention(Attention):
             slot_key, slot_value = self.project(self.memory_norm(memory), "key", "value")
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        mask = distances.mask
-        if readable is not None:
-            mask = ~readable[:, None, None]  # (B, 1, 1, N)
+        mask = distances.mask if readable is None else ~readable[:, None, None]  # (B, 1, 1, N)
         rows = self.position_rows(distances)
         return self.project_back(self.attend(query, key, value, rows, distances.length, mask))
 
@@ -306,10 +304,7 @@ class Stack(nn.Module, Generic[LayerClass]):
         self.norm = LayerNorm(config.width)
 
     def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
-        """(B, N, D) of x (B, N, D), whose layers read a source too.
-
-        It is memory (B, S, D) in the encoder, and what was encoded (B, N, D) in the decoder.
-        """
+        """(B, N, D) of x (B, N, D); source is memory (B, S, D) or what was encoded (B, N, D)."""
         for layer in self.layers:
             x = layer(x, source, readable, self.distances)
         return self.norm(x)
@@ -342,7 +337,9 @@ class Memformer(Model):
         specials = 0 if self.decoder_only else len(SPECIALS)
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
         memory = (config.memories, config.slots, config.width)
-        self.initial_memory = parameter(*memory)  # (1 or L, S, D)
+        biased = config.slot_normalization == "biased"
+        self.slot_bias = parameter(*memory) if biased else None  # (1 or L, S, D), v_bias
+        self.initial_memory = None if biased else parameter(*memory)  # (1 or L, S, D)
         if self.decoder_only:
             self.decoder = MemoryStack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
@@ -379,9 +376,17 @@ class Memformer(Model):
         """The state at a document's start: learned slots and a segment of begin tokens."""
         shapes = self.state_shapes(batch)
         begin = self.config.special("begin")
-        memory = at_least_float32(self.initial_memory.expand(shapes["memory"]))
+        memory = self.embedding.new_zeros(shapes["memory"])  # read as v_bias / ||v_bias||
+        if self.initial_memory is not None:
+            memory = self.initial_memory.expand(shapes["memory"])
         previous = torch.full(shapes["previous"], begin, device=memory.device)
-        return State(memory, previous)
+        return State(at_least_float32(memory), previous)
+
+    def slots(self, state: State) -> Tensor:
+        """The slots that a segment reads (B, 1 or L, S, D): what was written, or normalised."""
+        if self.slot_bias is None:
+            return state.memory
+        return functional.normalize(state.memory + self.slot_bias, dim=-1)
 
     def read(self, tokens: Tensor, state: State, task: Task | None = None) -> Reading:
         """Read a segment of tokens (B, N); `hidden` (B, N, D) predicts the next tokens.
@@ -392,7 +397,7 @@ class Memformer(Model):
         self.check(tokens, state, task)
         if self.decoder_only:
             x = look_up(tokens, self.embedding)  # (B, N, D)
-            hidden, memory = self.decoder(x, state.memory)
+            hidden, memory = self.decoder(x, self.slots(state))
             return Reading(self.scaled(hidden), State(memory, state.previous), {})
 
         encoded, memory = self.encode(state, task)
@@ -412,7 +417,7 @@ class Memformer(Model):
         reading = state.previous if task is None else task.reading
         readable = None if task is None else task.readable  # (B, N), false for padding
         x = look_up(reading, self.embedding)  # (B, N, D)
-        memory = state.memory[:, 0]  # (B, S, D)
+        memory = self.slots(state)[:, 0]  # (B, S, D)
         encoded = self.encoder(x, memory, readable)
         next_memory = self.writer(memory, encoded, readable)
         return encoded, next_memory[:, None]
@@ -445,7 +450,5 @@ class Memformer(Model):
         """Raise ValueError if the model cannot read this."""
         super().check(tokens, state)
         if task is not None and self.decoder_only:
-            raise ValueError(
-                "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
-                "leave task out"
-            )
+            what = "the decoder-only model (encoder_layers 0) has no tasks but continuation"
+            raise ValueError(f"{what}; leave task out")

@@ -18,6 +18,7 @@ Glossary of step t: code symbol, meaning, symbol, shape
     segment           N, tokens in a segment; the paper's L
     slots             S, memory slots
     state.memory      the slots; of every layer in the decoder-only     M_t        (B, 1 or L, S, D)
+    slot_bias         parameter; added to slots before they are normed  v_bias     (1 or L, S, D)
     state.previous    the previous segment, which the encoder reads     s_{t-1}    (B, N)
     reading           what the encoder reads, masked when infilling     s_{t-1}    (B, N)
     readable          where reading is no padding                                  (B, N) bool
@@ -45,6 +46,7 @@ TASKS = ("continuation", "infilling", "recall")  # section 2.3
 SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ... (decision 10: one embedding)
 POSITIONS = ("simplified", "transformer_xl")  # Eqs. 2-4, Eq. 1
 SLOT_VALUES = ("itself", "projected")  # section 2.2.3, its last sentence and its third
+SLOT_NORMALIZATIONS = ("none", "biased")  # decision 17: biased normalisation
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Config:
             transformer_xl (Eq. 1)
         max_distance: distance at and beyond which the simplified positions are the same
         slot_value: a slot's own value when it is written, the slot itself or projected
+        slot_normalization: what happens to slots before a segment reads them, nothing (none), or
+            each is added to a learned bias and divided by its length (biased)
         dropout: dropout rate in training, 0 to below 1
     """
 
@@ -80,6 +84,7 @@ class Config:
     positions: str = "simplified"
     max_distance: int = 64
     slot_value: str = "itself"
+    slot_normalization: str = "none"
     dropout: float = 0.0
 
     def __post_init__(self):
@@ -237,14 +242,18 @@ def cross_attention_backward(config, dy, cache):
 # the model: the whole of it first, then encoder, decoder, layers, relative positions (Eqs. 2-6)
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
-    # decision 8: learned, not zeros
-    memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
+    if config.slot_normalization == "biased":  # zeros are read as v_bias / ||v_bias||
+        memory = np.zeros((batch, config.memories, config.slots, config.width))
+    else:  # decision 8: learned, not zeros
+        memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
     length = config.segment if config.encoder_layers else 0
     return State(memory, np.full((batch, length), config.special("begin")))
 
 
 def initial_state_backward(config, dstate):
     """Gradient of the learned slots: the sum over lanes. dstate is zero where none started."""
+    if config.slot_normalization == "biased":
+        return {}
     return {"initial_memory": dstate.memory.sum(0)}
 
 
@@ -256,23 +265,20 @@ def forward(params, config, tokens, state, rng=None, task=None):
     the decoder-only model is given a task.
     """
     check_segment(config, tokens, task)
+    slots, slots_cache = slot_normalization_forward(params, config, state.memory)
     if config.encoder_layers:
         if task is None:
             task = continuation(tokens, state.previous)
-        hidden, memory, stack_cache = encoder_decoder_forward(
-            params, config, task, state.memory, rng
-        )
+        hidden, memory, stack_cache = encoder_decoder_forward(params, config, task, slots, rng)
         next_state = State(memory, tokens)
     else:
-        hidden, memory, stack_cache = decoder_only_forward(
-            params, config, tokens, state.memory, rng
-        )
+        hidden, memory, stack_cache = decoder_only_forward(params, config, tokens, slots, rng)
         next_state = State(memory, state.previous)
 
     # decision 10: one embedding, here without the special tokens
     embedding = params["embedding"][: config.vocabulary]
     logits, output_cache = linear_forward(hidden * config.width**-0.5, embedding)  # (B, N, V)
-    return logits, next_state, (stack_cache, output_cache)
+    return logits, next_state, (slots_cache, stack_cache, output_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
@@ -281,7 +287,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     They come from the gradients of the logits and of the next state; dnext_state None stops the
     latter at the segment's end. Token ids have no gradient: dstate.previous is zeros.
     """
-    stack_cache, output_cache = cache
+    slots_cache, stack_cache, output_cache = cache
     batch = len(dlogits)
     if dnext_state is None:
         dnext_memory = np.zeros((batch, config.memories, config.slots, config.width))
@@ -291,7 +297,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
     stack_backward = encoder_decoder_backward if config.encoder_layers else decoder_only_backward
-    dmemory, grads = stack_backward(params, config, dhidden, dnext_memory, stack_cache)
+    dslots, grads = stack_backward(params, config, dhidden, dnext_memory, stack_cache)
+    dmemory, dslot_params = slot_normalization_backward(dslots, slots_cache)
+    grads |= dslot_params
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's second gradient
 
     zeros = {name: np.zeros_like(value) for name, value in params.items()}
@@ -305,12 +313,13 @@ def advance(params, config, tokens, state, rng=None, task=None):
     The path is encoder and writer, or all layers of the decoder-only model.
     """
     check_segment(config, tokens, task)
+    slots, _ = slot_normalization_forward(params, config, state.memory)
     if config.encoder_layers == 0:
-        _, memory, _ = decoder_only_forward(params, config, tokens, state.memory, rng)
+        _, memory, _ = decoder_only_forward(params, config, tokens, slots, rng)
         return State(memory, state.previous)
     if task is None:
         task = continuation(tokens, state.previous)
-    slots = state.memory[:, 0]  # (B, S, D)
+    slots = slots[:, 0]  # (B, S, D)
     _, memory, _ = encoder_forward(params, config, task.reading, slots, task.readable, rng)
     return State(memory[:, None], tokens)
 
@@ -1249,6 +1258,30 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     return dx, dmemory + dmemory_read, grads
 
 
+def slot_normalization_forward(params, config, memory):
+    """The slots that a segment reads, from those written (B, 1 or L, S, D): the same or normalised.
+
+    Then a slot m' is read as (m' + v_bias) / ||m' + v_bias|| (decision 17: biased normalisation).
+    """
+    if config.slot_normalization == "none":
+        return memory, None
+    biased = memory + params["slot_bias"]
+    length = np.sqrt((biased**2).sum(-1, keepdims=True))
+    slots = biased / length
+    return slots, (slots, length)
+
+
+# m = b / |b|, b = m' + v: dm' = (dm - m (m·dm)) / |b|, and dv is the sum over lanes
+def slot_normalization_backward(dslots, cache):
+    """Gradients of memory and of the parameters."""
+    if cache is None:  # memory itself
+        return dslots, {}
+    slots, length = cache
+    along = (slots * dslots).sum(-1, keepdims=True)  # (B, 1 or L, S, 1)
+    dmemory = (dslots - slots * along) / length
+    return dmemory, {"slot_bias": dmemory.sum(0)}
+
+
 def slot_value_forward(p, config, memory, normal):
     """A slot's own value (B, H, S, D/H), of memory or of its norm (B, S, D).
 
@@ -1328,7 +1361,11 @@ def init_params(config, rng):
     params = {}
     # decision 10: one embedding; decision 8: the memory is learned
     params["embedding"] = rng.normal(0, 1, (config.vocabulary + specials, d))
-    params["initial_memory"] = rng.normal(0, 1, (config.memories, config.slots, d))
+    memory = (config.memories, config.slots, d)
+    if config.slot_normalization == "biased":
+        params["slot_bias"] = rng.normal(0, d**-0.5, memory)  # its length is about 1, a slot's
+    else:
+        params["initial_memory"] = rng.normal(0, 1, memory)
     for layer in range(config.encoder_layers):
         params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
     if config.encoder_layers:
@@ -1438,6 +1475,11 @@ def check_config(config):
     if config.slot_value not in SLOT_VALUES:
         raise ValueError(
             f"slot_value is {config.slot_value!r}; it must be one of {', '.join(SLOT_VALUES)}"
+        )
+    if config.slot_normalization not in SLOT_NORMALIZATIONS:
+        raise ValueError(
+            f"slot_normalization is {config.slot_normalization!r}; it must be one of "
+            f"{', '.join(SLOT_NORMALIZATIONS)}"
         )
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(

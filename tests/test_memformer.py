@@ -85,6 +85,32 @@ def test_a_projected_slot_that_attends_only_to_itself_becomes_its_own_value():
         np.testing.assert_allclose(new, own_value, rtol=1e-12, err_msg="not W_v of the normed slot")
 
 
+@pytest.mark.parametrize("encoder_layers", [0, 2])
+def test_biased_normalisation_reads_slots_on_the_unit_sphere(encoder_layers):
+    """m' + v_bias over its length, first v_bias over its own; else the model is the one without."""
+    rng = np.random.default_rng(0)
+    plain = dataclasses.replace(SMALL, encoder_layers=encoder_layers)
+    config = dataclasses.replace(plain, slot_normalization="biased")
+    params = PAPER.random_params(config, rng)
+    model = PAPER.model_with(params, config)
+    bias = params["slot_bias"]  # v_bias
+    same = params | {"initial_memory": bias / np.linalg.norm(bias, axis=-1, keepdims=True)}
+    expected = ref.initial_state(same, plain, 2)
+    state = ref.initial_state(params, config, 2)
+    carried = model.initial_state(2)
+    for tokens in rng.integers(V, size=(3, 2, N)):
+        logits, written, _ = ref.forward(same, plain, tokens, expected)
+        by_reference, state, _ = ref.forward(params, config, tokens, state)
+        by_model, carried, _ = model(torch.tensor(tokens), carried)
+        found = {"logits": by_reference, "memory": state.memory}
+        assert_agree({"logits": logits, "memory": written.memory}, found, 1e-12, "NumPy")
+        found = {"logits": by_model, "memory": carried.memory}
+        assert_agree({"logits": logits, "memory": written.memory}, found, 1e-11, "PyTorch")
+        biased = written.memory + bias
+        unit = biased / np.linalg.norm(biased, axis=-1, keepdims=True)
+        expected = written._replace(memory=unit)
+
+
 def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
     """The decoder reads [task's token, prompt]. Row i predicts prompt[i].
 

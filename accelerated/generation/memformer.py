@@ -34,11 +34,12 @@ class Steps(TokenByToken):
         shape = (len(state.memory), c.heads, decoder.distances.length, c.head_width)
         empty = self.model.embedding.new_zeros(shape)  # until tokens come
         rows = Rows([], [], [], [], [], [])
+        slots = self.model.slots(state)  # (B, 1 or L, S, D)
         for index, layer in enumerate(decoder.layers):
             rows.by_distance.append(layer.attention.position_rows(decoder.distances))
             key = value = empty[:, :, :0]
             if isinstance(layer, MemoryLayer):
-                memory = layer.attention.memory_norm(state.memory[:, index])
+                memory = layer.attention.memory_norm(slots[:, index])
                 key, value = layer.attention.project(memory, "key", "value")  # (B, H, S, E)
                 rows.hidden.append(memory.new_zeros(len(memory), c.segment, c.width))
             rows.keys.append(torch.cat([key, empty], 2))
@@ -88,10 +89,11 @@ class Steps(TokenByToken):
         """The State after a complete segment."""
         if not self.model.decoder_only:
             return State(rows.memory[0].clone(), tokens)  # a copy: a CUDA graph's is overwritten
+        slots = self.model.slots(state)  # (B, L, S, D)
         memories = []
         for index, layer in enumerate(self.model.decoder.layers):
             if isinstance(layer, MemoryLayer):
-                memories.append(layer.writer(state.memory[:, index], rows.hidden[index]))
+                memories.append(layer.writer(slots[:, index], rows.hidden[index]))
         return State(torch.stack(memories, 1), state.previous)
 
 

@@ -220,7 +220,7 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
             heads=[0],
             max_distance=[0],
         ),
-        *each(positions=["sine"], slot_value=["none"], dropout=[1.0]),
+        *each(positions=["sine"], slot_value=["none"], slot_normalization=["l2"], dropout=[1.0]),
         ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
         ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
     ],
