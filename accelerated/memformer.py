@@ -152,10 +152,7 @@ class SelfAttention(Attention):
         memory: Tensor | None = None,
         readable: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, D) from x (B, N, D) and memory (B, S, D).
-
-        readable (B, N) is false for padding of the encoder's x.
-        """
+        """(B, N, D) from x (B, N, D), memory (B, S, D); readable (B, N) is false for padding."""
         query, key, value = self.project(self.norm(x), "query", "key", "value")
         if memory is not None:
             slot_key, slot_value = self.project(self.memory_norm(memory), "key", "value")
