@@ -302,7 +302,7 @@ def rows_of(case: Case, name: str, detailed: bool) -> dict:
     inside = recorded(backward, reference, run, lambda name: None)
     total: dict = {}
     for step, (parts, dstate) in enumerate(steps):
-        k = SEGMENTS - 1 - step
+        k = len(segments) - 1 - step
         prefix = f"{k}/" if k else ""
         own: dict = {}
         for part in parts:

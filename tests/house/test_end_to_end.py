@@ -1,0 +1,184 @@
+"""docs/ports/end_to_end.py: a reference repeats the training run from its files alone."""
+
+import importlib
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from accelerated.program.errors import InputError
+from docs.ports import end_to_end
+from reference import check
+from reference.gradients import below, fields_of, segment_of
+from reference.rollout import count_scored, rollout_backward, rollout_forward
+from tests.helpers import programs
+from tests.helpers.optimizers import adamw
+
+SMALL = {
+    "block_recurrent": programs.TINY,
+    "compressive": programs.COMPRESSIVE,
+    "memformer": programs.MEMFORMER,
+    "memorizing": programs.MEMORIZING,
+    "pretrained_recurrence": programs.WINDOWED,
+}
+TOLERANCE = 1e-9
+LANES = ["--batch", 3, "--horizon", 2, "--steps", 200, "--learning-rate", 0.01]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """A folder of short texts: lanes start documents inside the ten steps."""
+    folder = tmp_path_factory.mktemp("texts")
+    text = "a page that was scraped and written again. " * 250
+    for number in range(60):
+        length = 60 + 7 * (number % 5)
+        begin = 150 * number
+        (folder / f"{number}.txt").write_text(text[begin : begin + length])
+    return folder
+
+
+def run(model, folder, documents):
+    """Run the command with small sizes."""
+    sizes = [str(word) for word in (*SMALL[model], *LANES)]
+    end_to_end.main(["--model", model, *sizes, "--data", str(documents), "--out", str(folder)])
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def written(request, tmp_path_factory, documents):
+    """The folder that the command wrote for a model."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    run(request.param, folder, documents)
+    return folder
+
+
+def read(path):
+    """What a file and its .json give."""
+    rows, _ = check.load(path.with_suffix(".safetensors"))
+    about = json.loads(path.with_suffix(".json").read_text())
+    reference = importlib.import_module(f"reference.{about['paper']}")
+    config = reference.Config(**fields_of(json.dumps(about["config"])))
+    params = below(rows, "given/param/")
+    count = sum(name.endswith("/tokens") for name in rows)
+    segments = [segment_of(reference, below(rows, f"given/{k}/")) for k in range(count)]
+    fresh = reference.initial_state(params, config, 1)
+    state = fresh._replace(**below(rows, "given/state/"))
+    return SimpleNamespace(**locals())
+
+
+def test_the_reference_computes_the_batch_from_the_file_alone(written):
+    """Logits, states and gradients; train.py's first loss is that of the batch."""
+    batch = read(written / "batch")
+    given = (batch.reference, batch.params, batch.config)
+    rows, caches, _ = rollout_forward(*given, batch.segments, batch.state)
+    grads, _ = rollout_backward(*given, caches)
+    rows |= {f"grad/{name}": value for name, value in grads.items()}
+    for name, row in rows.items():
+        if row.size:
+            np.testing.assert_allclose(batch.rows[name], row, TOLERANCE, 1e-13, err_msg=name)
+    nats = sum(batch.rows[f"{k}/loss"] for k in range(len(batch.segments)))
+    first = read(written / "steps").rows["adamw/loss"][0]
+    assert first == pytest.approx(nats / count_scored(batch.segments), rel=TOLERANCE)
+
+
+def test_the_reference_repeats_ten_steps_from_the_file_alone(written):
+    """The state is carried from step to step, lanes start documents, gradients are clipped.
+
+    If no lane starts, the learned initial state has no gradient, and AdamW leaves it alone.
+    """
+    steps = read(written / "steps")
+    assert any(segment.starts.any() for segment in steps.segments[1:])
+    settings = steps.about["steps"]["adamw"]
+    horizon = settings["horizon"]
+    params, state, moments, updates = steps.params, steps.state, {}, Counter()
+    losses, norms = [], []
+    for step, rate in enumerate(settings["rates"]):
+        segments = steps.segments[step * horizon : (step + 1) * horizon]
+        given = (steps.reference, params, steps.config)
+        rows, caches, state = rollout_forward(*given, segments, state)
+        grads, _ = rollout_backward(*given, caches)
+        if not any(segment.starts.any() for segment in segments):
+            grads = {name: row for name, row in grads.items() if "initial" not in name}
+        losses.append(sum(rows[f"{k}/loss"] for k in range(horizon)) / count_scored(segments))
+        norms.append(norm_of(grads.values()))
+        grads = clipped(grads, settings)
+        for name in grads:
+            updates[name] += 1
+            updated, moments = adamw(
+                {name: params[name]},
+                grads,
+                moments,
+                updates[name],
+                {
+                    "rate": rate,
+                    "beta1": settings["beta1"],
+                    "beta2": settings["beta2"],
+                    "epsilon": settings["epsilon"],
+                    "decay": settings["decay of matrices"] * (params[name].ndim > 1),
+                },
+            )
+            params = params | updated
+    np.testing.assert_allclose(steps.rows["adamw/loss"], losses, TOLERANCE)
+    np.testing.assert_allclose(steps.rows["adamw/gradient_norm"], norms, TOLERANCE)
+    assert len(losses) == 10
+
+
+def clipped(grads, settings):
+    """The gradients, of which those that only an auxiliary loss trains are clipped apart."""
+    apart = {*settings["clipped apart"]}
+    for names in (grads.keys() - apart, apart):
+        norm = norm_of(grads[name] for name in names)
+        factor = min(1.0, settings["clip"] / (norm + 1e-6))
+        grads = grads | {name: grads[name] * factor for name in names}
+    return grads
+
+
+def norm_of(arrays):
+    """The norm of all arrays together."""
+    return np.sqrt(sum((array**2).sum() for array in arrays))
+
+
+def test_the_reference_reads_and_continues_the_text_as_the_trained_model_does(written):
+    trained = read(written / "trained")
+    text = trained.rows["given/text"]
+    gives = trained.about["trained"]
+    nats = 0.0
+    state = trained.state
+    segment = trained.config.segment
+    for start in range(0, len(text) - 1, segment):
+        logits, state = logits_after(trained, text[start : start + segment], state)
+        for row, target in zip(logits, text[start + 1 :], strict=False):
+            nats += np.log(np.exp(row).sum()) - row[target]
+    assert gives["nats"] == pytest.approx(nats, rel=TOLERANCE)
+    bits = nats / np.log(2) / (len(text) - 1)
+    assert gives["bits_per_byte"] == pytest.approx(bits, rel=TOLERANCE)
+
+    tokens = text[: gives["prompt"]]
+    while len(tokens) < gives["prompt"] + end_to_end.CONTINUED:
+        state = trained.state
+        for start in range(0, len(tokens), segment):
+            logits, state = logits_after(trained, tokens[start : start + segment], state)
+        tokens = np.append(tokens, logits[-1].argmax())
+    assert gives["continuation"] == tokens[gives["prompt"] :].tolist()
+
+
+def logits_after(trained, tokens, state):
+    """(logits of these tokens, the state after their segment); padding stands after them."""
+    padded = np.zeros((1, trained.config.segment), np.int64)
+    padded[0, : len(tokens)] = tokens
+    given = (trained.params, trained.config)
+    logits, state, _ = trained.reference.forward(*given, padded, state)
+    return logits[0, : len(tokens)], state
+
+
+def test_two_runs_write_equal_files(tmp_path, documents):
+    for name in ("one", "two"):
+        run("compressive", tmp_path / name, documents)
+    for path in (*(tmp_path / "one").glob("*.safetensors"), tmp_path / "one" / "trained.json"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_an_option_that_the_files_do_not_say_is_one_line():
+    with pytest.raises(InputError, match="--log-every is 1 here; leave it out"):
+        end_to_end.main(["--log-every", "2"])
