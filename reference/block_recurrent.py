@@ -59,7 +59,7 @@ class Config:
         max_distance: from this distance on, all positions share the last bucket
         attention_scale: starting value of the learned scales of query-key normalised attention
         dropout: dropout rate in training, 0 to below 1
-        output_dropout: whether entries are dropped before the output too (decision 13)
+        output_dropout: whether entries are dropped before the output too (decision 13: as released)
     """
 
     vocabulary: int = 256

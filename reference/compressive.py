@@ -68,8 +68,8 @@ class Config:
         div_value: by how much each tail's embedding is narrower than the one before it
         memories: how many of the M rows each layer has, the first layer first; then, if these are
             not all either, how many of the C rows; none for all in every layer
-        authors_code: where the paper is silent, what its authors' code does (decisions 6, 8, 12,
-            13)
+        authors_code: where the paper is silent, what its authors' code does with rows,
+            distances, padding, beginnings and dropout
     """
 
     vocabulary: int = 256
@@ -102,7 +102,7 @@ class Config:
         return list(pairwise((0, *self.cutoffs, self.vocabulary)))
 
     def rows_of(self, layer):
-        """(M, C) of a layer, counted from 0."""
+        """(M, C) of a layer, counted from 0 (decision 21: sizes by layer)."""
         memory = self.memories[layer] if self.memories else self.memory
         if len(self.memories) > self.layers:
             return memory, self.memories[self.layers + layer]
@@ -192,7 +192,7 @@ def conv_backward(dnew, cache):
 def groups_forward(rows, c):
     """Every c of the rows (B, n, D) as a group (B, n/c, c, D), and n.
 
-    The newest n mod c rows are cut off (decision 7: floor).
+    The newest n mod c rows are cut off (decision 7: rounded down).
     """
     batch, n, d = rows.shape
     count = n // c
@@ -235,25 +235,6 @@ def attention_reconstruction_backward(dloss, cache):
     dnew_by_key, _ = project_heads_backward(dkey, key_cache)
     dnew_by_value, _ = project_heads_backward(dvalue, value_cache)
     return dnew_by_key + dnew_by_value, {}
-
-
-def error_forward(config, difference):
-    """Mean square of a difference (B, ...), or mean over lanes of its norm (Alg. 2, l.8)."""
-    if not config.compression_loss.endswith("_norm"):
-        return (difference**2).mean(), (difference, None)
-    axes = tuple(range(1, difference.ndim))
-    norms = np.sqrt((difference**2).sum(axes, keepdims=True))  # (B, 1, ...)
-    return norms.mean(), (difference, norms)
-
-
-# loss = mean(x^2): dx = 2 x / size; loss = |x|: dx = x / |x|, over the lanes,
-# and 0 at x = 0, where it has no derivative (decision 10)
-def error_backward(dloss, cache):
-    """Gradient of the difference."""
-    difference, norms = cache
-    if norms is None:
-        return dloss * 2 * difference / difference.size
-    return dloss * difference / (np.where(norms > 0, norms, 1.0) * len(norms))
 
 
 # ----------------------------------------------------------------------------
@@ -388,7 +369,7 @@ def layer_forward(p, config, h, remembered, rng, sinusoids):
     """
     # Alg. 1, l.6
     attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng, sinusoids)
-    epsilon = 1e-5 if config.authors_code else NORM_EPSILON  # decision 12
+    epsilon = 1e-5 if config.authors_code else NORM_EPSILON  # decision 12: its epsilon
     a, norm_cache = layer_norm_forward(p, "norm", attended + h, epsilon)  # l.7
     mixed, mlp_cache = mlp_forward(p, config, a, rng)
     y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a, epsilon)  # l.12
@@ -438,7 +419,7 @@ def attend_forward(p, config, h, remembered, rng, sinusoids):
 
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
     if config.authors_code:
-        out = out + p["output_bias"]  # decision 12
+        out = out + p["output_bias"]  # decision 12: a bias
     out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
     projection_caches = (query_cache, key_cache, value_cache, distance_cache, own_cache)
     cache = (projection_caches, attention_cache, output_cache, dropout_mask, remembered[0].shape[1])
@@ -800,7 +781,7 @@ def distance_sinusoids(length, width):
 def sinusoids_of(config, rng):
     """The authors' sinusoids (K, D) of all keys, and (C + N, D) of compressed memory's own.
 
-    They are dropped once for all layers (decision 13). Ours are not, and are None here.
+    They are dropped once for all layers (decision 13: where dropout is). Ours are None here.
     """
     if not config.authors_code:
         return None, None
@@ -935,7 +916,7 @@ def dropout_backward(dy, dropout_mask):
 
 
 def mlp_forward(p, config, x, rng):
-    """dropout(W_2 relu(W_1 x + b_1) + b_2); authors_code drops after the relu too (decision 13)."""
+    """dropout(W_2 relu(W_1 x + b_1) + b_2); authors_code drops after the relu too."""
     before, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
     dropped = hidden
@@ -1110,6 +1091,25 @@ COMPRESSIONS = {
 }
 
 
+def error_forward(config, difference):
+    """Mean square of a difference (B, ...), or mean over lanes of its norm (Alg. 2, l.8)."""
+    if not config.compression_loss.endswith("_norm"):
+        return (difference**2).mean(), (difference, None)
+    axes = tuple(range(1, difference.ndim))
+    norms = np.sqrt((difference**2).sum(axes, keepdims=True))  # (B, 1, ...)
+    return norms.mean(), (difference, norms)
+
+
+# loss = mean(x^2): dx = 2 x / size; loss = |x|: dx = x / |x|, over the lanes,
+# and 0 at x = 0, where it has no derivative (decision 10: zero there)
+def error_backward(dloss, cache):
+    """Gradient of the difference."""
+    difference, norms = cache
+    if norms is None:
+        return dloss * 2 * difference / difference.size
+    return dloss * difference / (np.where(norms > 0, norms, 1.0) * len(norms))
+
+
 def auto_encoding_forward(p, config, h, evicted, new):
     """Error of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2).
 
@@ -1142,11 +1142,11 @@ AUXILIARY = {
     "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
 }
 COMPRESSION_LOSSES = (*AUXILIARY, "bptt", "none")  # bptt: the task loss
-NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences (decision 10)
+NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences
 
 
 def own_distance_keys_forward(p, config, h, compressed, sinusoids):
-    """The compressed rows' own r (H, C + N, E) and v (H, E), as in the authors' code (decision 6).
+    """The compressed rows' own r (H, C + N, E) and v (H, E) (decision 6: the authors' ones).
 
     Distances are those of [compressed | h], as if memory were not in between.
     """
@@ -1304,7 +1304,7 @@ def init_layer(config, rng, compressed):
     h = config.heads
     e = config.head_width
     f = config.feed_forward
-    scale = (2 / config.layers**0.5) ** 0.5 if config.authors_code else 1.0  # decision 12
+    scale = (2 / config.layers**0.5) ** 0.5 if config.authors_code else 1.0
 
     def matrix(fan_out, fan_in):
         return init_linear(rng, fan_out, fan_in, scale * fan_in**-0.5)
@@ -1334,7 +1334,7 @@ def init_layer(config, rng, compressed):
 
 
 def init_bias(config, rng):
-    """u or v (H, E); in the authors' code uniform, of variance 2 / (H + HE) (decision 12)."""
+    """u or v (H, E); in the authors' code uniform, of variance 2 / (H + HE)."""
     shape = (config.heads, config.head_width)
     if config.authors_code:
         limit = (6 / (config.heads + config.heads * config.head_width)) ** 0.5
@@ -1343,7 +1343,7 @@ def init_bias(config, rng):
 
 
 def cut_deviation(config, fan_in):
-    """1 / sqrt(in), which the authors' code has before the cut, not after it (decision 12)."""
+    """1 / sqrt(in), which the authors' code has before the cut, not after it."""
     before = 0.8796256610342398 if config.authors_code else 1.0  # as in init_linear
     return before * fan_in**-0.5
 
