@@ -100,7 +100,7 @@ def gradient_by_age(
         with torch.no_grad():
             state = model.initial_state(lanes)
             for segment in read[:segments]:
-                state = model.advance(segment.tokens, state)
+                state = State._make(model.advance(segment.tokens, state))
         memories = [state.memory.requires_grad_()]
         for segment in read[segments:]:
             reading = model.read(segment.tokens, state)

@@ -5,6 +5,7 @@ computes something else than its paper. That of the Memorizing Transformer is le
 its memory on the host.
 """
 
+import importlib
 import importlib.util
 from argparse import Namespace
 from collections.abc import Callable
@@ -124,11 +125,11 @@ def compressive(options: Namespace) -> Variant:
 
 def memformer(options: Namespace) -> Variant:
     """memformer by its own memory replay, which has one loss, on the last segment."""
-    from memformer import Memformer  # pyright: ignore
-    from memformer.mrbp import memory_replay_backprop  # pyright: ignore
+    package = importlib.import_module("memformer")  # to pyright the name is our own file's
+    replay = importlib.import_module("memformer.mrbp").memory_replay_backprop
 
     config = options.config
-    network = Memformer(
+    network = package.Memformer(
         dim=config.width,
         num_memory_slots=config.slots,
         mem_update_attn_heads=config.heads,
@@ -144,7 +145,7 @@ def memformer(options: Namespace) -> Variant:
 
     def objective(tokens: Tensor, targets: Tensor) -> None:
         read = torch.cat([*tokens], 1)  # (B, segments * N)
-        memory_replay_backprop(network, read, targets[-1])
+        replay(network, read, targets[-1])
 
     return training_step(network, objective, options)
 
@@ -194,7 +195,7 @@ def report_packages(options: Namespace) -> None:
         return
     facts = presets_of(options.model).SPEED
     method = facts.get("backprop", "through_time")
-    makers = {
+    makers: dict[str, Callable[[], Variant]] = {
         "ours": partial(step_variant, options.config, method, facts["segments"], options),
         package: partial(make, options),
     }
