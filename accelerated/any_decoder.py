@@ -38,6 +38,7 @@ class AnyDecoder(PretrainedRecurrence):
 
     config: DecoderConfig
     output: nn.Parameter | None  # (V, D); None if it is the embedding
+    recordable = False  # some decoders of the package ask
 
     def __init__(self, config: DecoderConfig, seed: int = 0, causal: Any = None):
         """`causal` is a model of the package; without it a new one is made, as config.base says."""

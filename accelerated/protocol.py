@@ -80,6 +80,7 @@ class Model(Declared, ABC):
     state_type: type[State]
     config: ModelConfig
     embedding: nn.Parameter  # (V, D)
+    recordable = True  # whether a GPU can repeat its passes: none asks the host for a number
 
     @abstractmethod
     def __init__(self, config: ModelConfig, seed: int = 0):

@@ -75,11 +75,8 @@ def relative_attention_plain(
         missing = key.shape[2] - distance_key.shape[1]
         beyond = distance_key[:, :1].expand(-1, missing, -1)
         distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
-        by_distance = (query + distance_bias[:, None]) @ distance_key.mT
-    else:
-        scores = scores_by_distance(query, distance_key, distance_bias, own)
-        by_distance = scores * query.shape[-1] ** 0.5
-    scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
+    by_distance = scores_by_distance(query, distance_key, distance_bias, own)
+    scores = content * query.shape[-1] ** -0.5 + relative_shift(by_distance)
     mask = causal_mask(query.shape[2], key.shape[2], query.device)
     weights = scores.masked_fill(mask, -math.inf).softmax(-1)
 

@@ -147,8 +147,7 @@ class TrainedModel:
             if isinstance(layer, Recomputable):
                 layer.recomputed = training.checkpoint_layers
                 layer.drops = model.config.dropout > 0
-        is_graphed = not hasattr(model.config, "base")  # another decoder may wait for the host
-        if is_graphed and takes_graphs(training, model.embedding.device):
+        if model.recordable and takes_graphs(training, model.embedding.device):
             self.backprop = CapturedBackprop(model, training.backprop)
         if training.compile != "inductor":
             return

@@ -9,15 +9,12 @@ and a sentence that says why. The named tests run, and if one does not exist, is
 nothing is written. What the page says beside its tables stays.
 """
 
-import os
 import re
 import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from tests.tools.trust import ROOT, Claim, Record, folded_tests
+from tests.tools.trust import ROOT, Claim, folded_tests, shown
 
 ITEMS = Path(__file__).with_name("items.txt")
 PAGE = ROOT / "docs" / "items.md"
@@ -70,14 +67,7 @@ def with_items(page: str, items: list[Claim]) -> str:
 def main() -> int:
     """Run the tests of all items and write the page; returns 1 if one cannot be shown."""
     items = read_items()
-    shown = [item for item in items if item.how]
-    record = Record(shown)
-    os.chdir(ROOT)
-    tests = dict.fromkeys(item.test for item in shown)
-    status = pytest.main(["-q", "-o", "addopts=--import-mode=importlib", *tests], plugins=[record])
-    problems = record.problems() or ([f"pytest ended with status {int(status)}"] if status else [])
-    if problems:
-        print(*problems, f"{len(problems)} problems; nothing is written", sep="\n", file=sys.stderr)
+    if shown([item for item in items if item.how]) is None:
         return 1
     PAGE.write_text(with_items(PAGE.read_text(), items))
     return 0

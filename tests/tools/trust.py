@@ -190,6 +190,19 @@ def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float
     return re.sub(r"^\| \| \|\n.*?(?=\n\n)", run, page, count=1, flags=re.M | re.S)
 
 
+def shown(claims: list[Claim]) -> Record | None:
+    """What the claims' tests have measured; None, and a line for each problem, if one fails."""
+    record = Record(claims)
+    tests = dict.fromkeys(claim.test for claim in claims)
+    os.chdir(ROOT)
+    status = pytest.main(["-q", "-o", "addopts=--import-mode=importlib", *tests], plugins=[record])
+    problems = record.problems() or ([f"pytest ended with status {int(status)}"] if status else [])
+    if not problems:
+        return record
+    print(*problems, f"{len(problems)} problems; nothing is written", sep="\n", file=sys.stderr)
+    return None
+
+
 def main(words: list[str]) -> int:
     """Run the claims' tests and write the page, or print the rows that are named.
 
@@ -210,14 +223,9 @@ def main(words: list[str]) -> int:
     if options.rows:
         claims = [claim for claim in claims if claim.name in options.rows]
 
-    record = Record(claims)
     began = time.monotonic()
-    tests = dict.fromkeys(claim.test for claim in claims)
-    os.chdir(ROOT)
-    status = pytest.main(["-q", "-o", "addopts=--import-mode=importlib", *tests], plugins=[record])
-    problems = record.problems() or ([f"pytest ended with status {int(status)}"] if status else [])
-    if problems:
-        print(*problems, f"{len(problems)} problems; nothing is written", sep="\n", file=sys.stderr)
+    record = shown(claims)
+    if record is None:
         return 1
     if options.rows:
         for claim in claims:
