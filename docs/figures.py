@@ -5,7 +5,10 @@ It needs the extra `plot`. Sizes are in inches of a page, places in units of eac
 
 from pathlib import Path
 
+import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from accelerated.lab.reports.topics import jensen_shannon
 from accelerated.lab.systems.speech import from_mu_law, to_mu_law
@@ -21,39 +24,34 @@ PREVIOUS = "#8fb6dc"
 GATE = "#5f8f2f"
 HIDDEN = "#edf0f3"
 
+matplotlib.use("svg")
+plt.rcParams["svg.hashsalt"] = "palimpsest"  # the same file every time
+plt.rcParams["svg.fonttype"] = "none"
+
 
 def new_figure(width, height):
-    """(figure, axes) of a picture of so many inches; axes without lines."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "palimpsest"  # the same file every time
-    matplotlib.rcParams["svg.fonttype"] = "none"
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(width, height))
-    figure.patch.set_facecolor(PAPER)
-    axes.set_axis_off()
-    return figure, axes
+    """Begin a picture of so many inches, without axes; all that follows is drawn in it."""
+    plt.figure(figsize=(width, height))
+    plt.axis("off")
 
 
-def save(figure, name):
-    """Write a picture; the same one is the same file."""
+def save(name, *limits):
+    """Write a picture, from x to x and from y to y if that is said; the same is the same file."""
+    if limits:
+        plt.axis(limits)
     path = HERE / "figures" / f"{name}.svg"
-    figure.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
+    plt.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
 
-def box(axes, x, y, width, height, text, colour, size=10):
+def box(x, y, width, height, text, colour, size=10):
     """A rounded box, whose lower left corner is at (x, y), with white text in its middle."""
-    from matplotlib.patches import FancyBboxPatch
-
     shape = "round,pad=0.02,rounding_size=0.08"
     patch = FancyBboxPatch((x, y), width, height, boxstyle=shape, fc=colour, ec=colour)
-    axes.add_patch(patch)
-    label(axes, x + width / 2, y + height / 2, text, "white", size)
+    plt.gca().add_patch(patch)
+    label(x + width / 2, y + height / 2, text, "white", size)
 
 
-def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
+def arrow(start, stop, colour=INK, dashed=False, bend=0.0):
     """An arrow from place to place."""
     style = {
         "arrowstyle": "-|>",
@@ -64,110 +62,111 @@ def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
         "shrinkB": 2,
         "connectionstyle": f"arc3,rad={bend}",
     }
-    axes.annotate("", stop, start, arrowprops=style)
+    plt.annotate("", stop, start, arrowprops=style)
 
 
-def frame(axes, x, y, width, height, fill, edge="none", **style):
+def frame(x, y, width, height, fill, edge="none", **style):
     """A rectangle, whose lower left corner is at (x, y)."""
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec=edge, **style))
+    plt.gca().add_patch(Rectangle((x, y), width, height, fc=fill, ec=edge, **style))
 
 
-def square(axes, x, y, text, colour, ink="white", size=8):
+def square(x, y, text, colour, ink="white", size=8):
     """A unit square with text in it."""
-    frame(axes, x, y, 0.94, 0.94, colour)
-    label(axes, x + 0.47, y + 0.47, text, ink, size)
+    frame(x, y, 0.94, 0.94, colour)
+    label(x + 0.47, y + 0.47, text, ink, size)
 
 
-def label(axes, x, y, text, colour=INK, size=10, ha="center", **style):
+def label(x, y, text, colour=INK, size=10, ha="center", **style):
     """Text whose middle is at (x, y), or whose left or right end if `ha` says so."""
-    axes.text(x, y, text, color=colour, fontsize=size, ha=ha, va="center", **style)
+    plt.text(x, y, text, color=colour, fontsize=size, ha=ha, va="center", **style)
 
 
 def mask_tile(window=8):
     """The W x 2W tile of Figure 2, from the reference's own mask and position buckets."""
     mask = block_recurrent.tile_mask(window)
     bucket = block_recurrent.position_bucket(block_recurrent.tile_distance(window), 8, 8)
-    figure, axes = new_figure(8.2, 4.6)
+    new_figure(8.2, 4.6)
     for i, j in np.ndindex(mask.shape):
         y = window - 1 - i
         if not mask[i, j]:
-            frame(axes, j, y, 0.94, 0.94, HIDDEN)
+            frame(j, y, 0.94, 0.94, HIDDEN)
         elif j < window:
-            square(axes, j, y, str(bucket[i, j]), PREVIOUS, INK)
+            square(j, y, str(bucket[i, j]), PREVIOUS, INK)
         else:
-            square(axes, j, y, str(bucket[i, j]), TOKEN)
+            square(j, y, str(bucket[i, j]), TOKEN)
     for side, text in ((0, "previous block"), (window, "own block")):
-        label(axes, side + window / 2, window + 0.5, f"keys of the {text}", size=11)
-    label(axes, -0.6, window / 2, "queries of one block", size=11, rotation=90)
-    text = "each token sees exactly the W tokens before it, never itself; "
-    text += "the number is its position bucket"
-    label(axes, window, -0.7, text, FAINT)
-    axes.plot([window - 0.03] * 2, [0, window], color=INK, lw=1.5)
-    axes.set_xlim(-1.2, 2 * window + 0.2)
-    axes.set_ylim(-1.1, window + 1)
-    axes.set_aspect("equal")
-    save(figure, "block_recurrent_mask")
+        label(side + window / 2, window + 0.5, f"keys of the {text}", size=11)
+    label(-0.6, window / 2, "queries of one block", size=11, rotation=90)
+    label(
+        window,
+        -0.7,
+        "each token sees exactly the W tokens before it, never itself; "
+        "the number is its position bucket",
+        FAINT,
+    )
+    plt.plot([window - 0.03] * 2, [0, window], color=INK, lw=1.5)
+    plt.gca().set_aspect("equal")
+    save("block_recurrent_mask", -1.2, 2 * window + 0.2, -1.1, window + 1)
 
 
 def cell():
     """One recurrent cell: the vertical and the horizontal direction, and what they share."""
-    figure, axes = new_figure(9.2, 5.6)
-    box(axes, 0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN)
-    box(axes, 6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE)
-    box(axes, 0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN)
-    box(axes, 6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE, size=9)
-    box(axes, 0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN, size=9)
-    box(axes, 2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN, size=9)
-    box(axes, 5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE, size=9)
-    box(axes, 7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE, size=9)
-    box(axes, 0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN, size=9)
-    box(axes, 6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE, size=9)
+    new_figure(9.2, 5.6)
+    box(0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN)
+    box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE)
+    box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN)
+    box(6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE, size=9)
+    box(0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN, size=9)
+    box(2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN, size=9)
+    box(5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE, size=9)
+    box(7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE, size=9)
+    box(0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN, size=9)
+    box(6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE, size=9)
     for x in (1.9, 7.7):
-        arrow(axes, (x, 0.85), (x, 1.45))
-        arrow(axes, (x, 4.85), (x, 5.35))
+        arrow((x, 0.85), (x, 1.45))
+        arrow((x, 4.85), (x, 5.35))
     for start, stop in ((1.3, 0.9), (2.5, 3.1), (7.1, 6.5), (8.3, 8.7)):
-        arrow(axes, (start, 2.15), (stop, 2.85))
+        arrow((start, 2.15), (stop, 2.85))
     for start, stop in ((0.9, 1.4), (3.1, 2.4), (6.5, 7.2), (8.7, 8.2)):
-        arrow(axes, (start, 3.65), (stop, 4.15))
-    arrow(axes, (3.45, 1.95), (5.55, 3.1), TOKEN)
-    arrow(axes, (6.15, 1.95), (4.05, 3.1), STATE)
-    label(axes, 4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
-    label(axes, 1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
-    label(axes, 7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
-    arrow(axes, (9.3, 0.5), (9.3, 4.5), FAINT, dashed=True, bend=0.25)
-    label(axes, 10.15, 2.5, "carry", FAINT, 9)
-    axes.set_xlim(-0.2, 10.4)
-    axes.set_ylim(0, 5.8)
-    save(figure, "block_recurrent_cell")
+        arrow((start, 3.65), (stop, 4.15))
+    arrow((3.45, 1.95), (5.55, 3.1), TOKEN)
+    arrow((6.15, 1.95), (4.05, 3.1), STATE)
+    label(4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
+    label(1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
+    label(7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
+    arrow((9.3, 0.5), (9.3, 4.5), FAINT, dashed=True, bend=0.25)
+    label(10.15, 2.5, "carry", FAINT, 9)
+    save("block_recurrent_cell", -0.2, 10.4, 0, 5.8)
 
 
 def flow():
     """What passes from block to block and from segment to segment, and where the gradient stops."""
-    figure, axes = new_figure(10.5, 4.0)
+    new_figure(10.5, 4.0)
     for segment in range(2):
         left = segment * 5.4
-        frame(axes, left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
-        label(axes, left + 2.25, 3.4, f"segment {segment}: N tokens, one optimizer step", INK, 10)
+        frame(left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
+        label(left + 2.25, 3.4, f"segment {segment}: N tokens, one optimizer step", INK, 10)
         for block in range(3):
             x = left + block * 1.6
-            box(axes, x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN, size=9)
-            box(axes, x, 2.2, 1.3, 0.6, "states", STATE, size=9)
-            arrow(axes, (x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
-            arrow(axes, (x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
+            box(x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN, size=9)
+            box(x, 2.2, 1.3, 0.6, "states", STATE, size=9)
+            arrow((x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
+            arrow((x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
             if block < 2:
-                arrow(axes, (x + 1.35, 2.5), (x + 1.55, 2.5), STATE)
-                arrow(axes, (x + 1.35, 0.3), (x + 1.55, 0.3), TOKEN)
-    arrow(axes, (4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
-    arrow(axes, (4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
-    label(axes, 4.95, 1.4, "carried,\nno gradient\nat horizon 1", FAINT, 8)
-    text = "blue: keys and values, which the next block reads; "
-    text += "orange: gated states, which every later block can read"
-    label(axes, 5.0, -0.75, text, INK, 9)
-    axes.set_xlim(-0.4, 10.3)
-    axes.set_ylim(-1.0, 3.7)
-    save(figure, "block_recurrent_flow")
+                arrow((x + 1.35, 2.5), (x + 1.55, 2.5), STATE)
+                arrow((x + 1.35, 0.3), (x + 1.55, 0.3), TOKEN)
+    arrow((4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
+    arrow((4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
+    label(4.95, 1.4, "carried,\nno gradient\nat horizon 1", FAINT, 8)
+    label(
+        5.0,
+        -0.75,
+        "blue: keys and values, which the next block reads; "
+        "orange: gated states, which every later block can read",
+        INK,
+        9,
+    )
+    save("block_recurrent_flow", -0.4, 10.3, -1.0, 3.7)
 
 
 def positions_in_memory(config, segments):
@@ -192,7 +191,7 @@ def positions_in_memory(config, segments):
     return shown
 
 
-def row_of_memory(axes, x, y, positions, colour):
+def row_of_memory(x, y, positions, colour):
     """A row of a memory: which positions it holds, grey if none."""
     if len(positions) == 0:
         text, colour, ink = "0", HIDDEN, FAINT
@@ -201,8 +200,8 @@ def row_of_memory(axes, x, y, positions, colour):
         if len(positions) > 1:
             text += f"-{positions[-1]}"
         ink = INK if colour == PREVIOUS else "white"
-    frame(axes, x, y, 0.94, 0.9, colour)
-    label(axes, x + 0.47, y + 0.45, text, ink, 8)
+    frame(x, y, 0.94, 0.9, colour)
+    label(x + 0.47, y + 0.45, text, ink, 8)
 
 
 def memories():
@@ -210,29 +209,27 @@ def memories():
     sizes = {"segment": 3, "memory": 6, "compressed_memory": 6, "compression_rate": 3}
     config = compressive.Config(**sizes, compression="mean_pooling")
     parts = (("compressed memory", 6, STATE), ("memory", 6, PREVIOUS), ("segment", 3, TOKEN))
-    figure, axes = new_figure(11.4, 6.0)
+    new_figure(11.4, 6.0)
     for row, shown in enumerate(positions_in_memory(config, 10)):
         y = 10 - row
-        label(axes, -0.3, y + 0.45, f"segment {row}", size=9, ha="right")
+        label(-0.3, y + 0.45, f"segment {row}", size=9, ha="right")
         x = 0.0
         column = 0
         for _, size, colour in parts:
             for positions in shown[column : column + size]:
-                row_of_memory(axes, x, y, positions, colour)
+                row_of_memory(x, y, positions, colour)
                 x += 1
             x += 0.5
             column += size
     x = 0.0
     for name, size, _ in parts:
-        label(axes, x + size / 2, 11.4, name)
+        label(x + size / 2, 11.4, name)
         x += size + 0.5
-    arrow(axes, (6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
-    label(axes, 6.2, 0.25, "3 rows compressed into 1", FAINT, 9)
-    label(axes, 14.5, 0.25, "inputs become memory", FAINT, 9)
-    arrow(axes, (13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
-    axes.set_xlim(-2.0, 16.6)
-    axes.set_ylim(-0.1, 11.8)
-    save(figure, "compressive_memories")
+    arrow((6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
+    label(6.2, 0.25, "3 rows compressed into 1", FAINT, 9)
+    label(14.5, 0.25, "inputs become memory", FAINT, 9)
+    arrow((13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
+    save("compressive_memories", -2.0, 16.6, -0.1, 11.8)
 
 
 def shift():
@@ -246,50 +243,54 @@ def shift():
     shifted, _ = compressive.relative_shift_forward(distance)
     seen = compressive.causal_mask(n, k)
     lost = compressive.relative_shift_backward(seen[None, None] * 1.0, None)[0, 0] == 0
-    figure, axes = new_figure(10.2, 2.9)
+    new_figure(10.2, 2.9)
     before = (0, distance[0, 0], lost, "scores by distance, far to near")
     after = (8, shifted[0, 0], ~seen, "scores by key, old to new")
     for left, grid, faint, title in (before, after):
         for i, j in np.ndindex(n, k):
             colour, ink = (HIDDEN, FAINT) if faint[i, j] else (TOKEN, "white")
-            square(axes, left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
-        label(axes, left + k / 2, n + 0.4, title)
-    arrow(axes, (6.3, 1.5), (7.7, 1.5))
-    label(axes, 7.0, 1.85, "shift", size=10)
+            square(left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
+        label(left + k / 2, n + 0.4, title)
+    arrow((6.3, 1.5), (7.7, 1.5))
+    label(7.0, 1.85, "shift", size=10)
     for i in range(n):
-        label(axes, -0.25, n - 0.5 - i, f"query {i}", FAINT, 9, ha="right")
-    text = "pale on the left: no key has this distance, so its gradient is zero; "
-    text += "pale on the right: the mask"
-    label(axes, 7, -0.5, text, FAINT, 9)
-    axes.set_xlim(-1.8, 14.2)
-    axes.set_ylim(-0.9, n + 0.8)
-    save(figure, "compressive_shift")
+        label(-0.25, n - 0.5 - i, f"query {i}", FAINT, 9, ha="right")
+    label(
+        7,
+        -0.5,
+        "pale on the left: no key has this distance, so its gradient is zero; "
+        "pale on the right: the mask",
+        FAINT,
+        9,
+    )
+    save("compressive_shift", -1.8, 14.2, -0.9, n + 0.8)
 
 
 def mu_law():
     """A decaying tone over the samples that every eighth mu-law value stands for."""
-    figure, axes = new_figure(9.0, 3.4)
+    new_figure(9.0, 3.4)
     levels = from_mu_law(np.arange(0, 256, 8)) / 2**15
     for level in levels:
-        axes.plot((0, 1), (level, level), color=PREVIOUS, lw=0.6)
+        plt.plot((0, 1), (level, level), color=PREVIOUS, lw=0.6)
     time = np.linspace(0, 1, 400)
     tone = np.exp(-4 * time) * np.sin(2 * np.pi * 9 * time)
     heard = from_mu_law(to_mu_law(np.round(tone * 2**15).astype(np.int16)) // 8 * 8) / 2**15
-    axes.plot(time, tone, color=FAINT, lw=1.2)
-    axes.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
+    plt.plot(time, tone, color=FAINT, lw=1.2)
+    plt.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
     for value in (0, 40, 128, 216, 255):
         [level] = from_mu_law(np.array([value])) / 2**15
-        label(axes, 1.01, level, str(value), TOKEN, 8, ha="left")
-    label(axes, -0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
+        label(1.01, level, str(value), TOKEN, 8, ha="left")
+    label(-0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
     text = "time: grey the sound, orange its value if only every eighth is used"
-    label(axes, 0.5, -1.15, text, FAINT, 9)
-    label(axes, 1.0, 1.13, "mu-law value", TOKEN, 9)
-    save(figure, "compressive_mu_law")
+    label(0.5, -1.15, text, FAINT, 9)
+    label(1.0, 1.13, "mu-law value", TOKEN, 9)
+
+    save("compressive_mu_law")
 
 
 def learning():
     """Which loss trains what: a row for each way of training the compression."""
-    figure, axes = new_figure(10.6, 4.3)
+    new_figure(10.6, 4.3)
     rows = (
         ("a loss of its own\n(attention, auto-encoding)", "own"),
         ("bptt", "task"),
@@ -297,62 +298,63 @@ def learning():
     )
     for row, (name, compression) in enumerate(rows):
         y = 3.0 - 1.4 * row
-        label(axes, -0.2, y + 0.3, name, size=9, ha="right")
-        box(axes, 0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
-        box(axes, 3.0, y, 1.5, 0.6, "memory", PREVIOUS, size=9)
-        box(axes, 5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, size=10)
-        box(axes, 7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, size=8)
-        box(axes, 10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, size=8)
+        label(-0.2, y + 0.3, name, size=9, ha="right")
+        box(0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
+        box(3.0, y, 1.5, 0.6, "memory", PREVIOUS, size=9)
+        box(5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, size=10)
+        box(7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, size=8)
+        box(10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, size=8)
         for start, stop in ((2.15, 2.95), (4.55, 5.35), (6.95, 7.75), (9.75, 10.55)):
-            arrow(axes, (start, y + 0.3), (stop, y + 0.3))
-        label(axes, 2.55, y + 0.5, "stop", FAINT, 8)
-        label(axes, 4.95, y + 0.5, "stop", FAINT, 8)
+            arrow((start, y + 0.3), (stop, y + 0.3))
+        label(2.55, y + 0.5, "stop", FAINT, 8)
+        label(4.95, y + 0.5, "stop", FAINT, 8)
         if compression != "task":
-            label(axes, 7.35, y + 0.5, "stop", FAINT, 8)
+            label(7.35, y + 0.5, "stop", FAINT, 8)
         if compression == "own":
-            arrow(axes, (6.1, y - 0.35), (6.15, y - 0.05), STATE)
-            label(axes, 6.15, y - 0.5, "compression loss", STATE, 8)
+            arrow((6.1, y - 0.35), (6.15, y - 0.05), STATE)
+            label(6.15, y - 0.5, "compression loss", STATE, 8)
         if compression == "task":
-            arrow(axes, (11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
+            arrow((11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
             text = "task loss of the next segment, when one rollout holds both"
-            label(axes, 8.9, y - 0.62, text, STATE, 8)
-    axes.set_xlim(-2.6, 12.8)
-    axes.set_ylim(-0.4, 4.0)
-    save(figure, "compressive_learning")
+            label(8.9, y - 0.62, text, STATE, 8)
+    save("compressive_learning", -2.6, 12.8, -0.4, 4.0)
 
 
 def memformer_flow():
     """What the encoder reads and writes and what the decoder predicts, over three steps."""
-    figure, axes = new_figure(11.2, 5.0)
+    new_figure(11.2, 5.0)
     read = ("begin tokens $s_{-1}$", "segment $s_0$", "segment $s_1$")
     for t in range(3):
         x = 4.2 * t
-        box(axes, x, 0, 2.4, 0.6, read[t], TOKEN, size=9)
-        box(axes, x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN, size=9)
-        box(axes, x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE, size=9)
-        box(axes, x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
-        arrow(axes, (x + 1.2, 0.65), (x + 1.2, 1.25))
-        arrow(axes, (x + 1.2, 2.15), (x + 1.2, 2.95))
-        arrow(axes, (x + 2.45, 1.7), (x + 2.85, 1.7), STATE)
-        label(axes, x + 3.3, 2.35, "slot\nattention", STATE, 8)
+        box(x, 0, 2.4, 0.6, read[t], TOKEN, size=9)
+        box(x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN, size=9)
+        box(x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE, size=9)
+        box(x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
+        arrow((x + 1.2, 0.65), (x + 1.2, 1.25))
+        arrow((x + 1.2, 2.15), (x + 1.2, 2.95))
+        arrow((x + 2.45, 1.7), (x + 2.85, 1.7), STATE)
+        label(x + 3.3, 2.35, "slot\nattention", STATE, 8)
         if t < 2:
-            arrow(axes, (x + 3.75, 1.7), (x + 4.15, 1.7), STATE)
-            arrow(axes, (x + 3.4, 1.25), (x + 7.4, 1.25), STATE, bend=0.22)
-            label(axes, x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
-    box(axes, -1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, size=11)
-    label(axes, -1.1, 2.35, "learned", STATE, 8)
-    arrow(axes, (-0.65, 1.7), (-0.05, 1.7), STATE)
-    text = "continuation; infilling masks spans of what is read and predicts it whole; "
-    text += "recall predicts the segment before that"
-    label(axes, 5.4, 4.45, text, INK, 10)
-    axes.set_xlim(-1.8, 12.5)
-    axes.set_ylim(-0.2, 4.8)
-    save(figure, "memformer_flow")
+            arrow((x + 3.75, 1.7), (x + 4.15, 1.7), STATE)
+            arrow((x + 3.4, 1.25), (x + 7.4, 1.25), STATE, bend=0.22)
+            label(x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
+    box(-1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, size=11)
+    label(-1.1, 2.35, "learned", STATE, 8)
+    arrow((-0.65, 1.7), (-0.05, 1.7), STATE)
+    label(
+        5.4,
+        4.45,
+        "continuation; infilling masks spans of what is read and predicts it whole; "
+        "recall predicts the segment before that",
+        INK,
+        10,
+    )
+    save("memformer_flow", -1.8, 12.5, -0.2, 4.8)
 
 
 def memformer_slots(slots=4, tokens=8):
     """Which keys each slot sees: masked S x (S + N) scores, and what is computed, S x (1 + N)."""
-    figure, axes = new_figure(10.6, 3.4)
+    new_figure(10.6, 3.4)
     pattern = (0, slots, "the pattern of Figure 2c: S x (S + N)")
     computed = (14.5, 1, "what is computed: S x (1 + N)")
     for left, own, title in (pattern, computed):
@@ -362,52 +364,50 @@ def memformer_slots(slots=4, tokens=8):
             colour = STATE if is_slot else TOKEN
             if is_slot and own > 1 and i != j:
                 colour = HIDDEN
-            frame(axes, x, slots - 1 - i, 0.94, 0.94, colour)
-        label(axes, left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
-        label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
-        label(axes, left + (own + tokens) / 2, -0.7, title, size=10)
+            frame(x, slots - 1 - i, 0.94, 0.94, colour)
+        label(left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
+        label(left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
+        label(left + (own + tokens) / 2, -0.7, title, size=10)
         for i in range(slots):
-            label(axes, left - 0.25, slots - 0.5 - i, f"slot {i}", FAINT, 9, ha="right")
-    axes.set_xlim(-2.2, 24.6)
-    axes.set_ylim(-1.3, slots + 0.9)
-    axes.set_aspect("equal")
-    save(figure, "memformer_slots")
+            label(left - 0.25, slots - 0.5 - i, f"slot {i}", FAINT, 9, ha="right")
+    plt.gca().set_aspect("equal")
+    save("memformer_slots", -2.2, 24.6, -1.3, slots + 0.9)
 
 
-def first_pass(axes, y):
+def first_pass(y):
     """A row of memory replay: the memory path alone keeps three memories."""
     for t in range(3):
-        box(axes, 3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
+        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
     for t in range(2):
         x = 3.4 * t
-        box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-        arrow(axes, (x + 0.85, y + 0.3), (x + 1.15, y + 0.3))
-        arrow(axes, (x + 2.85, y + 0.3), (x + 3.35, y + 0.3))
+        box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+        arrow((x + 0.85, y + 0.3), (x + 1.15, y + 0.3))
+        arrow((x + 2.85, y + 0.3), (x + 3.35, y + 0.3))
 
 
-def replayed_step(axes, y, replayed):
+def replayed_step(y, replayed):
     """A row of memory replay: one step is computed again, and its gradients go back through it."""
     after = replayed + 1
     for t in range(after):
-        box(axes, 3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
-    box(axes, 3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, size=10)
+        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
+    box(3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, size=10)
     if after < 3:
-        label(axes, 3.4 * after + 0.4, y - 0.28, f"$dM_{after}$", STATE, 10)
+        label(3.4 * after + 0.4, y - 0.28, f"$dM_{after}$", STATE, 10)
 
     x = 3.4 * replayed
-    box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-    box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
-    arrow(axes, (x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
-    arrow(axes, (x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
-    arrow(axes, (x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
-    arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
-    arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
-    label(axes, x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
+    box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+    box(x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
+    arrow((x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
+    arrow((x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
+    arrow((x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
+    arrow((x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
+    arrow((x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
+    label(x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
 
 
 def memformer_replay():
     """Memory replay over three steps: what is computed, what is kept, where gradients go."""
-    figure, axes = new_figure(11.4, 6.4)
+    new_figure(11.4, 6.4)
     names = (
         "first pass: memory path\nalone, no gradient",
         "back through step 2:\ncomputed again",
@@ -416,18 +416,21 @@ def memformer_replay():
     )
     for row, name in enumerate(names):
         y = 5.4 - 1.8 * row
-        label(axes, -0.5, y + 0.3, name, size=9, ha="right")
+        label(-0.5, y + 0.3, name, size=9, ha="right")
         if row == 0:
-            first_pass(axes, y)
+            first_pass(y)
         else:
-            replayed_step(axes, y, replayed=3 - row)
-    text = "solid: computed; dashed: gradient. "
-    text += "The graph of a step is gone before the next one is built; "
-    text += "the orange boxes are all that is kept."
-    label(axes, 5.2, -0.75, text, FAINT, 9)
-    axes.set_xlim(-3.4, 11.4)
-    axes.set_ylim(-1.0, 6.9)
-    save(figure, "memformer_replay")
+            replayed_step(y, replayed=3 - row)
+    label(
+        5.2,
+        -0.75,
+        "solid: computed; dashed: gradient. "
+        "The graph of a step is gone before the next one is built; "
+        "the orange boxes are all that is kept.",
+        FAINT,
+        9,
+    )
+    save("memformer_replay", -3.4, 11.4, -1.0, 6.9)
 
 
 def lookup():
@@ -436,62 +439,63 @@ def lookup():
     similarity = np.array([0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6])
     query = np.ones((1, 1, 1, 1))
     nearest = memorizing.nearest_keys(query, similarity[None, None, :, None], 3).ravel()
-    figure, axes = new_figure(10.6, 4.2)
+    new_figure(10.6, 4.2)
     for j, value in enumerate(similarity):
         found = j in nearest
-        frame(axes, j, 2.0, 0.94, 0.7, STATE if found else HIDDEN)
-        label(axes, j + 0.47, 2.35, f"{value:.1f}", "white" if found else FAINT, 9)
+        frame(j, 2.0, 0.94, 0.7, STATE if found else HIDDEN)
+        label(j + 0.47, 2.35, f"{value:.1f}", "white" if found else FAINT, 9)
         if found:
-            arrow(axes, (j + 0.47, 1.95), (8.7, 0.5), STATE)
+            arrow((j + 0.47, 1.95), (8.7, 0.5), STATE)
     for j in range(8):
         colour = PREVIOUS if j < 4 else TOKEN
-        frame(axes, 12.6 + 0.75 * j, 2.0, 0.69, 0.7, colour)
+        frame(12.6 + 0.75 * j, 2.0, 0.69, 0.7, colour)
         if 1 <= j <= 4:
-            arrow(axes, (12.95 + 0.75 * j, 1.95), (14.9, 0.5), colour)
-    label(axes, 6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
-    label(axes, 6, 2.95, "oldest to newest, without positions, without gradient", FAINT, 9)
-    label(axes, 15.6, 3.3, "last segment, this segment", TOKEN)
-    label(axes, 15.6, 2.95, "the N tokens before the query, here 4, with positions", FAINT, 9)
-    label(axes, 12.6 + 0.75 * 5.46, 2.35, "q", "white", 10)
-    label(axes, 10, 1.65, "the last N rows are\nthe last segment's", FAINT, 9)
-    box(axes, 6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE, size=9)
-    box(axes, 13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN, size=9)
-    box(axes, 9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE, size=9)
-    arrow(axes, (9.4, -0.25), (11.0, -1.0), STATE)
-    arrow(axes, (14.4, -0.25), (12.8, -1.0), TOKEN)
-    label(axes, 3.2, 0.1, "q meets all M keys;\nonly the three nearest count", INK, 9)
-    axes.set_xlim(-0.4, 19.0)
-    axes.set_ylim(-1.9, 3.6)
-    save(figure, "memorizing_lookup")
+            arrow((12.95 + 0.75 * j, 1.95), (14.9, 0.5), colour)
+    label(6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
+    label(6, 2.95, "oldest to newest, without positions, without gradient", FAINT, 9)
+    label(15.6, 3.3, "last segment, this segment", TOKEN)
+    label(15.6, 2.95, "the N tokens before the query, here 4, with positions", FAINT, 9)
+    label(12.6 + 0.75 * 5.46, 2.35, "q", "white", 10)
+    label(10, 1.65, "the last N rows are\nthe last segment's", FAINT, 9)
+    box(6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE, size=9)
+    box(13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN, size=9)
+    box(9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE, size=9)
+    arrow((9.4, -0.25), (11.0, -1.0), STATE)
+    arrow((14.4, -0.25), (12.8, -1.0), TOKEN)
+    label(3.2, 0.1, "q meets all M keys;\nonly the three nearest count", INK, 9)
+    save("memorizing_lookup", -0.4, 19.0, -1.9, 3.6)
 
 
 def windows_and_vectors():
     """Three windows of GPT-2: what is pooled, the network, and the layer that sees its output."""
-    figure, axes = new_figure(11.4, 5.2)
+    new_figure(11.4, 5.2)
     for t in range(3):
         x = 4.4 * t
         for layer in range(4):
-            box(axes, x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN, size=9)
-            arrow(axes, (x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
-        label(axes, x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
-        arrow(axes, (x + 1.2, 4.25), (x + 1.2, 4.6))
-        label(axes, x + 1.2, 4.8, "predictions", GATE, 9)
+            box(x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN, size=9)
+            arrow((x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
+        label(x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
+        arrow((x + 1.2, 4.25), (x + 1.2, 4.6))
+        label(x + 1.2, 4.8, "predictions", GATE, 9)
         if t == 2:
             continue
         for layer in range(4):
-            arrow(axes, (x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
-        box(axes, x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, size=10)
-        box(axes, x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE, size=9)
-        arrow(axes, (x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
-        label(axes, x + 3.2, 2.4, "network", STATE, 8, ha="left")
-        label(axes, x + 3.15, 3.55, "pooled", STATE, 8)
-        arrow(axes, (x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
-    text = "every layer's output is pooled over positions and layers (Eq. 1); "
-    text += "one layer of the next window has a key and value more"
-    label(axes, 5.6, -0.25, text, FAINT, 9)
-    axes.set_xlim(-0.3, 11.6)
-    axes.set_ylim(-0.5, 5.1)
-    save(figure, "pretrained_recurrence_flow")
+            arrow((x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
+        box(x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, size=10)
+        box(x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE, size=9)
+        arrow((x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
+        label(x + 3.2, 2.4, "network", STATE, 8, ha="left")
+        label(x + 3.15, 3.55, "pooled", STATE, 8)
+        arrow((x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
+    label(
+        5.6,
+        -0.25,
+        "every layer's output is pooled over positions and layers (Eq. 1); "
+        "one layer of the next window has a key and value more",
+        FAINT,
+        9,
+    )
+    save("pretrained_recurrence_flow", -0.3, 11.6, -0.5, 5.1)
 
 
 def overlaps(window=3, length=8):
@@ -499,38 +503,41 @@ def overlaps(window=3, length=8):
 
     At overlap 0, T - 1 and in between.
     """
-    figure, axes = new_figure(11.4, 5.4)
+    new_figure(11.4, 5.4)
     last = window - 1
     titles = {0: "overlap 0: disjoint", last: f"overlap {last}: token by token", 1: "overlap 1"}
     for place, (overlap, title) in enumerate(titles.items()):
         config = pretrained_recurrence.Config(segment=window, overlap=overlap, max_positions=window)
         windows = pretrained_recurrence.windows_of(config, np.arange(length)[None])
         left = place * (length + 2.5)
-        label(axes, left + length / 2, 0.4, title, INK, 11)
+        label(left + length / 2, 0.4, title, INK, 11)
         for row, shown in enumerate(windows):
-            window_row(axes, left, -1.35 * (row + 1), shown)
-    text = "a row is a window: below what it reads, above what it predicts. "
-    text += "Green counts; every token after the first is green once;"
-    text += "\npale predictions were another window's, pale inputs are read again"
-    label(axes, 1.5 * length + 2.5, -8.0, text, FAINT, 10)
-    axes.set_xlim(-0.5, 3 * length + 5.4)
-    axes.set_ylim(-8.6, 0.9)
-    save(figure, "pretrained_recurrence_overlap")
+            window_row(left, -1.35 * (row + 1), shown)
+    label(
+        1.5 * length + 2.5,
+        -8.0,
+        "a row is a window: below what it reads, above what it predicts. "
+        "Green counts; every token after the first is green once;"
+        "\npale predictions were another window's, pale inputs are read again",
+        FAINT,
+        10,
+    )
+    save("pretrained_recurrence_overlap", -0.5, 3 * length + 5.4, -8.6, 0.9)
 
 
-def window_row(axes, left, y, window):
+def window_row(left, y, window):
     """A window: what it reads, and above that what it predicts."""
     pairs = zip(window.tokens[0], window.targets[0], window.scored[0], strict=True)
     for token, target, scored in pairs:
         colour, ink = (TOKEN, "white") if scored else (PREVIOUS, INK)
-        frame(axes, left + token, y, 0.9, 0.45, colour)
-        label(axes, left + token + 0.45, y + 0.22, str(token), ink, 8)
+        frame(left + token, y, 0.9, 0.45, colour)
+        label(left + token + 0.45, y + 0.22, str(token), ink, 8)
         colour, ink = (GATE, "white") if scored else (HIDDEN, FAINT)
-        frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, colour)
-        label(axes, left + target + 0.4, y + 0.75, str(target), ink, 8)
+        frame(left + target - 0.05, y + 0.53, 0.9, 0.45, colour)
+        label(left + target + 0.4, y + 0.75, str(target), ink, 8)
 
 
-def window_of_tokens(axes, x, part, chosen, largest):
+def window_of_tokens(x, part, chosen, largest):
     """What a window of RoBERTa reads; arrows lead from [CLS] and from its part of the text up."""
     tokens = (
         (0, 0.62, "[CLS]", GATE, largest),
@@ -539,10 +546,10 @@ def window_of_tokens(axes, x, part, chosen, largest):
         (1.9, 1.5, part, TOKEN, chosen),
     )
     for left, width, text, colour, top in tokens:
-        box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
+        box(x + left, 0.2, width, 0.7, text, colour, size=7)
         if top:
             middle = x + left + width / 2
-            arrow(axes, (middle, 3.5), (middle, top), GATE)
+            arrow((middle, 3.5), (middle, top), GATE)
 
 
 def question_windows():
@@ -550,7 +557,7 @@ def question_windows():
 
     A vector goes from window to window; an answer is chosen over all of them.
     """
-    figure, axes = new_figure(11.4, 5.6)
+    new_figure(11.4, 5.6)
     parts = (
         "Name: key parser.\nTest: a line of the",
         "standard library.\nTest: another line",
@@ -558,54 +565,60 @@ def question_windows():
     )
     chosen = 4.55
     largest = 5.35
-    frame(axes, 0, chosen, 12.6, 0.5, HIDDEN)
-    label(axes, 7.2, 4.8, "start and end: softmax over all text: “module”", GATE, 9)
-    frame(axes, 0, largest, 12.6, 0.5, HIDDEN)
+    frame(0, chosen, 12.6, 0.5, HIDDEN)
+    label(7.2, 4.8, "start and end: softmax over all text: “module”", GATE, 9)
+    frame(0, largest, 12.6, 0.5, HIDDEN)
     text = "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?"
-    label(axes, 6.3, 5.6, text, GATE, 9)
+    label(6.3, 5.6, text, GATE, 9)
     for number, part in enumerate(parts):
         x = 4.6 * number
-        window_of_tokens(axes, x, part, chosen, largest)
+        window_of_tokens(x, part, chosen, largest)
         for layer in range(3):
-            box(axes, x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
-            arrow(axes, (x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
-        label(axes, x + 1.7, -0.15, f"window {number}", INK, 9)
+            box(x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
+            arrow((x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
+        label(x + 1.7, -0.15, f"window {number}", INK, 9)
         if number < 2:
-            box(axes, x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, size=10)
-            arrow(axes, (x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
-            arrow(axes, (x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
-            label(axes, x + 3.85, 2.25, "network", STATE, 8)
-    text = "z is the mean of the final layer; layer 2 of the next window has one key and value "
-    text += "more. Window 0 says who has the key"
-    label(axes, 6.3, -0.7, text, FAINT, 9)
-    axes.set_xlim(-0.2, 12.8)
-    axes.set_ylim(-0.95, 6.0)
-    save(figure, "pretrained_recurrence_questions")
+            box(x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, size=10)
+            arrow((x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
+            arrow((x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
+            label(x + 3.85, 2.25, "network", STATE, 8)
+    label(
+        6.3,
+        -0.7,
+        "z is the mean of the final layer; layer 2 of the next window has one key and value "
+        "more. Window 0 says who has the key",
+        FAINT,
+        9,
+    )
+    save("pretrained_recurrence_questions", -0.2, 12.8, -0.95, 6.0)
 
 
 def topics():
     """A context and its continuation, the topics of each, and how far these are apart."""
-    figure, axes = new_figure(11.4, 3.4)
+    new_figure(11.4, 3.4)
     context = np.array([0.62, 0.18, 0.05, 0.1, 0.05])
     continued = np.array([0.4, 0.06, 0.14, 0.3, 0.1])
-    box(axes, 0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
-    box(axes, 4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
-    box(axes, 5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
-    arrow(axes, (3.05, 1.95), (4.55, 1.95), STATE)
-    label(axes, 3.8, 2.25, "vector", STATE, 9)
-    label(axes, 3.8, 1.62, "or none", FAINT, 8)
+    box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
+    box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
+    box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
+    arrow((3.05, 1.95), (4.55, 1.95), STATE)
+    label(3.8, 2.25, "vector", STATE, 9)
+    label(3.8, 1.62, "or none", FAINT, 8)
     for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
-        arrow(axes, (middle, 1.55), (middle, 1.05))
+        arrow((middle, 1.55), (middle, 1.05))
         for topic, share in enumerate(own):
-            frame(axes, left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
-            label(axes, left + 0.5 * topic + 0.2, -0.55, str(topic), FAINT, 7)
-    label(axes, 4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
-    text = "a topic model gives both distributions; "
-    text += "does the vector bring the second nearer to the first?"
-    label(axes, 4.1, -1.0, text, FAINT, 9)
-    axes.set_xlim(-0.2, 8.4)
-    axes.set_ylim(-1.2, 2.5)
-    save(figure, "pretrained_recurrence_topics")
+            frame(left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
+            label(left + 0.5 * topic + 0.2, -0.55, str(topic), FAINT, 7)
+    label(4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
+    label(
+        4.1,
+        -1.0,
+        "a topic model gives both distributions; "
+        "does the vector bring the second nearer to the first?",
+        FAINT,
+        9,
+    )
+    save("pretrained_recurrence_topics", -0.2, 8.4, -1.2, 2.5)
 
 
 def colour_of(age, kept, n, has_vectors, compressed):
@@ -638,7 +651,7 @@ def four_memories(segments=8, n=3):
         ("Memformer", n, True, "the last segment, and slots\nthat attend to each new one"),
         ("GPT-2 with recurrence", 0, True, "one vector, pooled from\nall layers and positions"),
     )
-    figure, axes = new_figure(12.6, 4.0)
+    new_figure(12.6, 4.0)
     for place, (title, kept, has_vectors, what) in enumerate(panels):
         left = place * (segments * n + 6)
         for row, column in np.ndindex(segments, segments * n):
@@ -647,10 +660,10 @@ def four_memories(segments=8, n=3):
                 continue
             compressed = any(column in positions for positions in shown[row][:4])
             colour, strength = colour_of(age, kept, n, has_vectors, compressed)
-            frame(axes, left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
-        label(axes, left + segments * n / 2, 3.0, title, size=12, weight="bold")
-        label(axes, left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
-    label(axes, -1.4, -6, "one row per segment read", FAINT, 9, rotation=90)
+            frame(left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
+        label(left + segments * n / 2, 3.0, title, size=12, weight="bold")
+        label(left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
+    label(-1.4, -6, "one row per segment read", FAINT, 9, rotation=90)
     legend = (
         (0, TOKEN, 1, "read now"),
         (12.5, PREVIOUS, 1, "kept as it was"),
@@ -659,11 +672,9 @@ def four_memories(segments=8, n=3):
         (108.5, HIDDEN, 1, "gone"),
     )
     for x, colour, strength, text in legend:
-        frame(axes, x, -20.6, 1.6, 1.5, colour, alpha=strength)
-        label(axes, x + 2.2, -19.85, text, size=9.5, ha="left")
-    axes.set_xlim(-2.5, 4 * (segments * n + 6) - 4)
-    axes.set_ylim(-21, 4.2)
-    save(figure, "four_memories")
+        frame(x, -20.6, 1.6, 1.5, colour, alpha=strength)
+        label(x + 2.2, -19.85, text, size=9.5, ha="left")
+    save("four_memories", -2.5, 4 * (segments * n + 6) - 4, -21, 4.2)
 
 
 def bands():
@@ -672,28 +683,26 @@ def bands():
     A band's height is the square root of its words.
     """
     config = compressive.Config(vocabulary=267_735, width=1024, cutoffs=(20_000, 60_000))
-    figure, axes = new_figure(8.4, 4.2)
+    new_figure(8.4, 4.2)
     y = 0.0
     for band, (start, stop) in enumerate(config.bands):
         height = (stop - start) ** 0.5 / 100
         width = 4 / config.div_value**band
         y -= height + 0.25
         middle = y + height / 2
-        frame(axes, 0, y, width, height, STATE if band else TOKEN)
+        frame(0, y, width, height, STATE if band else TOKEN)
         words = f"words {start:,} to {stop - 1:,}: width {config.width // config.div_value**band:,}"
-        label(axes, -0.2, middle, words, size=9.5, ha="right")
+        label(-0.2, middle, words, size=9.5, ha="right")
         if band:
-            frame(axes, 1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
-            label(axes, 2.05, middle, "P", size=10)
-            arrow(axes, (width, middle), (1.6, middle))
-            arrow(axes, (2.5, middle), (4.6, middle))
-            label(axes, 4.7, middle, f"cluster {band}, then a word of it", ha="left")
+            frame(1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
+            label(2.05, middle, "P", size=10)
+            arrow((width, middle), (1.6, middle))
+            arrow((2.5, middle), (4.6, middle))
+            label(4.7, middle, f"cluster {band}, then a word of it", ha="left")
         else:
-            arrow(axes, (width, middle), (4.6, middle))
-            label(axes, 4.7, middle, "the most frequent words", ha="left")
-    axes.set_xlim(-4.2, 8.4)
-    axes.set_ylim(y - 0.2, 0.2)
-    save(figure, "compressive_bands")
+            arrow((width, middle), (4.6, middle))
+            label(4.7, middle, "the most frequent words", ha="left")
+    save("compressive_bands", -4.2, 8.4, y - 0.2, 0.2)
 
 
 PICTURES = (
