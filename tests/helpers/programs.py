@@ -1,9 +1,8 @@
 """train.py and eval.py as a user calls them, here or in a process to be killed.
 
-Beside them a file server, and a workshop that trains nothing.
+Beside them a workshop that trains nothing.
 """
 
-import contextlib
 import json
 import math
 import multiprocessing
@@ -14,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -297,46 +295,6 @@ EMPTY_CHECKPOINT = {
     "gradient_norm": math.nan,
     "pending": (0.0, 0, 0, False),
 }
-
-
-class Server:
-    """Serves {path: bytes}; a connection ends after `break_after` bytes."""
-
-    def __init__(self, files):
-        self.files = files
-        self.break_after = None
-        self.asked = []  # paths
-        self.address = ""
-
-    def respond(self, request):
-        self.asked.append(request.path)
-        content = self.files.get(request.path)
-        if content is None:
-            return request.send_error(404)
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content[: self.break_after])
-
-
-@contextlib.contextmanager
-def serving(files):
-    """Run a Server inside."""
-    server = Server(files)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.respond(self)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server.address = f"http://127.0.0.1:{http.server_port}"
-        often = {"poll_interval": 0.01}
-        threading.Thread(target=http.serve_forever, kwargs=often, daemon=True).start()
-        yield server
-        http.shutdown()
 
 
 class Rehearsal(Workshop):

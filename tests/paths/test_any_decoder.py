@@ -12,15 +12,14 @@ import pytest
 import torch
 
 import accelerated
-from accelerated.data.lanes import Segment
 from accelerated.gpt2_weights import renamed
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State
-from accelerated.replay import BACKPROP
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.folder import read_settings
 from accelerated.training.settings import settings_from
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.programs import as_json, equal, printed, refusal, refused, saved, train
+from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torch_segments
 
 transformers = pytest.importorskip(
     "transformers", reason="other decoders need the package transformers: .[decoders]"
@@ -104,7 +103,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gpt2_by_transformers_is_ours(folders, variant):
-    """Logits, state, loss and gradients, by memory replay over windows; a document starts in one.
+    """Loss, gradients and state, by memory replay over windows; a document starts in one.
 
     What the insertion does to a layer of transformers is what our own layer does.
     """
@@ -119,36 +118,21 @@ def test_gpt2_by_transformers_is_ours(folders, variant):
     ours.load_state_dict(parameters, strict=False)
     ours.module.load_state_dict(theirs.module.state_dict())
 
-    rng = np.random.default_rng(1)
-    windows = []
-    for starts in ([True, True], [False, True], [False, False]):
-        tokens = torch.tensor(rng.integers(290, size=(2, 8)))
-        targets = torch.tensor(rng.integers(290, size=(2, 8)))
-        scored = torch.tensor(rng.random((2, 8)) < 0.7)
-        windows.append(Segment(tokens, targets, scored, torch.tensor(starts)))
-    sides = []
-    for model in (ours, theirs):
-        found = {}
-        state = model.initial_state(2)
-        for number, window in enumerate(windows):
-            logits, state, _ = model(window.tokens, state)
-            found[f"logits of window {number}"] = logits
-        found["pooled"] = state.pooled
-        sides.append(found)
-    assert_agree(*sides, LADDER)
+    rows = random_rows(config, np.random.default_rng(1))
+    windows = torch_segments("pretrained_recurrence", rows, in_lane_1(rows))
+    expected = back_propagated("memory_replay", ours, windows, ours.initial_state(2))
+    found = back_propagated("memory_replay", theirs, windows, theirs.initial_state(2))
 
-    gradients = []
-    for model in (ours, theirs):
-        loss, _, _ = BACKPROP["memory_replay"](model, windows, model.initial_state(2))
-        found = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-        gradients.append(found | {"loss": loss})
-    expected, found = gradients
-    of_decoder = {name.removeprefix("decoder."): x for name, x in found.items()}
-    others = {name: x for name, x in found.items() if not name.startswith("decoder.")}
+    of_decoder = {}
+    others = {}
+    for name, array in found.items():
+        part = of_decoder if name.startswith("decoder.") else others
+        part[name.removeprefix("decoder.")] = array
     actual = renamed(of_decoder, config.layers) | others
     actual["embedding"] = actual["embedding"][:290]
     for name in [name for name in actual if name.endswith("key_bias")]:
         assert actual.pop(name).abs().max() < 1e-12, "softmax cancels it"
+        expected.pop(name)
     assert_agree(expected, actual, LADDER)
 
 
@@ -171,33 +155,21 @@ def test_a_first_window_is_the_decoders_own(folders, name):
 
 
 def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
-    """Layer 2 of a Llama, by its own matrices: the vector's key is not rotated.
+    """Layer 2 of a Llama is given the vector, which an angle of 0 does not rotate, and the tokens.
 
     Were it rotated, logits would be those of a vector that stands somewhere.
     """
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
     model = decoder_of(folders["llama"][1], insertion_layers=(2,))
-    layer = model.decoder.layers[1]
-    attention = layer.self_attn
     state = State(torch.randn(1, 32), torch.tensor([True]))
-    tokens = torch.randint(290, (1, 8))
     with torch.no_grad():
-        outputs, _ = model.run_layers(tokens, state)
-        source = torch.cat([model.module(state.pooled), outputs[0]], 1)  # (1, 1 + 8, 32)
-        normal = layer.input_layernorm(source)
-        query = attention.q_proj(normal[:, 1:]).view(1, 8, 4, 8).transpose(1, 2)
-        key = attention.k_proj(normal).view(1, 9, 2, 8).transpose(1, 2)
-        value = attention.v_proj(normal).view(1, 9, 2, 8).transpose(1, 2)
-        cosine, sine = model.decoder.rotary_emb(normal, torch.arange(8)[None])
-        query, rotated = apply_rotary_pos_emb(query, key[:, :, 1:], cosine, sine)
-        key = torch.cat([key[:, :, :1], rotated], 2).repeat_interleave(2, 1)
-        scores = query @ key.transpose(2, 3) * 8**-0.5
-        seen = torch.ones(8, 9, dtype=torch.bool).tril(1)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        read = weights @ value.repeat_interleave(2, 1)
-        x = outputs[0] + attention.o_proj(read.transpose(1, 2).reshape(1, 8, 32))
-        expected = x + layer.mlp(layer.post_attention_layernorm(x))
+        outputs, _ = model.run_layers(torch.randint(290, (1, 8)), state)
+        given = torch.cat([model.module(state.pooled), outputs[0]], 1)  # (1, 1 + 8, 32)
+        cosine, sine = model.decoder.rotary_emb(given, torch.arange(8)[None])  # (1, 8, 8)
+        nowhere = torch.zeros(1, 1, 8)
+        angles = torch.cat([nowhere + 1, cosine], 1), torch.cat([nowhere, sine], 1)
+        seen = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+        layer = model.decoder.layers[1]
+        expected = layer(given, attention_mask=seen, position_embeddings=angles)[:, 1:]
     assert_agree({"output": expected}, {"output": outputs[1]}, LADDER)
 
 
@@ -219,10 +191,6 @@ def test_such_a_run_is_trained_resumed_exported_and_scored(folders, book, tmp_pa
     assert as_json(capsys, "score", tmp_path / "exported")["nats"] == evaluated["nats"]
     train("--init", tmp_path / "exported", *WINDOWS, "--steps", 0, "--out", tmp_path / "more")
     assert equal(saved(tmp_path / "more")["parameters"], whole["parameters"])
-    table = printed(capsys, "overlap", tmp_path / "run", "--overlaps", "0,4")
-    assert "trained with overlap 0" in table
-    page = printed(capsys, "view", tmp_path / "run", "--out", tmp_path / "page.html")
-    assert "memory carried" in page
     model, tokenizer, _ = accelerated.load(tmp_path / "run")
     assert accelerated.generate(model, tokenizer, "She had", tokens=20)
 

@@ -4,13 +4,18 @@ They are fetched, split, and refused if they are wrong.
 """
 
 import hashlib
+import http.client
 import importlib.util
+import io
 import json
 import logging
 import os
 import re
 import time
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -24,7 +29,7 @@ from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.evaluation import score
 from accelerated.program.errors import InputError
-from tests.helpers.programs import refusal, serving
+from tests.helpers.programs import refusal
 from tests.helpers.texts import as_zip
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
@@ -39,14 +44,19 @@ NAMES = {"train": "train", "valid": "validation", "test": "test"}
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """Serves a small set of the same form; replaces the module's address, checksum and sizes."""
+def asked(monkeypatch):
+    """The requests for a small set of enwik8's form, which is the answer to each."""
     archive = as_zip({"enwik8": ENWIK8})
-    with serving({"/enwik8.zip": archive}) as server:
-        monkeypatch.setattr(named_sets, "ENWIK8", server.address + "/enwik8.zip")
-        monkeypatch.setattr(named_sets, "ENWIK8_SHA256", hashlib.sha256(archive).hexdigest())
-        monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
-        yield server
+    requests = []
+
+    def answer(request, timeout):
+        requests.append(request)
+        return io.BytesIO(archive)
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    monkeypatch.setattr(named_sets, "ENWIK8_SHA256", hashlib.sha256(archive).hexdigest())
+    monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
+    return requests
 
 
 def texts_of(source):
@@ -62,58 +72,49 @@ def read(name, tmp_path):
     return texts_of(open_source(DataConfig(name), tmp_path / "data"))
 
 
-def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, capsys):
-    """Two wait while another holds the lock; the second finds what the first has fetched."""
+def test_enwik8_is_fetched_once_and_cut_by_bytes(asked, tmp_path, capsys):
+    """While another process holds the lock two wait; the second finds what the first fetched."""
     folder = tmp_path / "data" / "enwik8"
     folder.mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
         with FileLock(folder / ".lock"):
             reading = [pool.submit(read, "enwik8", tmp_path) for _ in range(2)]
             time.sleep(0.2)
-            assert not server.asked
-        first, second = (one.result() for one in reading)
-    assert first == second
+            assert not asked
+        for texts in reading:
+            parts = {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
+            assert texts.result() == parts
     assert "another process is fetching " in capsys.readouterr().err
-    assert server.asked == ["/enwik8.zip"], "it is asked for once"
+    [request] = asked
+    assert request.full_url == named_sets.ENWIK8
+    assert request.get_header("User-agent").startswith("palimpsest"), "servers refuse urllib's"
+    assert {path.name for path in folder.iterdir()} <= {"enwik8.zip", ".lock"}
 
 
-def refusing_urllib(respond):
-    """A server's answer that refuses urllib's own name, as some servers do."""
-
-    def answer(request):
-        if request.headers["User-Agent"].startswith("Python-urllib"):
-            request.send_error(403)
-        else:
-            respond(request)
-
-    return answer
+FAILURES = [
+    urllib.error.URLError("no route"),
+    http.client.IncompleteRead(b"half"),
+    OSError("reset"),
+]
 
 
-def test_enwik8_is_cut_by_bytes(server, tmp_path):
-    server.respond = refusing_urllib(server.respond)
-    assert read("enwik8", tmp_path) == {
-        "train": [ENWIK8[:900]],
-        "valid": [ENWIK8[900:950]],
-        "test": [ENWIK8[950:]],
-    }
-    left = {path.name for path in (tmp_path / "data" / "enwik8").iterdir()}
-    assert left <= {"enwik8.zip", ".lock"}
+@pytest.mark.parametrize("error", FAILURES, ids=repr)
+def test_enwik8_that_cannot_be_fetched_is_one_line(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=error))
+    path = tmp_path / "data" / "enwik8" / "enwik8.zip"
+    line = refusal(read, "enwik8", tmp_path)
+    assert line.startswith(f"cannot fetch {named_sets.ENWIK8} (")
+    assert line.endswith(f"; put a copy (sha256 {named_sets.ENWIK8_SHA256}) at {path}")
+    assert not path.exists()
 
 
-def test_enwik8_that_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):
-    """The connection breaks off, or is refused; nothing is asked for twice."""
-    folder = tmp_path / "data" / "enwik8"
-    server.break_after = 10
-    for address in (named_sets.ENWIK8, "http://127.0.0.1:9/enwik8.zip"):
-        monkeypatch.setattr(named_sets, "ENWIK8", address)
-        by_hand = f"put a copy .sha256 {named_sets.ENWIK8_SHA256}. at {folder}/enwik8.zip$"
-        words = f"cannot fetch {address} .*; {by_hand}"
-        assert re.search(words, refusal(read, "enwik8", tmp_path))
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-    assert len(server.asked) == 1
+def test_another_file_at_its_address_is_refused(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(named_sets, "ENWIK8_SHA256", "0123")
+    words = "has another sha256 than 0123; try again, or put a copy"
+    assert words in refusal(read, "enwik8", tmp_path)
 
 
-def test_another_enwik8_is_one_line(server, tmp_path):
+def test_another_file_in_its_place_is_refused(tmp_path):
     (tmp_path / "data" / "enwik8").mkdir(parents=True)
     (tmp_path / "data" / "enwik8" / "enwik8.zip").write_bytes(b"another")
     words = "does not have sha256 .*; remove it to fetch it again"
@@ -155,15 +156,12 @@ def test_a_row_of_a_hub_set_is_a_document(hub):
     An empty or null text is a document too.
     """
     train = ["one é", "", None, "two\n"]
-    tests = ["four", "five"]
-    data = hub({"train.jsonl": train, "validation.jsonl": ["three"], "test.jsonl": tests})
+    data = hub({"train.jsonl": train, "validation.jsonl": ["three"], "test.jsonl": ["four"]})
     names = [text.name for split, text in table_source(data).texts() if split == "train"]
     assert names == ["train:1", "train:2", "train:3", "train:4"]
-    assert texts_of(table_source(data)) == {
-        "train": ["one é".encode(), b"", b"", b"two\n"],
-        "valid": [b"three"],
-        "test": [b"four", b"five"],
-    }
+    train_texts = ["one é".encode(), b"", b"", b"two\n"]
+    expected = {"train": train_texts, "valid": [b"three"], "test": [b"four"]}
+    assert texts_of(table_source(data)) == expected
 
 
 def test_a_set_that_has_changed_is_seen(hub, tmp_path):
@@ -180,15 +178,15 @@ def test_a_set_that_has_changed_is_seen(hub, tmp_path):
 def test_the_column_of_the_text_can_be_named(hub, tmp_path):
     """--text-column. Each column has a cache of its own."""
     data = hub({"train.jsonl": ["one"], "test.jsonl": ["two"]})
+    row = json.dumps({"text": "a text", "content": "what it holds"})
     for name in ("train", "test"):
-        row = {"text": f"a text of {name}", "content": f"what {name} holds"}
-        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps(row))
+        (tmp_path / "set" / f"{name}.jsonl").write_text(row)
     usual = table_source(data)
     named = table_source(data, "content")
-    assert texts_of(usual)["test"] == [b"a text of test"]
-    assert texts_of(named)["test"] == [b"what test holds"]
-    folders = {cache_folder(source, ByteTokenizer(), tmp_path) for source in (usual, named)}
-    assert len(folders) == 2
+    assert texts_of(usual)["test"] == [b"a text"]
+    assert texts_of(named)["test"] == [b"what it holds"]
+    folders = [cache_folder(source, ByteTokenizer(), tmp_path) for source in (usual, named)]
+    assert folders[0] != folders[1]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
@@ -222,16 +220,11 @@ def test_pg19s_books_are_documents(hub, tmp_path, monkeypatch):
     Its words are counted as the paper's are: this archive has five in its test split, between
     spaces of Unicode too.
     """
-    books = {
-        "train": ["one", "two"],
-        "valid": ["three"],
-        "test": ["four\u2003five\n\xa0six", "7 8"],
-    }
-    files = {f"{NAMES[split]}.parquet": texts for split, texts in books.items()}
-    place = hub(files, "pg19").removeprefix("hf:")
-    monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", place)
-    expected = {split: [text.encode() for text in texts] for split, texts in books.items()}
-    assert read("pg19", tmp_path) == expected
+    test = ["four\u2003five\n\xa0six", "7 8"]
+    rows = {"train.parquet": ["one"], "validation.parquet": ["two"], "test.parquet": test}
+    monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", hub(rows).removeprefix("hf:"))
+    books = {"train": [b"one"], "valid": [b"two"], "test": [text.encode() for text in test]}
+    assert read("pg19", tmp_path) == books
     monkeypatch.setitem(score.OFFICIAL_WORDS, "pg19", {"test": 5})
     corpus = load_corpus(DataConfig("pg19"), ByteTokenizer(), None, tmp_path / "cache")
     run = score.TrainedRun("", None, None, {}, None, 1, "pg19", {"test": corpus.splits["test"]})

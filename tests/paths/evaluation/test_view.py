@@ -28,27 +28,24 @@ from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import both_sides
-from tests.helpers.texts import BYTES, MERGED, document_from
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
 ROOT = Path(__file__).parents[3]
-# Variants of no other attention, or that carry nothing
-ALIKE = "pooling|dilat|rate|none$|auto_enc|attention_recon|max|key|linear|norm|^advance"
-NOTHING_CARRIED = ("plain", "nothing-remembered")
+SHARING = pairs(  # variants that differ in how a softmax is over memory and tokens
+    compressive="""
+        conv-bptt transformer-xl no-memory short-memory one-layer rows-by-layer
+        authors-by-layer-most-used simplified-short-memory-most-used
+    """,
+    memformer="decoder-only decoder-only-biased decoder-only-xl",
+    pretrained_recurrence="""
+        overlapping several-vectors at-every-layer at-the-last-layer one-token one-layer-one-head
+    """,
+)
 TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
 PARTLY = [True] * 20 + [False] * 30  # which tokens are scored
 TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 BIT = math.log(2)  # nats
-
-
-def has_shares(paper, name):
-    """Whether a softmax of a variant is over memory and tokens, in a way that no other has."""
-    if name in NOTHING_CARRIED or re.search(ALIKE, name):
-        return False
-    return paper in ("compressive", "pretrained_recurrence") or name.startswith("decoder-only")
-
-
-SHARING = [pair for pair in EVERY_VARIANT if has_shares(*pair)]
 
 
 # Where attention went
@@ -85,7 +82,10 @@ def softmaxes_of(reference, monkeypatch, call):
 
 @over(SHARING)
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
-    """Averaged over layers and heads; a part without keys is left out."""
+    """Averaged over layers and heads; a part without keys is left out.
+
+    What is read is the same as without watching, and no hook is left.
+    """
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
@@ -99,28 +99,21 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     expected = np.zeros((2, config.segment, len(parts)))
     for sizes in layers:
         shape = (config.segment, sum(sizes.values()))
-        weights = next((each for each in found if each.shape[2:] == shape), None)
-        assert weights is not None, "a softmax of the reference was not found"
-        pieces = np.split(weights.mean(1), np.cumsum(list(sizes.values()))[:-1], axis=-1)
-        sums = dict(zip(sizes, (piece.sum(-1) for piece in pieces), strict=True))
-        expected += np.stack([sums[part] for part in parts], -1) / len(layers)
+        weights = next(each for each in found if each.shape[2:] == shape).mean(1)  # over heads
+        start = 0
+        for part, size in sizes.items():
+            if part in parts:
+                share = weights[..., start : start + size].sum(-1)
+                expected[..., parts.index(part)] += share / len(layers)
+            start += size
 
-    _, shares = read_watched(model.eval(), torch.tensor(tokens), torch_state)
-    assert shares.parts == tuple(parts)
-    assert shares.values.shape == expected.shape
-    assert_agree({"shares": expected}, {"shares": shares.values}, 1e-9)
-    assert (shares.values > -1e-12).all()
-    assert torch.allclose(shares.values.sum(-1), torch.ones(2, config.segment))
-    assert not shares.values.requires_grad
-
-
-@over(SHARING)
-def test_a_reading_that_is_watched_is_the_same_and_leaves_nothing(paper, name):
-    config, rng, _, _, model, state = both_sides(paper, name)
-    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment)))
     model.eval()
-    reading, _ = read_watched(model, tokens, state)
-    assert torch.equal(reading.hidden, model.read(tokens, state).hidden)
+    read = torch.tensor(tokens)
+    reading, shares = read_watched(model, read, torch_state)
+    assert shares.parts == tuple(parts)
+    assert_agree({"shares": expected}, {"shares": shares.values}, 1e-9)
+    assert not shares.values.requires_grad
+    assert torch.equal(reading.hidden, model.read(read, torch_state).hidden)
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -168,69 +161,66 @@ CASES += [
     ("pretrained_recurrence", "overlapping", MERGED, PARTLY),
     ("block_recurrent", "lstm-dual-feedback", MERGED, PARTLY),
 ]
-every_case = pytest.mark.parametrize(
-    "paper, name, tokenizer, scored",
-    CASES,
-    ids=[f"{paper} {name} {tokenizer.name}" for paper, name, tokenizer, _ in CASES],
-)
 
 
-def case(paper, name, tokenizer, scored, folder):
-    """(A run, the longest of its documents, its page: the record, the lines, the data)."""
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2].name}")
+def case(request, tmp_path):
+    """A run, the longest of its documents, its page: the record, the lines, the data."""
+    paper, name, tokenizer, scored = request.param
     texts = ("", "short", TEXT, TEXT[:50])
     documents = [document_from(text, tokenizer, scored) for text in texts]
     run = run_of(paper, name, documents, tokenizer)
-    return run, documents[2], *page_of(run, folder / "page.html")
+    record, lines, data = page_of(run, tmp_path / "page.html")
+    return SimpleNamespace(
+        run=run, document=documents[2], record=record, lines="".join(lines), data=data
+    )
 
 
-@every_case
-def test_every_token_has_the_losses_of_scoring(paper, name, tokenizer, scored, tmp_path):
+def test_every_token_has_the_losses_of_scoring(case):
     """With memory carried and cleared, in bits of four decimals; sums are of rounded numbers."""
-    run, document, record, lines, data = case(paper, name, tokenizer, scored, tmp_path)
+    run, document, data = case.run, case.document, case.data
+    bars = data["overview"]["bars"]
+    segments = data["segments"]
     for which, key in enumerate(("memory_carried", "cleared")):
         [nats] = token_nats(run.model, [document], 2, clear_memory=bool(which))
-        total = evaluate(run.model, [document], tokenizer, 2, clear_memory=bool(which))
+        total = evaluate(run.model, [document], run.tokenizer, 2, clear_memory=bool(which))
         losses = np.array(losses_of(data, which), float)
         np.testing.assert_allclose(losses, nats / BIT, atol=5.1e-5)
-        bits = data["bits"][which]
-        assert bits == pytest.approx(total.nats / BIT, rel=1e-9)
-        assert record[key]["nats"] == pytest.approx(total.nats, rel=1e-9)
-        assert f"{total.bits_per_byte:.4f}" in "".join(lines)
-        bars = data["overview"]["bars"]
+        bits = total.nats / BIT
+        assert data["bits"][which] == pytest.approx(bits, rel=1e-9)
+        assert case.record[key]["nats"] == pytest.approx(total.nats, rel=1e-9)
+        assert f"{total.bits_per_byte:.4f}" in case.lines
         assert sum(bar[which] for bar in bars) == pytest.approx(bits, abs=5e-3)
-        of_segments = sum(segment["bits"][which] for segment in data["segments"])
-        assert of_segments == pytest.approx(bits, abs=5e-3)
-        assert data["scored"] == record["tokens"] == total.tokens
-        assert data["bytes"] == total.text_bytes
-        assert sum(bar[2] for bar in bars) == total.text_bytes
-        assert sum(segment["bytes"] for segment in data["segments"]) == total.text_bytes
+        assert sum(segment["bits"][which] for segment in segments) == pytest.approx(bits, abs=5e-3)
+    assert data["scored"] == case.record["tokens"] == total.tokens
+    assert data["bytes"] == total.text_bytes
+    assert sum(bar[2] for bar in bars) == total.text_bytes
+    assert sum(segment["bytes"] for segment in segments) == total.text_bytes
 
 
-@every_case
-def test_a_page_shows_all_tokens_of_the_longest_document(paper, name, tokenizer, scored, tmp_path):
-    _, document, record, _, data = case(paper, name, tokenizer, scored, tmp_path)
-    assert record["document"] == 3
+def test_a_page_shows_all_tokens_of_the_longest_document(case):
+    data = case.data
+    assert case.record["document"] == 3
     assert data["documents"] == 4
-    assert record["segments"] == [1, data["count"]]
+    assert case.record["segments"] == [1, data["count"]]
     tokens = []
     for segment in data["segments"]:
         tokens += segment["tokens"]
-    assert tokens == document.targets.tolist()
+    assert tokens == case.document.targets.tolist()
     assert text_of(data) == TEXT
 
 
-@every_case
-def test_the_likeliest_tokens_are_those_of_the_logits(paper, name, tokenizer, scored, tmp_path):
+def test_the_likeliest_tokens_are_those_of_the_logits(case):
     """With memory carried and cleared; shares of attention are rounded to 1/1000."""
-    run, document, _, _, data = case(paper, name, tokenizer, scored, tmp_path)
-    model = run.model
+    model = case.run.model
     config = model.config
+    inputs = case.document.inputs
     state = model.initial_state(1)
-    windows = cut(len(document.inputs) + 1, config.segment, overlap_of(config))
-    for segment, window in zip(data["segments"], windows, strict=True):
-        inputs = document.inputs[window.start : window.stop].astype(int)
+    windows = cut(len(inputs) + 1, config.segment, overlap_of(config))
+    for segment, window in zip(case.data["segments"], windows, strict=True):
+        read = torch.tensor(inputs[window.start : window.stop].astype(int))
         tokens = torch.zeros(1, config.segment, dtype=torch.long)
-        tokens[0, : len(inputs)] = torch.tensor(inputs)
+        tokens[0, : len(read)] = read
         cleared = model(tokens, model.initial_state(1)).logits
         carried, state, _ = model(tokens, state)
         assert segment["at"] == window.first
@@ -240,7 +230,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(paper, name, tokenizer, sc
             assert ids == expected.tolist()
             assert shown == (probabilities * 10_000).round().long().tolist()
         for shares in segment.get("shares", []):
-            assert abs(sum(shares) - 1000) <= len(data["looked"]["parts"])
+            assert abs(sum(shares) - 1000) <= len(case.data["looked"]["parts"])
 
 
 def test_shares_are_those_of_the_carried_memory(tmp_path):
@@ -253,14 +243,8 @@ def test_shares_are_those_of_the_carried_memory(tmp_path):
         assert all(of_vector)
 
 
-@pytest.mark.parametrize(
-    "paper, name, known_as",
-    [("memformer", "encoder-decoder", "memformer"), ("block_recurrent", "fixed-skip", "toy")],
-    ids=["a softmax over memory alone", "an unknown model"],
-)
-def test_a_page_may_have_no_shares(tmp_path, paper, name, known_as):
-    settings = SimpleNamespace(model=known_as)
-    run = run_of(paper, name, [document_from(TEXT, BYTES)], settings=settings)
+def test_a_softmax_over_memory_alone_has_no_shares(tmp_path):
+    run = run_of("memformer", "encoder-decoder", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
     assert data["looked"] is None
     assert not any("shares" in segment for segment in data["segments"])
@@ -364,7 +348,6 @@ class Spelled(Tokenizer):
         raise NotImplementedError
 
 
-SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
 HOSTILE = Spelled("bytes and HTML", SINGLE_BYTES + [text.encode() for text in HTML])
 IDS = [*b"it's ", 256, 257]
 IDS += b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & " + b"ab " * 25
@@ -472,22 +455,17 @@ def test_pointing_at_a_token_says_its_numbers(looked_at):
     losses, *likeliest, attention = tables
     carried, cleared = (of_tokens[3] for of_tokens in second["losses"])
     verdict = "saved by the memory" if cleared > carried else "lost by the memory"
-    assert dict(losses) == pytest.approx(
-        {
-            "loss, memory carried": carried,
-            "loss, memory cleared": cleared,
-            verdict: abs(cleared - carried),
-        },
-        abs=0.0051,
-    )
-    for table, (ids, shares) in zip(likeliest, second["likely"], strict=True):
-        for (name, percent), token, share in zip(table, ids[3], shares[3], strict=False):
-            text = data["vocabulary"][str(token)]
-            assert percent == pytest.approx(share / 100, abs=0.051)
-            is_plain = text.isprintable() and " " not in text  # others are shown by signs
-            assert name == text or not is_plain
-    parts = zip(data["looked"]["parts"], second["shares"][3], strict=True)
-    assert dict(attention) == pytest.approx({part: share / 10 for part, share in parts})
+    assert losses == [
+        ("loss, memory carried", pytest.approx(carried, abs=0.0051)),
+        ("loss, memory cleared", pytest.approx(cleared, abs=0.0051)),
+        (verdict, pytest.approx(abs(cleared - carried), abs=0.0051)),
+    ]
+    for table, (_, shares) in zip(likeliest, second["likely"], strict=True):
+        percents = [percent for _, percent in table][: len(shares[3])]
+        assert percents == pytest.approx([share / 100 for share in shares[3]], abs=0.051)
+    assert [part for part, _ in attention] == data["looked"]["parts"]
+    expected = [share / 10 for share in second["shares"][3]]
+    assert [percent for _, percent in attention] == pytest.approx(expected)
 
 
 @in_a_browser
