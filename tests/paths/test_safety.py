@@ -11,8 +11,6 @@ import pytest
 import torch
 
 import train as training_script
-from accelerated.data.windows import lengths_of
-from accelerated.training import opening
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, read_metrics
 from accelerated.training.options import parse as parse_training
@@ -27,7 +25,7 @@ from tests.helpers.programs import (
     saved,
     train,
 )
-from tests.helpers.texts import show_ranks
+from tests.helpers.texts import SINGLE_BYTES, show_ranks
 
 SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-tokens", 48]
 SAFE += ["--log-every", 1, "--save-every", 1]
@@ -43,33 +41,35 @@ def trained(text, tmp_path):
 # Nothing damaged is used
 
 
-def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path):
+@pytest.mark.parametrize("what", ["checkpoint", "tokenizer"])
+def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path, what):
     """To resume, to begin from and to evaluate.
 
     Flipped bits of each file, the tokens' cache too: the tests of their modules.
     """
     ranks = tmp_path / "ranks"
     run = tmp_path / "run"
-    single = [bytes([byte]) for byte in range(256)]
-    ranks.write_bytes(show_ranks([*single, b"th", b"he"]))
+    ranks.write_bytes(show_ranks([*SINGLE_BYTES, b"th", b"he"]))
     options = [*SAFE, "--data", text, "--tokenizer", ranks, "--validate-every", 1]
     train(*options, "--steps", 1, "--out", run)
     checkpoint = checkpoint_path(run)
     resume = ["--resume", run, "--steps", 4]
-    begin = ["--init", run, "--out", tmp_path / "begun"]
-    other = show_ranks([*single, b"th", b"an"])
-    cut = checkpoint.read_bytes()[:5_000]
-    cases = (
-        (run / "tokenizer.tiktoken", other, "is not the one that"),
-        (checkpoint, cut, "copy the run's other one, best.pt or"),
-    )
-    for path, damaged, words in cases:
-        right = path.read_bytes()
-        path.write_bytes(damaged)
-        for call in ((train, *resume), (train, *begin), (evaluate, "score", run)):
-            assert words in refusal(*call), (path, call)
-        path.write_bytes(right)
-    shutil.copyfile(run / "best.pt", checkpoint)
+    if what == "checkpoint":
+        damaged, content = checkpoint, checkpoint.read_bytes()[:5_000]
+        words = "copy the run's other one, best.pt or"
+    else:
+        damaged, content = run / "tokenizer.tiktoken", show_ranks([*SINGLE_BYTES, b"th", b"an"])
+        words = "is not the one that"
+    right = damaged.read_bytes()
+    damaged.write_bytes(content)
+    assert words in refusal(train, *resume)
+    assert words in refusal(train, "--init", run, "--out", tmp_path / "begun")
+    assert words in refusal(evaluate, "score", run)
+
+    if what == "checkpoint":
+        shutil.copyfile(run / "best.pt", checkpoint)
+    else:
+        damaged.write_bytes(right)
     train(*resume)
     train(*options, "--steps", 4, "--out", tmp_path / "whole")
     assert not differences(tmp_path / "whole", run, besides=["metrics.jsonl"])
@@ -135,40 +135,6 @@ def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
         assert saved(start.folder)["step"] == step
 
 
-def test_a_part_of_the_validation_split_is_read_from_all_over_it(text, tmp_path, monkeypatch):
-    """From the same places in every run, and logged with the memory cleared too.
-
-    However few tokens are asked for, a piece has eight segments, so that its memory is read.
-    Recall's documents are read whole.
-    """
-    spread = opening.spread
-    found = []
-
-    def watched(documents, *given):
-        taken = spread(documents, *given)
-        found.append((documents, taken))
-        return taken
-
-    monkeypatch.setattr(opening, "spread", watched)
-    asked = ["--batch", 4, "--validation-tokens", 256]
-    train(*SAFE, "--data", text, *asked, "--steps", 1, "--out", tmp_path / "run")
-    train("--resume", tmp_path / "run", "--steps", 2)
-    recall = ["--data", "recall", "--recall-distance", 40]
-    train(*SAFE, *recall, "--steps", 1, "--out", tmp_path / "recall")
-    few = ["--validation-tokens", 1]
-    train(*SAFE, "--data", text, *few, "--steps", 1, "--out", tmp_path / "few")
-    (documents, read), (_, again), (questions, some), (_, [piece]) = found
-    assert read.spans == again.spans
-    assert len(read) == 4
-    assert 200 < lengths_of(read).sum() <= 256
-    assert 7 * 8 < len(piece.inputs) <= 8 * 8
-    assert read.spans[-1][1] > lengths_of(documents).sum() / 2, "not the first tokens alone"
-    last = read_metrics(tmp_path / "run")[-1]
-    assert 0 < last["cleared_bits_per_byte"] != last["validation_bits_per_byte"] > 0
-    assert 0 < len(some) < len(questions)
-    assert set(lengths_of(some)) == set(lengths_of(questions))
-
-
 # Data that moves
 
 
@@ -176,28 +142,30 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     """A relative path is kept as an absolute one. What is refused leaves the run as it was."""
     old = tmp_path / "here"
     run = tmp_path / "run"
-    other = tmp_path / "other.txt"
     old.mkdir()
     (old / "book.txt").write_bytes((ROOT / "reference" / "memformer.py").read_bytes())
     monkeypatch.chdir(tmp_path)
-    for steps, out in ((4, "whole"), (2, "run")):
-        train(*SAFE, "--data", "here", "--steps", steps, "--out", tmp_path / out)
+    train(*SAFE, "--data", "here", "--steps", 4, "--out", tmp_path / "whole")
+    train(*SAFE, "--data", "here", "--steps", 2, "--out", run)
     os.chdir("/")
     before = {path: path.read_bytes() for path in run.iterdir()}
     new = old.rename(tmp_path / "new")
-    line = refusal(train, "--resume", run, "--steps", 4)
-    assert line.startswith(f"--data {old}: no such file or folder")
-    other.write_text("brief " * 10)
-    line = refusal(train, *SAFE, "--data", other, "--out", tmp_path / "brief")
-    assert "the valid split has 2 tokens to predict, less" in line
+    resume = ["--resume", run, "--steps", 4]
+    assert f"--data {old}: no such file or folder" in refusal(train, *resume)
+    other = tmp_path / "other.txt"
     other.write_text("another text " * 900)
-    line = refusal(train, "--resume", run, "--steps", 4, "--data", other)
-    assert "does not have the tokens that" in line
+    assert "does not have the tokens that" in refusal(train, *resume, "--data", other)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
-    train("--resume", run, "--steps", 4, "--data", new)
+    train(*resume, "--data", new)
     assert not differences(tmp_path / "whole", run, besides=["data", "metrics.jsonl"])
     assert read_metrics(run)[-2]["loss"] == read_metrics(tmp_path / "whole")[-2]["loss"]
     assert saved(run)["data"]["data"] == str(new)
+
+
+def test_a_text_of_less_than_a_segment_is_refused(tmp_path):
+    (tmp_path / "brief.txt").write_text("brief " * 10)
+    line = refusal(train, *SAFE, "--data", tmp_path / "brief.txt", "--out", tmp_path / "run")
+    assert "the valid split has 2 tokens to predict, less than a segment" in line
 
 
 # A checkpoint that lies
@@ -209,38 +177,29 @@ def with_short_moments(optimizer):
     return optimizer | {"state": optimizer["state"] | {0: moments}}
 
 
-# {field: functions from the saved value to one of the right type that does not fit the run}
-LIES = {
-    "random": [lambda bits: torch.zeros(8, dtype=torch.uint8)],
-    "state": [
-        lambda fields: (*fields[:-1], fields[-1][1:]),
-        lambda fields: tuple(field.long() for field in fields),
-    ],
-    "lanes": [
-        lambda lanes: lanes | {"dealt": 10**9},
-        lambda lanes: lanes | {"reading": []},
-        lambda lanes: lanes | {"reading": [(0, 10**9)] * 3},
-    ],
-    "optimizer": [
-        lambda optimizer: {},
-        lambda optimizer: {"state": [], "param_groups": [1]},
-        with_short_moments,
-    ],
-}
+# (field, a function from the saved value to one of the right type that does not fit the run)
+LIES = [
+    ("random", lambda bits: torch.zeros(8, dtype=torch.uint8)),
+    ("state", lambda fields: (*fields[:-1], fields[-1][1:])),
+    ("state", lambda fields: tuple(field.long() for field in fields)),
+    ("lanes", lambda lanes: lanes | {"dealt": 10**9}),
+    ("lanes", lambda lanes: lanes | {"reading": []}),
+    ("lanes", lambda lanes: lanes | {"reading": [(0, 10**9)] * 3}),
+    ("optimizer", lambda optimizer: {"state": [], "param_groups": [1]}),
+    ("optimizer", with_short_moments),
+]
 
 
 def test_a_checkpoint_that_lies_is_refused(trained):
     """Its checksum is right, and its contents have the right types, but they do not fit the run."""
     path = checkpoint_path(trained)
     right = saved(trained)
-    for field, changes in LIES.items():
-        for number, change in enumerate(changes):
-            save_checkpoint(path, right | {field: change(right[field])})
-            before = path.read_bytes()
-            line = refusal(train, "--resume", trained, "--steps", 3)
-            assert "holds what does not fit this run (" in line, (field, number)
-            assert "another program or" in line
-            assert path.read_bytes() == before, (field, number)
+    for number, (field, lie) in enumerate(LIES):
+        save_checkpoint(path, right | {field: lie(right[field])})
+        before = path.read_bytes()
+        line = refusal(train, "--resume", trained, "--steps", 3)
+        assert "holds what does not fit this run (" in line, f"lie {number}, of {field}"
+        assert path.read_bytes() == before, f"lie {number}, of {field}: it was overwritten"
 
 
 def test_the_settings_decide_what_an_optimizer_does(trained):

@@ -30,13 +30,14 @@ except SystemExit as end:
 ANSWERED = {  # {command line: words on stdout}
     "eval.py --help": "python eval.py attention RUN --sequences 200",
     "eval.py positions --help": "--plot FILE",
-    "train.py --help": "--learning-rate",
+    "train.py --help": "B, lanes: documents that are read side by side",
 }
 REFUSED = {  # {command line: the beginning of the line on stderr}
-    "eval.py positions . --typo": "positions: unknown option --typo; did you mean --pool?",
-    "eval.py nonsense": "this is no run's folder, and the report is 'nonsense'",
-    "eval.py sample . --prompt-file nowhere": "cannot use nowhere: No such file or directory; give",
-    "train.py --typo 3": "unknown option --typo; did you mean",
+    "eval.py positions . --typo": "eval.py positions: unknown option --typo; did you mean --pool?",
+    "eval.py nonsense": "eval.py: this is no run's folder, and the report is 'nonsense'",
+    "eval.py sample . --prompt-file nowhere": "eval.py: cannot use nowhere: No such file or",
+    "eval.py sample . --seed 12345678901234567890": "eval.py sample: argument --seed: 12345",
+    "train.py --typo 3": "train.py: unknown option --typo; did you mean",
 }
 
 
@@ -53,7 +54,7 @@ def answer(argv, *flags):
 @pytest.mark.parametrize("argv", ANSWERED)
 def test_help_is_printed_without_torch(argv, flags):
     shown, packages, code, errors = answer(argv, *flags)
-    assert ANSWERED[argv] in shown
+    assert ANSWERED[argv] in " ".join(shown.split())
     assert packages == []
     assert code in ("0", "None")
     assert errors == ""
@@ -62,16 +63,7 @@ def test_help_is_printed_without_torch(argv, flags):
 @pytest.mark.parametrize("argv", REFUSED)
 def test_a_wrong_command_line_is_refused_without_torch(argv):
     _, packages, code, errors = answer(argv)
-    script = argv.split()[0]
-    separator = " " if REFUSED[argv].startswith("positions:") else ": "
-    assert errors.startswith(f"{script}{separator}{REFUSED[argv]}")
+    assert errors.startswith(REFUSED[argv])
     assert errors.count("\n") == 1
-    assert packages == []
-    assert code == "2"
-
-
-def test_a_seed_that_is_too_large_is_refused_without_torch():
-    _, packages, code, errors = answer("eval.py sample . --seed 12345678901234567890")
-    assert "it must be at least 0 and below 2^32" in errors
     assert packages == []
     assert code == "2"

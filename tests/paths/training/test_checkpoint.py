@@ -84,7 +84,8 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
 
 def test_a_flipped_bit_anywhere_is_refused(tmp_path):
     """Of a checkpoint and of the checksum at its end."""
-    path, rng = tmp_path / "c.pt", np.random.default_rng(0)
+    path = tmp_path / "c.pt"
+    rng = np.random.default_rng(0)
     save_checkpoint(path, CONTENTS)
     content = path.read_bytes()
     end = len(content) - 90
@@ -95,36 +96,19 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path):
         assert re.search(words, refusal(load_checkpoint, path)), f"byte {at}"
 
 
-WRONG = {  # {field: values of a wrong type}
-    "model": (3.0, True),
-    "model_config": ([],),
-    "training": ([],),
-    "data": ([],),
-    "recall": ([],),
-    "tasks": ([],),
-    "parameters": ([], {"w": 1.0}, {"w": torch.ones(2, dtype=torch.int64)}, {3: torch.ones(2)}),
-    "step": (3.0, True),
-    "corpus": (None,),
-    "tokenizer": (1,),
-    "optimizer": ([],),
-    "state": ([],),
-    "lanes": ([],),
-    "random": (1,),
-    "best": ("x", True),
-    "gradient_norm": (None,),
-    "pending": ([0.0, 0, 0],),
-}
+OF_A_WRONG_TYPE = [(field, True) for field in EMPTY_CHECKPOINT]  # none is true or false
+OF_A_WRONG_TYPE += [("best", "x"), ("step", 3.0), ("pending", [0.0, 0, 0])]
+OF_A_WRONG_TYPE += [("parameters", {3: torch.ones(2)}), ("parameters", {"w": 1.0})]
+OF_A_WRONG_TYPE += [("parameters", {"w": torch.ones(2, dtype=torch.int64)})]
 
 
 def test_fields_of_a_wrong_type_are_refused(tmp_path):
-    assert EMPTY_CHECKPOINT.keys() == WRONG.keys(), "every field has a type"
     path = tmp_path / "c.pt"
-    for field, values in WRONG.items():
-        for value in values:
-            save_checkpoint(path, CONTENTS | {field: value})
-            line = refusal(load_checkpoint, path)
-            assert line.startswith(f"{path}: {field}"[:-1]), (field, value)
-            assert "another program or release wrote it; train again with another" in line
+    for field, value in OF_A_WRONG_TYPE:
+        save_checkpoint(path, CONTENTS | {field: value})
+        line = refusal(load_checkpoint, path)
+        assert line.startswith(f"{path}: {field}"[:-1]), f"{field} {value!r}: {line}"
+        assert "another program or release wrote it; train again with another" in line
 
 
 def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
@@ -137,37 +121,37 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     about = {"format": EXPORT, "step": 1, "tokenizer": "", "sha256": file_checksum(weights)}
     about |= settings_contents(preset_settings("memformer", "tiny"))
 
-    def opened(**change):
+    def write(**change):
         (tmp_path / SETTINGS).write_text(json.dumps(about | change))
-        return load_exported(tmp_path)
 
-    assert opened(format="another") is None
-    assert opened()["step"] == 1
+    write(format="another")
+    assert load_exported(tmp_path) is None
+    write()
+    assert load_exported(tmp_path)["step"] == 1
     for field, value in (("model", ["memformer"]), ("step", "1"), ("model_config", [])):
-        line = refusal(lambda change: opened(**change), {field: value})
-        assert f"config.json: {field} is " in line and "expected" in line
+        write(**{field: value})
+        assert re.search(f"config.json: {field} is .*expected", refusal(load_exported, tmp_path))
     for part, values, words in (
         ("model_config", {"dropout": True}, "cannot use: dropout is True, expected float"),
         ("recall", {"pairs": [4]}, "cannot use: pairs is (4,), expected int"),
-        ("data", {"unknown": 4}, "that this program cannot use"),
     ):
-        assert words in refusal(settings_from, opened(**{part: values}), tmp_path)
+        write(**{part: values})
+        assert words in refusal(settings_from, load_exported(tmp_path), tmp_path)
     weights.write_bytes(b"")
     words = "model.safetensors is damaged or missing: config.json has another checksum"
     assert words in refusal(load_exported, tmp_path)
 
 
 def test_parameters_of_another_shape_or_with_nan_are_refused():
-    model, weight, bias = torch.nn.Linear(3, 2), torch.zeros(2, 3), torch.zeros(2)
+    model = torch.nn.Linear(3, 2)
+    weight = torch.zeros(2, 3)
+    bias = torch.zeros(2)
     before = model.weight.clone()
     for parameters, words in (
         ({"weight": torch.zeros(2, 4), "bias": bias}, "weight should be (2, 3), is (2, 4)"),
         ({"weight": weight}, "bias should be (2,), is absent"),
         ({"weight": weight, "bias": bias, "extra": bias}, "extra should be absent"),
-        (
-            {"weight": weight, "bias": bias / 0},
-            "run: bias has NaN or infinite values; give another",
-        ),
+        ({"weight": weight, "bias": bias / 0}, "run: bias has NaN or infinite values; give"),
     ):
         assert words in refusal(load_parameters, model, parameters, "run")
     assert torch.equal(model.weight, before)

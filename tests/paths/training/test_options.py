@@ -8,8 +8,6 @@ import dataclasses
 import io
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
@@ -27,7 +25,7 @@ from accelerated.training.settings import (
     preset_settings,
     settings_contents,
 )
-from tests.helpers.programs import EMPTY_CHECKPOINT, ROOT
+from tests.helpers.programs import EMPTY_CHECKPOINT
 
 REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model block_recurent": "nearest: block_recurrent",
@@ -137,15 +135,6 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
         found = options_in_help("--model", model, "--data", data)
         assert sorted(found) == sorted(trained | own)
         assert len(found) <= 60
-
-
-def test_help_needs_no_docstrings():
-    """python -OO strips them."""
-    command = [sys.executable, "-OO", "train.py", "--help"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    text = " ".join(ended.stdout.split())
-    assert "B, lanes: documents that are read side by side (default 16)" in text
 
 
 @pytest.mark.parametrize("argv", REFUSED)

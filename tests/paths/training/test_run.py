@@ -10,13 +10,14 @@ import pytest
 from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.score import Score
 from accelerated.training import opening
-from accelerated.training.folder import read_metrics
 from accelerated.training.options import Saved, Start, parse
 from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
-from tests.helpers.programs import TINY, WINDOWED, refusal, train
+from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, refusal, train
+from tests.helpers.texts import documents_of
 
 ON_A_CPU = ["--device", "cpu", "--compile"]
+TOO_LARGE = "does not fit into memory; give smaller ones"
 IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refusal)
     (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
     (
@@ -24,24 +25,14 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
         {"PATH": "", "CXX": "no"},
         "needs a C++ compiler on a CPU, and no compiles nothing; install one",
     ),
+    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
     (
         [*ON_A_CPU, "cudagraphs"],
         {},
         "--compile cudagraphs needs --device cuda, and this is cpu",
     ),
-    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
-    (["--states", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit"),
-    (["--layers", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit"),
-    (
-        ["--horizon", 10**12],
-        {},
-        "or a step of 48,000,000,000,000 tokens, does not fit into memory; give smaller ones",
-    ),
-    (
-        ["--width", 10**9],
-        {},
-        "a model of these sizes, or a step of 48 tokens, does not fit into memory; give smaller",
-    ),
+    (["--layers", 10**9], {}, f"a model of these sizes, or a step of 48 tokens, {TOO_LARGE}"),
+    (["--horizon", 10**12], {}, f"or a step of 48,000,000,000,000 tokens, {TOO_LARGE}"),
     (
         ["--batch", 4, "--accumulate", 4],
         {"WORLD_SIZE": "2"},
@@ -110,26 +101,10 @@ def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
     assert second.startswith("right answers: 75.0% (a guess")
 
 
-def validations(steps, asked):
-    """The steps that are followed by a validation with --validate-every."""
-    settings = SimpleNamespace(training=TrainingConfig(steps=steps, validate_every=asked))
-    due = []
-    for step in range(1, steps + 1):
-        run = SimpleNamespace(settings=settings, step=step, ended=step == steps)
-        run.validation_due = run.save_due = False
-        Run.note_what_is_due(run)
-        assert run.save_due or not run.validation_due, "a validation asks for a checkpoint"
-        if run.validation_due:
-            due.append(step)
-    return due
-
-
 VALIDATIONS = [  # (--steps, --validate-every, the steps that are followed by a validation)
     (700, -1, [*range(70, 701, 70)]),
     (701, -1, [*range(71, 701, 71), 701]),
-    (1400, -1, [*range(140, 1401, 140)]),  # a run of 700 steps that is resumed for longer
     (4, -1, [1, 2, 3, 4]),
-    (0, -1, []),
     (11, 4, [4, 8, 11]),
     (11, 0, []),  # the last report alone
 ]
@@ -139,19 +114,53 @@ VALIDATIONS = [  # (--steps, --validate-every, the steps that are followed by a 
 def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwise(
     steps, asked, expected
 ):
-    """And after the last one."""
-    assert validations(steps, asked) == expected
+    """And after the last one; each asks for a checkpoint."""
+    settings = SimpleNamespace(training=TrainingConfig(steps=steps, validate_every=asked))
+    due = []
+    for step in range(1, steps + 1):
+        run = SimpleNamespace(settings=settings, step=step, ended=step == steps)
+        run.validation_due = run.save_due = False
+        Run.note_what_is_due(run)
+        if run.validation_due:
+            due.append(step)
+            assert run.save_due
+    assert due == expected
 
 
-def test_the_beginning_of_each_document_is_validated_on(tmp_path):
+# What is validated on: (number of a document, its first prediction, the one after its last)
+
+
+def validated(lengths, *options):
+    """The spans of validation documents with so many predictions each, with options."""
+    settings, _ = parse([str(option) for option in [*COMPRESSIVE, *options]])
+    documents = documents_of([length + 1 for length in lengths])
+    corpus = SimpleNamespace(splits={"train": documents, "valid": documents})
+    _, validation = opening.documents_of(settings, corpus)
+    return validation.spans
+
+
+def test_the_beginning_of_each_document_is_validated_on():
     """--validation-prefix: its first tokens; the first of all is not predicted."""
-    for split, texts in {"train": ["a" * 99], "valid": ["b" * 30, "c" * 5]}.items():
-        (tmp_path / "in" / split).mkdir(parents=True)
-        for number, text in enumerate(texts):
-            (tmp_path / "in" / split / f"{number}.txt").write_text(text)
-    begun = [*TINY, "--steps", 1, "--data", tmp_path / "in", "--segment", 8, "--window", 8]
-    begun += ["--data-dir", tmp_path / "cache"]
-    for prefix, tokens in ((0, 29 + 4), (10, 9 + 4)):
-        run = tmp_path / f"run-{prefix}"
-        train(*begun, "--validation-prefix", prefix, "--out", run)
-        assert read_metrics(run)[-1]["validation_tokens"] == tokens
+    spans = validated([29, 4], "--validation-prefix", 10, "--validation-tokens", 0)
+    assert spans == [(0, 0, 9), (1, 0, 4)]
+
+
+def test_a_part_of_the_validation_split_is_read_from_all_over_it():
+    """As many tokens as are asked for; in several lanes each has a piece.
+
+    However few they are, a piece has eight segments of 8 tokens, so that its memory is read.
+    """
+    pieces = validated([1000], "--batch", 4, "--validation-tokens", 256)
+    assert [stop - start for _, start, stop in pieces] == pytest.approx([64] * 4, abs=2)
+    assert pieces[-1][2] > 800, "not the first tokens alone"
+    [(_, start, stop)] = validated([1000], "--validation-tokens", 1)
+    assert 7 * 8 < stop - start <= 8 * 8
+
+
+def test_a_document_of_recall_is_validated_on_whole():
+    """Its questions, which come last, need the facts."""
+    spans = validated(
+        [40] * 9, "--data", "recall", "--recall-distance", 9, "--validation-tokens", 64
+    )
+    assert 0 < len(spans) < 9
+    assert {stop - start for _, start, stop in spans} == {40}
