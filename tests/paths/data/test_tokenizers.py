@@ -35,7 +35,7 @@ from accelerated.data.tokenizers import (
 from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
 from tests.helpers.programs import refusal
-from tests.helpers.texts import show_ranks, small_encoding
+from tests.helpers.texts import SINGLE_BYTES, show_ranks, small_encoding
 
 SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
@@ -58,6 +58,14 @@ def tokenizers_package(needs):
     return pytest.importorskip("tokenizers", reason=f"{needs} needs the extra bpe")
 
 
+def check_kept(tokenizer, text):
+    """Fail unless the ids of a text spell it, by as many bytes, and are those of its bytes."""
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text.encode()
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+    assert tokenizer.encode(text.encode()).tolist() == ids.tolist()
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_survive_as_bytes(text):
     tokens = ByteTokenizer()
@@ -66,20 +74,16 @@ def test_any_bytes_survive_as_bytes(text):
     assert tokens.token_bytes[ids].sum() == len(text)
 
 
-@given(text=st.binary(max_size=60) | st.text(max_size=30).map(str.encode))
-def test_any_text_survives_bpe(text):
-    """Bytes that are not UTF-8 become replacement characters."""
-    kept = text.decode(errors="replace").encode()
-    ids = SMALL.encode(text)
-    assert SMALL.decode(ids) == kept
-    assert SMALL.token_bytes[ids].sum() == len(kept)
+@given(st.text(max_size=30).map(lambda text: text + "the anthem thé<|endoftext|>"))
+def test_any_text_survives_bpe_and_none_of_it_is_a_special_token(text):
+    check_kept(SMALL, text)
+    assert SMALL.encode(text).tolist() == SMALL.encoding.encode_ordinary(text)
 
 
-@given(text=st.text(max_size=30).map(lambda text: text + "the anthem thé<|endoftext|>"))
-def test_text_is_never_a_special_token(text):
-    expected = SMALL.encoding.encode_ordinary(text)
-    assert SMALL.encode(text).tolist() == expected
-    assert SMALL.encode(text.encode()).tolist() == expected
+@given(st.binary(max_size=60))
+def test_bytes_that_are_not_utf_8_become_replacement_characters_in_bpe(text):
+    kept = text.decode(errors="replace")
+    assert SMALL.encode(text).tolist() == SMALL.encode(kept).tolist()
 
 
 # tiktoken's encodings and files of ranks
@@ -172,7 +176,7 @@ def kept(kind, path):
         return words_of(WIKITEXT, 12), DataConfig(train_words=12)
     if kind == "ranks":
         return tokenizer_of_ranks("bpe", RANKS), DataConfig(train_bpe=261)
-    (path / "some.json").write_bytes(packaged("bytes"))
+    (path / "some.json").write_bytes(packaged())
     name = str(path / "some.json")
     if kind == "sentencepiece":
         name = str(path / "some.model")
@@ -239,8 +243,7 @@ def test_a_bpe_is_learned_from_the_training_split_alone(tmp_path):
     texts = {"train": train, "valid": "zqzq " * 999, "test": "xyxy " * 999}
     source = folder_of(tmp_path / "in", **texts)
     merged = [b"ab", b" ab", b"th", b" th", b"\xc3\xa9", b"\x00\x00", b" \x00\x00"]
-    single = [bytes([byte]) for byte in range(256)]
-    assert train_bpe(source, 263).spellings == single + merged
+    assert train_bpe(source, 263).spellings == SINGLE_BYTES + merged
     words = "--train-bpe 300: the training split has only 266 different tokens; give at most that"
     assert refusal(train_bpe, source, 300) == words
 
@@ -301,41 +304,18 @@ def test_a_large_vocabulary_has_32_bit_ids():
 # The package tokenizers
 
 
-def parts_of(kind):
-    """(model, pre-tokenizer, trainer, its special tokens, its alphabet) of a kind of tokenizer."""
-    package = tokenizers_package("a .json")
-    models, before, trainers = package.models, package.pre_tokenizers, package.trainers
-    if kind == "like BERT":
-        unknown = "[UNK]"
-        model = models.WordPiece(unk_token=unknown)
-        return model, before.BertPreTokenizer(), trainers.WordPieceTrainer, [unknown], []
-    if kind == "like Llama":
-        special = [f"<0x{byte:02X}>" for byte in range(256)]
-        model = models.BPE(byte_fallback=True)
-        return model, before.Metaspace(), trainers.BpeTrainer, special, []
-    splitter = before.ByteLevel(add_prefix_space=False)
-    alphabet = before.ByteLevel.alphabet()
-    return models.BPE(), splitter, trainers.BpeTrainer, ["<|end|>"], alphabet
-
-
 @functools.cache
-def packaged(kind):
-    """The contents of a tokenizer.json of each kind, learned from a source file of ours."""
+def packaged():
+    """The contents of a tokenizer.json of bytes, learned from a source file of ours."""
     package = tokenizers_package("a .json")
-    model, splitter, trainer, special, alphabet = parts_of(kind)
-    made = package.Tokenizer(model)
-    made.pre_tokenizer = splitter
-    settings = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
-    learning = trainer(vocab_size=700, **settings)
-    made.train_from_iterator(TEXT.decode().splitlines(keepends=True), learning)
-    if kind == "bytes":
-        made.decoder = package.decoders.ByteLevel()
-        made.post_processor = package.processors.TemplateProcessing(
-            single="<|end|> $A", special_tokens=[("<|end|>", 0)]
-        )
-        made.enable_truncation(5)
-        made.enable_padding(length=500)
-    return made.to_str(pretty=kind == "bytes").encode()
+    made = package.ByteLevelBPETokenizer()
+    made.train_from_iterator([TEXT.decode()], 700, special_tokens=["<|end|>"])
+    made.post_processor = package.processors.TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", 0)]
+    )
+    made.enable_truncation(5)
+    made.enable_padding(length=500)
+    return made.to_str(pretty=True).encode()
 
 
 DAMAGED_TABLES = {
@@ -347,7 +327,7 @@ DAMAGED_TABLES = {
 @pytest.mark.parametrize("kind", DAMAGED_TABLES)
 def test_a_table_that_would_end_the_program_is_refused(tmp_path, kind):
     """Of a Precompiled normalizer: the package panics, now or at some later text, or aborts."""
-    described = json.loads(packaged("like BERT"))
+    described = json.loads(packaged())
     table = base64.b64encode(DAMAGED_TABLES[kind]).decode()
     described["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
     path = tmp_path / "tokenizer.json"
@@ -369,40 +349,46 @@ def test_ids_that_are_too_large_are_refused_at_once(tmp_path):
 @given(text=st.text(max_size=40).map(lambda text: text + "def f(x):<|end|> é"))
 def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
     """It adds no token, truncates and pads nothing, and text never becomes a special token."""
-    model = PackagedTokenizer("some.json", packaged("bytes"))
+    model = PackagedTokenizer("some.json", packaged())
+    check_kept(model, text)
     ids = model.encode(text)
-    assert model.decode(ids) == text.encode()
-    assert model.token_bytes[ids].sum() == len(text.encode())
-    assert ids.tolist() == model.encode(text.encode()).tolist()
     assert 0 not in ids
     assert ids.dtype == np.uint16
 
 
-@pytest.mark.parametrize(
-    "kind, text, expected",
-    [
-        ("like BERT", "def f(x):\n returns  x", " def f ( x ) : returns x"),
-        ("like Llama", "def f(x):\n return  é漢", " def f(x):\n return  é漢"),
-    ],
-)
-def test_other_tokenizers_spell_the_text_as_they_normalise_it(kind, text, expected):
-    """Also bytes that have no token of their own."""
-    model = PackagedTokenizer("some.json", packaged(kind))
-    assert model.decode(model.encode(text)).decode() == expected
-    assert model.vocabulary == len(model.spellings)
+def test_words_in_pieces_are_spelled_with_blanks():
+    """As in BERT: what is not in the vocabulary is unknown."""
+    package = tokenizers_package("a .json")
+    pieces = ["[UNK]", "def", "f", "(", "x", ")", ":", "return", "##s"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    made = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    model = PackagedTokenizer("some.json", made.to_str().encode())
+    ids = model.encode("def f(x):\n returns  y")
+    assert model.decode(ids) == b" def f ( x ) : returns [UNK]"
+    assert model.vocabulary == len(model.spellings) == len(pieces)
+
+
+def test_a_character_without_a_token_is_spelled_by_its_bytes():
+    """As in Llama, whose tokens have a sign for the blank."""
+    package = tokenizers_package("a .json")
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "d", "e", "f"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    made = package.Tokenizer(package.models.BPE(vocabulary, [], byte_fallback=True))
+    made.pre_tokenizer = package.pre_tokenizers.Metaspace()
+    model = PackagedTokenizer("some.json", made.to_str().encode())
+    assert model.decode(model.encode("def é漢")).decode() == " def é漢"
 
 
 def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     """As GPT-2 and RoBERTa are published."""
-    described = json.loads(packaged("bytes"))["model"]
+    described = json.loads(packaged())["model"]
     merges = [" ".join(pair) for pair in described["merges"]]
     (tmp_path / "vocab.json").write_text(json.dumps(described["vocab"]))
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
     data = DataConfig(tokenizer=str(tmp_path))
-    assert data.tokenizer == str(tmp_path / "vocab.json")
-    assert data.tokenizer_file == "tokenizer.json"
     opened = open_tokenizer(data.tokenizer)
-    same = PackagedTokenizer("some.json", packaged("bytes"))
+    same = PackagedTokenizer("some.json", packaged())
     assert opened.encode(TEXT).tolist() == same.encode(TEXT).tolist()
     opened.save(tmp_path / data.tokenizer_file)
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
@@ -446,12 +432,9 @@ def test_a_sentencepiece_model_keeps_text_and_counts_its_bytes(text):
     import sentencepiece
 
     ours = SentencePieceTokenizer("some.model", sentencepiece_model())
-    ids = ours.encode(text)
-    assert ours.decode(ids) == text.encode()
-    assert ours.token_bytes[ids].sum() == len(text.encode())
-    assert ids.tolist() == ours.encode(text.encode()).tolist()
+    check_kept(ours, text)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
-    assert ids.tolist() == theirs.encode(text)
+    assert ours.encode(text).tolist() == theirs.encode(text)
     assert ours.vocabulary == theirs.vocab_size()
 
 
