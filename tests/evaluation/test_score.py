@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accelerated.data.corpus import TextDocuments
 from accelerated.data.lanes import joined_for_lanes
-from accelerated.data.windows import Document, cut
+from accelerated.data.windows import Document
 from accelerated.evaluation import score
 from accelerated.evaluation.score import (
     Score,
@@ -22,6 +22,7 @@ from accelerated.evaluation.score import (
     token_nats,
 )
 from tests.conftest import examples
+from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
@@ -32,29 +33,17 @@ WINDOWS = dataclasses.replace(PAPERS["pretrained_recurrence"].small, vocabulary=
 
 @torch.no_grad()
 def one_by_one(model, document, clear=False):
-    """(-log p of each target, NaN if it is not scored; how many were the most probable).
-
-    Read segment by segment in one lane.
-    """
-    config = model.config
-    state = model.initial_state(1)
-    size = len(document.inputs)
-    nats = np.full(size, math.nan)
+    """(-log p of each target, NaN if it is not scored; how many were the most probable)."""
+    nats = np.full(len(document.inputs), math.nan)
     right = 0
-    for window in cut(size + 1, config.segment, getattr(config, "overlap", 0)):
-        inputs = document.inputs[window.start : window.stop].astype(int)
-        tokens = torch.zeros(1, config.segment, dtype=torch.long)
-        tokens[0, : len(inputs)] = torch.tensor(inputs)
-        if clear:
-            state = model.initial_state(1)
-        logits, state, _ = model(tokens, state)
+    for window, logits, _ in read_alone(model, document.inputs[None], lambda index: clear):
+        log_probabilities = logits[0].log_softmax(-1)
         for place in range(window.first - 1, window.stop):
-            if not document.scored[place]:
-                continue
-            log_probabilities = logits[0, place - window.start].log_softmax(-1)
-            target = int(document.targets[place])
-            nats[place] = -log_probabilities[target].item()
-            right += int(log_probabilities.argmax() == target)
+            if document.scored[place]:
+                target = int(document.targets[place])
+                row = log_probabilities[place - window.start]
+                nats[place] = -row[target]
+                right += int(row.argmax() == target)
     return nats, right
 
 

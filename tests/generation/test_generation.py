@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
-from accelerated.data.windows import cut
 from accelerated.evaluation.sample import show_text, stream_text, write_continuation
 from accelerated.generation import continuation, token_by_token
 from accelerated.generation.any_model import AnyModel
@@ -25,7 +24,7 @@ from accelerated.generation.continuation import (
 )
 from accelerated.generation.token_by_token import Graph, stepper_of
 from accelerated.program.errors import InputError
-from accelerated.protocol import overlap_of
+from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
@@ -39,15 +38,9 @@ def random_model(paper, name, **changes):
 
 @torch.no_grad()
 def logits_after(model, text):
-    """The logits after a text (B, n), by whole windows, the last one padded."""
-    config = model.config
-    state = model.initial_state(len(text))
-    for window in cut(text.shape[1] + 1, config.segment, overlap_of(config)):
-        length = window.stop - window.start
-        padding = (0, config.segment - length)
-        tokens = torch.nn.functional.pad(text[:, window.start : window.stop], padding)
-        logits, state, _ = model(tokens, state)
-    return logits[:, length - 1]
+    """The logits after a text (B, n)."""
+    *_, (_, logits, _) = read_alone(model, text)
+    return logits[:, -1]
 
 
 @over(ONE_OF_EACH)

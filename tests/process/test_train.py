@@ -21,7 +21,16 @@ from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
 from tests.helpers import programs
-from tests.helpers.programs import as_json, differences, ended, saved, start, train
+from tests.helpers.comparison import assert_agree
+from tests.helpers.programs import (
+    as_json,
+    differences,
+    ended,
+    measurements,
+    saved,
+    start,
+    train,
+)
 
 BRIEF = ["--sample", 0, "--validation-tokens", 24]
 TASKS = ["--task-infilling", 0.4, "--task-recall", 0.2]
@@ -42,8 +51,6 @@ METHODS = {  # --backprop
     "pretrained_recurrence": "through_time",
 }
 JOINED = ("memformer", "pretrained_recurrence")  # documents are joined when a run is resumed
-# What several processes measure together
-SHARED = ("loss", "bits_per_byte", "validation_loss", "layers.0.compression")
 
 
 def losses(run):
@@ -181,38 +188,15 @@ def test_the_seed_decides_the_order_of_documents_and_what_is_dropped(texts, tmp_
     assert not torch.equal(*(saved(run)["random"] for run in runs))
 
 
-def test_lanes_without_text_to_validate_on_change_nothing(texts, tmp_path, capsys):
-    """Of 40 lanes few have a segment; eval.py gives the score that is printed."""
-    run = tmp_path / "run"
-    options = [*programs.COMPRESSIVE, "--data", texts, "--carry-over-documents", "--batch", 40]
-    train(*options, "--steps", 1, "--out", run)
-    [reported] = re.findall(r"(\d\.\d{3}) with the memory", capsys.readouterr().out)
-    evaluated = as_json(capsys, run)["bits_per_byte"]
-    assert float(reported) == pytest.approx(evaluated, abs=6e-4)
+def test_a_control_reads_and_is_validated_with_its_memory_emptied(text, tmp_path, seen, capsys):
+    """--clear-memory: every lane begins from the initial state, whatever it reads.
 
-
-def test_overlapping_windows_score_every_token_once(text, tmp_path, seen):
-    options = [*programs.WINDOWED, "--overlap", 3, "--batch", 1, "--horizon", 4, "--data", text]
-    train(*options, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
-    assert [int(segment.scored.sum()) for segment in seen] == [8, *[5] * 7]
-
-
-def test_a_control_reads_every_segment_with_its_memory_emptied(text, tmp_path, seen):
-    """--clear-memory: every lane begins from the initial state, whatever it reads."""
-    options = [*programs.MEMFORMER, "--data", text, *BRIEF, "--steps", 3]
-    train(*options, "--out", tmp_path / "usual")
-    begins = [bool(segment.starts.all()) for segment in seen]
-    assert begins.count(True) < len(begins), "the usual run carries its memory on"
-    seen.clear()
-    train(*options, "--clear-memory", "--out", tmp_path / "control")
-    assert all(bool(segment.starts.all()) for segment in seen)
-
-
-def test_a_control_is_validated_without_its_memory(text, tmp_path, capsys):
-    """--clear-memory: the best checkpoint is the best of what was trained."""
+    The best checkpoint is the best of what was trained.
+    """
     run = tmp_path / "control"
     options = [*programs.MEMFORMER, "--data", text, "--sample", 0, "--steps", 3]
     train(*options, "--clear-memory", "--out", run)
+    assert all(segment.starts.all() for segment in seen)
     assert "with the memory" not in capsys.readouterr().out
     reported = read_metrics(run)[-1]["validation_bits_per_byte"]
     assert as_json(capsys, run, "--clear-memory")["bits_per_byte"] == pytest.approx(reported)
@@ -294,6 +278,16 @@ def test_what_was_trained_is_saved_before_it_is_validated(text, tmp_path, monkey
     assert not differences(tmp_path / "whole", tmp_path / "cut")
 
 
+def assert_same_model(first, second, tolerance):
+    """Assert that the last checkpoints of two runs have the same weights and state, to rounding."""
+    rows = []
+    for run in (first, second):
+        contents = saved(run)
+        state = {f"state {place}": field for place, field in enumerate(contents["state"])}
+        rows.append(contents["parameters"] | state)
+    assert_agree(*rows, tolerance)
+
+
 @pytest.mark.parametrize("model", OPTIONS)
 def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkeypatch, model):
     """Three lanes at once and one after another: equal losses and, to rounding, parameters.
@@ -317,48 +311,30 @@ def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkey
     train(*options, "--accumulate", 3, "--steps", 2, "--out", tmp_path / "three")
     train("--resume", tmp_path / "three", "--steps", 3)
     assert in_place == [True] * 3
-    expected = list(losses(tmp_path / "one").values())
-    assert list(losses(tmp_path / "three").values()) == pytest.approx(expected, rel=1e-12)
-    one, three = saved(tmp_path / "one"), saved(tmp_path / "three")
-    for name, value in one["parameters"].items():
-        assert torch.allclose(value, three["parameters"][name], rtol=0, atol=1e-10), name
-    for field, other in zip(one["state"], three["state"], strict=True):
-        assert torch.allclose(field, other)
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+    assert_same_model(tmp_path / "one", tmp_path / "three", 1e-10)
 
 
-def shared_measurements(run):
-    """{(step, what, whether it is the last report): value} of what processes measure together."""
-    found = {}
-    for record in read_metrics(run):
-        for name in record.keys() & SHARED:
-            found[record["step"], name, "final" in record] = record[name]
-    return found
+@pytest.mark.parametrize("model", ["compressive", "memformer"])
+def test_two_processes_are_one(text, tmp_path, model):
+    """The same log, parameters and state, in float64 to rounding.
 
-
-@pytest.mark.parametrize("model,measured", [("compressive", 12), ("memformer", 9)])
-def test_two_processes_are_one(text, tmp_path, model, measured):
-    """The same losses, validation and parameters, in float64 to rounding.
-
-    What one process began, two continue.
+    What one process began, two continue. The first process alone writes.
     """
     options = [*OPTIONS[model], "--data", text, "--backprop", METHODS[model], "--horizon", 2]
     options += ["--batch", 4, "--dtype", "float64", "--dropout", 0, "--clip", 0.5, *BRIEF]
     options += ["--log-every", 1, "--validate-every", 2, "--schedule", "constant"]
-    train(*options, "--steps", 3, "--out", tmp_path / "one")
-    train(*options, "--steps", 1, "--out", tmp_path / "two")
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(*options, "--steps", 3, "--out", one)
+    train(*options, "--steps", 1, "--out", two)
     errors = tmp_path / "errors"
-    started = start(["--resume", tmp_path / "two", "--steps", 3], errors, processes=2)
+    started = start(["--resume", two, "--steps", 3], errors, processes=2)
     assert ended(started) == [0, 0], errors.read_text()
-    one, two = shared_measurements(tmp_path / "one"), shared_measurements(tmp_path / "two")
-    assert len(one) == measured
-    assert {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
-    assert len(read_metrics(tmp_path / "two")) == 8, "the first process alone writes"
-    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
-    assert one["lanes"] == two["lanes"]
-    for name, value in one["parameters"].items():
-        assert torch.allclose(value, two["parameters"][name], rtol=0, atol=1e-8), name
-    for field, other in zip(one["state"], two["state"], strict=True):
-        assert torch.allclose(field, other, atol=1e-7)
+    logged = [line for line in measurements(two) if line["step"] > 1 or "loss" in line]
+    for line, expected in zip(logged, measurements(one), strict=True):
+        assert line == pytest.approx(expected, rel=1e-9)
+    assert saved(one)["lanes"] == saved(two)["lanes"]
+    assert_same_model(one, two, 1e-8)
 
 
 def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
@@ -436,30 +412,19 @@ def test_speed_is_that_of_the_bar():
     assert runs.Run.tokens_per_second(read, bar) == 300
 
 
-def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(
-    text, tmp_path, monkeypatch, capsys
-):
-    """A model that learns nothing needs log 256 nats a byte, 8 bits.
-
-    --epochs says how many steps: there are 1,350 segments, and a step reads 6 of 8 tokens.
-    """
+def test_epochs_say_how_many_steps_and_the_log_says_how_fast(text, tmp_path, monkeypatch, capsys):
+    """There are 1,350 segments, and a step reads 6 of 8 tokens. The rest: training/test_loop.py."""
     monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, bar: run.tokens)
     monkeypatch.setattr("accelerated.program.progress.SECONDS", 0.0)
-    options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, *BRIEF]
-    options += ["--learning-rate", 1e-9, "--final-fraction", 0.25, "--log-every", 4]
+    options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, *BRIEF, "--log-every", 4]
+    options += ["--learning-rate", 0.1, "--final-fraction", 0.25]
     train(*options, "--epochs", 6 * 6 / 1350, "--out", tmp_path / "run")
     first, second, last = read_metrics(tmp_path / "run")
     assert (first["step"], first["tokens_per_second"]) == (4, 4 * 48)
     assert (second["step"], second["tokens_per_second"]) == (6, 6 * 48)
+    assert second["learning_rate"] == pytest.approx(0.025), "the schedule ends there"
     assert last["final"]
-    assert second["learning_rate"] == pytest.approx(0.25e-9), "the schedule ends there"
-    for record in (first, second):
-        assert record["loss"] == pytest.approx(math.log(256), rel=0.1)
-        assert record["bits_per_byte"] == pytest.approx(8, rel=0.1)
-        assert record["gradient_norm"] > 0
-        assert record["layers.1.compression"] >= 0
-    [*_, shown] = re.findall(r"(\S+) bits/byte, compression loss \d", capsys.readouterr().err)
-    assert float(shown) == pytest.approx(8, rel=0.1)
+    assert re.search(r"bits/byte, compression loss \d", capsys.readouterr().err)
 
 
 NAN = torch.tensor(math.nan)

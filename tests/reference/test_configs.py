@@ -1,5 +1,6 @@
 """What each reference's parameters begin with, and which configs it refuses: a row a case."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -11,157 +12,130 @@ from tests.helpers.variants import PAPERS
 
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
 GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}
-GPT2 = {
-    "width": 128,
-    "heads": 8,
-    "feed_forward": 512,
-    "layers": 4,
-    "vocabulary": 500,
-    "max_positions": 300,
-    "module_width": 200,
-}
-# {paper: (changes, {matrix: fan in}, {other parameter: deviation})}; a matrix's is 1 / sqrt(fan in)
+AUTHORS = (2 / 3**0.5) ** 0.5  # over the root of the fan in, with three layers
+# {paper: (changes, {ends of names: deviation of what is cut off}, {..: of what is not})}. Any other
+# matrix has 1 / sqrt(fan in) and is cut off, any other parameter is zero
 STARTS = {
     "block_recurrent": (
         WIDE | GATES,
         {
-            "layers.0.key": 300,
-            "layers.0.query": 300,
-            "layers.0.mlp_output": 400,
-            "layers.1.state.cross_query": 300,
+            r"attention_gate\.weight_.": (0.1 / 600) ** 0.5,
+            r"mlp_gate\.weight_.": (0.1 / 400) ** 0.5,
         },
-        {
-            "embedding": 1,
-            "layers.0.position_bias": 1 / 8,
-            "layers.1.state.ids": 1,
-            "layers.1.state.initial": 0.1,
-        }
-        | {f"layers.1.state.attention_gate.weight_{m}": (0.1 / 600) ** 0.5 for m in "zif"}
-        | {f"layers.1.state.mlp_gate.weight_{m}": (0.1 / 400) ** 0.5 for m in "zif"}
-        | {
-            f"layers.1.state.{gate}.bias_{m}": 0.1
-            for gate in ("attention_gate", "mlp_gate")
-            for m in "zif"
-        },
+        {"embedding|ids": 1, "position_bias": 1 / 8, r"initial|\w+_gate\.bias_.": 0.1},
     ),
     "compressive": (
         WIDE | {"compression": "dilated_conv", "compression_loss": "auto_encoding"},
-        {
-            f"layers.1.{name}": 300
-            for name in ("query", "key", "value", "distance_key", "output", "mlp_hidden")
-        }
-        | {"layers.1.mlp_output": 400, "layers.1.compression.weight": 1200}
-        | {"layers.1.compression.dilated_2": 600, "layers.1.compression.decoder": 300},
-        {"embedding": 1, "layers.1.content_bias": 0.02, "layers.1.distance_bias": 0.02},
+        {r"compression\.weight": 1200**-0.5, r"compression\.dilated_.": 600**-0.5},
+        {"embedding": 1, "content_bias|distance_bias": 0.02},
     ),
     "compressive authors": (
         WIDE | {"compression": "dilated_conv", "authors_code": True, "segment": 16},
-        {},
         {
-            f"layers.1.{name}": (2 / 3**0.5 / 300) ** 0.5  # variance 2 / sqrt(L) / in, L = 3
-            for name in ("query", "value", "distance_key", "compressed_distance_key", "mlp_hidden")
-        }
-        | {"layers.1.mlp_output": (2 / 3**0.5 / 400) ** 0.5}
-        | {"layers.0.output": 0.8796 * 300**-0.5, "layers.2.compression.weight": 0.8796 / 1200**0.5}
-        | {
-            f"layers.{layer}.{name}": (2 / (5 + 5 * 60)) ** 0.5
-            for layer in range(3)
-            for name in ("content_bias", "distance_bias", "compressed_distance_bias")
+            "query|key|value|distance_key|compressed_distance_key|mlp_hidden": AUTHORS * 300**-0.5,
+            "mlp_output": AUTHORS * 400**-0.5,
+            "output": 0.8796 * 300**-0.5,
+            r"compression\.weight": 0.8796 * 1200**-0.5,
+            r"compression\.dilated_.": 0.8796 * 600**-0.5,
         },
+        {"embedding": 1, "(content|distance|compressed_distance)_bias": (2 / (5 + 5 * 60)) ** 0.5},
     ),
     "compressive simplified": (
         WIDE | {"positions": "simplified", "max_distance": 99},
-        {"layers.2.query": 300},
-        {"layers.2.positions": 1},
+        {r"compression\.weight": 1200**-0.5},
+        {"embedding|positions": 1},
     ),
     "compressive adaptive": (
         {"vocabulary": 9000, "width": 256, "cutoffs": (1000, 4000), "div_value": 4},
-        {"tails.0.projection": 64, "tails.1.projection": 16},
-        {"embedding": 1, "clusters": 1, "tails.0.embedding": 1, "tails.1.embedding": 1},
+        {r"compression\.weight": 1024**-0.5},
+        {"embedding|clusters": 1, "content_bias|distance_bias": 0.02},
     ),
     "memformer": (
         WIDE | {"max_distance": 50, "segment": 60},
-        {
-            f"encoder.layers.{name}": 300
-            for name in ("1.attention.query", "0.attention.output", "1.read.key")
-        }
-        | {"writer.query": 300, "writer.value": 300, "decoder.layers.2.cross.value": 300}
-        | {"decoder.layers.1.mlp_hidden": 300, "decoder.layers.1.mlp_output": 400},
-        {"embedding": 1, "initial_memory": 1, "decoder.layers.0.attention.positions": 0.5},
+        {},
+        {"embedding|initial_memory": 1, "positions": 0.5},
+    ),
+    "memformer transformer_xl": (
+        WIDE | {"positions": "transformer_xl"},
+        {},
+        {"embedding|initial_memory": 1, "content_bias|distance_bias": 0.02},
     ),
     "memorizing": (
         WIDE | {"vocabulary": 500, "buckets": 64, "max_distance": 128},
-        {f"layers.2.{name}": 300 for name in ("query", "key", "value", "output", "mlp_hidden")}
-        | {"layers.2.mlp_output": 400},
-        {"embedding": 1, "layers.0.position_bias": 1 / 8},
+        {},
+        {"embedding": 1, "position_bias": 1 / 8},
     ),
     "pretrained_recurrence": (
-        GPT2 | {"pooling": "attention"},
-        {"module.hidden_1": 128, "module.hidden_2": 200, "module.inserted": 200},
-        {"embedding": 0.02, "positions": 0.01, "layers.0.query": 0.02, "layers.3.mlp_hidden": 0.02}
-        | {"layers.1.output": 0.02 / math.sqrt(8), "layers.2.mlp_output": 0.02 / math.sqrt(8)},
+        {"width": 128, "heads": 8, "feed_forward": 512, "layers": 4, "vocabulary": 500}
+        | {"max_positions": 300, "module_width": 200, "pooling": "attention"},
+        {},
+        {"embedding|query|key|value|mlp_hidden": 0.02, "positions": 0.01}
+        | {"output|mlp_output": 0.02 / math.sqrt(8)},
     ),
 }
-ZERO_BIASES = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$"
-ZEROS = ZERO_BIASES + "|memory_gate|layer_scores|fixed_key"
+
+
+def deviation_of(name, deviations):
+    """The deviation of the first pattern that the last parts of a name match, or None."""
+    for pattern, deviation in deviations.items():
+        if re.search(rf"(^|\.)({pattern})$", name):
+            return deviation
+    return None
 
 
 @pytest.mark.parametrize("case", STARTS)
 def test_starting_values(case):
-    """Within three standard errors of the deviation; cut at 2 / 0.88 of it.
-
-    Norms begin at one, biases and the like at zero.
-    """
-    changes, matrices, deviations = STARTS[case]
-    paper = case.split()[0]
+    """Within three standard errors of the deviation; cut at 2 / 0.88 of it. Norms begin at one."""
+    changes, cut_off, whole = STARTS[case]
+    paper, *_ = case.split()
     config = dataclasses.replace(PAPERS[paper].small, **changes)
     params = PAPERS[paper].reference.init_params(config, np.random.default_rng(0))
-    for name, fan_in in matrices.items():
-        assert params[name].shape[1] == fan_in, f"{name} has another fan in"
-    of_matrices = {name: fan_in**-0.5 for name, fan_in in matrices.items()}
-    for name, deviation in (of_matrices | deviations).items():
-        value = params[name]
-        error = 3 / math.sqrt(2 * value.size)
-        assert value.std() == pytest.approx(deviation, rel=error), f"{name} has another deviation"
-        if name in matrices or "gate.weight" in name:
-            assert np.abs(value).max() < 2.3 * deviation, f"{name} is not cut off"
+    values = collections.defaultdict(list)  # of all layers
     for name, value in params.items():
+        values[re.sub(r"layers\.\d+", "layers", name), value.shape].append(value)
+    for (name, shape), of_layers in values.items():
+        value = np.stack(of_layers)
         if name.endswith("scale"):
             start = 1 if "norm" in name else config.attention_scale
             assert (value == start).all(), f"{name} does not start at {start}"
-        if re.search(ZEROS, name):
-            assert not value.any(), f"{name} does not start at zero"
+            continue
+        is_matrix = len(shape) > 1 and not name.endswith("_bias")
+        deviation = deviation_of(name, whole)
+        if deviation is None:
+            by_fan_in = shape[-1] ** -0.5 if is_matrix else 0
+            deviation = deviation_of(name, cut_off) or by_fan_in
+            largest = np.abs(value).max()
+            assert largest <= 2.3 * deviation, f"{name} is not cut off, or not zero"
+        error = 3 / math.sqrt(2 * value.size)
+        message = f"{name} has deviation {value.std():.4g}, expected {deviation:.4g}"
+        assert value.std() == pytest.approx(deviation, rel=error), message
 
 
-def test_starting_values_that_a_config_chooses():
-    init_params = PAPERS["memformer"].reference.init_params
-    wide = dataclasses.replace(PAPERS["memformer"].small, **WIDE, positions="transformer_xl")
-    params = init_params(wide, np.random.default_rng(0))
-    assert params["decoder.layers.0.attention.content_bias"].std() == pytest.approx(0.02, rel=0.15)
-    assert "decoder.layers.0.attention.query_bias" not in params
-    assert "decoder.layers.0.cross.query_bias" in params
+MAY_BE_0 = ("memory", "compressed_memory", "encoder_layers", "vectors", "module_layers", "overlap")
 
 
-def each(**values):
-    """A row for each value that a field may not have; the message says "field is value"."""
-    rows = []
-    for name, refused in values.items():
-        rows += [({name: value}, f"{name} is {value!r}") for value in refused]
-    return rows
+@pytest.mark.parametrize("paper", PAPERS)
+def test_numbers_that_are_too_small_are_refused(paper):
+    """A row for each size; the message names it with its value."""
+    small = PAPERS[paper].small
+    refused = {"dropout": [-0.1, 1.0]}
+    if hasattr(small, "attention_scale"):
+        refused["attention_scale"] = [0.0, math.inf, math.nan]
+    for field in dataclasses.fields(small):
+        if field.type in (int, "int"):
+            refused[field.name] = [-1 if field.name in MAY_BE_0 else 0]
+    for name, values in refused.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"{name} (is )?{value}\b"):
+                dataclasses.replace(small, **{name: value})
+                pytest.fail(f"{name} {value} is taken")
 
 
 REFUSED = {  # {paper: [(changes, part of the message)]}
     "block_recurrent": [
-        *each(
-            vocabulary=[0],
-            gate=["gru"],
-            configuration=["triple"],
-            window=[0],
-            buckets=[5],
-            states=[0],
-            dropout=[1.0, -0.1],
-        ),
-        *each(attention_scale=[0.0, math.inf, math.nan]),
+        ({"gate": "gru"}, "gate is 'gru'"),
+        ({"configuration": "triple"}, "configuration is 'triple'"),
+        ({"buckets": 5}, "buckets is 5"),
         ({"segment": 10}, "segment 10 is not a multiple of window 4"),
         ({"recurrent_layers": (4,)}, "recurrent_layers"),
         ({"recurrent_layers": (0,)}, "recurrent_layers"),
@@ -170,21 +144,9 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
     ],
     "compressive": [
-        *each(
-            compression=["zip"],
-            compression_loss=["l1"],
-            positions=["rotary"],
-            memory=[-1],
-            compressed_memory=[-2],
-        ),
-        *each(
-            vocabulary=[0],
-            layers=[0],
-            compression_rate=[0],
-            max_distance=[0],
-            div_value=[0],
-            dropout=[1.0],
-        ),
+        ({"compression": "zip"}, "compression is 'zip'"),
+        ({"compression_loss": "l1"}, "compression_loss is 'l1'"),
+        ({"positions": "rotary"}, "positions is 'rotary'"),
         ({"segment": 3}, "segment 3 is too short for a compressed row: compression_rate is 4"),
         (
             {"segment": 10, "compression": "dilated_conv", "authors_code": True},
@@ -211,43 +173,22 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
     ],
     "memformer": [
-        *each(
-            vocabulary=[0],
-            slots=[0],
-            segment=[0],
-            decoder_layers=[0],
-            encoder_layers=[-1],
-            heads=[0],
-            max_distance=[0],
-        ),
-        *each(positions=["sine"], slot_value=["none"], slot_normalization=["l2"], dropout=[1.0]),
+        ({"positions": "sine"}, "positions is 'sine'"),
+        ({"slot_value": "none"}, "slot_value is 'none'"),
+        ({"slot_normalization": "l2"}, "slot_normalization is 'l2'"),
         ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
         ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
     ],
     "memorizing": [
-        *each(
-            vocabulary=[0],
-            memory_layer=[4, 0],
-            memory=[-1],
-            retrieved=[0],
-            segment=[0],
-            buckets=[3],
-            dropout=[1.0],
-        ),
-        *each(attention_scale=[0.0]),
+        ({"memory_layer": 4}, "memory_layer is 4"),
+        ({"buckets": 3}, "buckets is 3"),
         ({"memory": 9}, "retrieved is 10; it must be at most memory, 9"),
         ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
     ],
     "pretrained_recurrence": [
-        *each(
-            vocabulary=[0],
-            width=[0],
-            vectors=[-1],
-            overlap=[6, -1],
-            pooling=["median"],
-            pool=["some"],
-            dropout=[1.0],
-        ),
+        ({"pooling": "median"}, "pooling is 'median'"),
+        ({"pool": "some"}, "pool is 'some'"),
+        ({"overlap": 6}, "overlap is 6"),
         ({"width": 11}, "width 11 is not a multiple of heads 2; the nearest is"),
         ({"segment": 10}, "segment 10 is longer than the position table; max_positions is 9"),
         ({"insertion_layers": (4,)}, r"insertion_layers \(4,\) must lie in 1..3"),

@@ -20,6 +20,7 @@ from tests.helpers.programs import (
     train,
     trained_runs,
 )
+from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
 
@@ -57,23 +58,16 @@ def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
     config = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
     documents = documents_of([70, 9, 69, 68, 100])
     model = BlockRecurrent(config).eval()
-    n = config.segment
     expected = [0.0] * reach
     counts = [0] * reach
     for document in documents:
-        state = model.initial_state(1)
-        for index, at in enumerate(range(0, len(document.inputs), n)):
-            tokens = torch.tensor(document.inputs[at : at + n].astype(int))
-            targets = torch.tensor(document.targets[at : at + n].astype(int))
-            carried = index % reach
-            if carried == 0:
-                state = model.initial_state(1)
-            logits, state, _ = model(functional.pad(tokens, (0, n - len(tokens)))[None], state)
+        read = read_alone(model, document.inputs[None], lambda index: index % reach == 0)
+        for index, (window, logits, _) in enumerate(read):
             if index >= reach:
-                own = logits[0, : len(tokens)]
-                loss = functional.cross_entropy(own, targets, reduction="sum")
-                expected[carried] += loss.item()
-                counts[carried] += len(tokens)
+                targets = torch.tensor(document.targets[window.start : window.stop]).long()
+                loss = functional.cross_entropy(logits[0], targets, reduction="sum")
+                expected[index % reach] += loss.item()
+                counts[index % reach] += len(targets)
     scores = temporal_range(model, documents, BYTES, lanes, reach)
     assert [score.tokens for score in scores] == counts
     assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)

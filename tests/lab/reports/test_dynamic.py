@@ -10,13 +10,12 @@ from torch.nn import functional
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.data.windows import cut
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.protocol import overlap_of
 from accelerated.training.optimization import average_and_clip
 from tests.helpers.comparison import assert_agree
+from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import PAPERS, variant
 
@@ -45,19 +44,10 @@ def by_hand(model, documents, clip):
     Each window is scored, then trained on.
     """
     model.eval()
-    segment = model.config.segment
     total = 0.0
     right = 0
     for document in sorted(documents, key=lambda document: -len(document.inputs)):
-        state = model.initial_state(1)
-        for window in cut(len(document.inputs) + 1, segment, overlap_of(model.config)):
-            state = type(state)(*(field.detach() for field in state))
-            if window.start == 0:
-                state = model.initial_state(1)
-            tokens = torch.tensor(document.inputs[window.start : window.stop].astype(int))
-            padded = functional.pad(tokens, (0, segment - len(tokens)))
-            logits, state, auxiliary = model(padded[None], state)
-
+        for window, logits, auxiliary in read_alone(model, document.inputs[None]):
             places = np.arange(window.first - 1, window.stop)
             scored = places[document.scored[places]]
             logits = logits[0, scored - window.start]
