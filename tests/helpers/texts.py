@@ -14,10 +14,9 @@ from accelerated.data.windows import Document
 BYTES = ByteTokenizer()
 
 
-def text_document(name, text, tokenizer):
+def document_of_ids(name, ids):
     """A document that predicts each of its tokens except the first."""
-    tokens = tokenizer.encode(text)
-    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool))
+    return Document(name, ids[:-1], ids[1:], np.ones(max(len(ids) - 1, 0), bool))
 
 
 def documents_of(lengths):
@@ -26,7 +25,7 @@ def documents_of(lengths):
     for number, length in enumerate(lengths):
         first = 10 * number + 1
         text = bytes(token % 256 for token in range(first, first + length))
-        documents.append(text_document(str(number), text, BYTES))
+        documents.append(document_of_ids(str(number), BYTES.encode(text)))
     return documents
 
 

@@ -1,15 +1,14 @@
 """The training loop: steps of train.py equal the same steps written out on the references.
 
-Written out here: how documents are dealt to lanes, the learning rate, gathering, clipping, updates;
-then the validations of a run that has finished. The references compute, in float64, with the AdamW
-of reference/rollout.py.
+Written out here: the learning rate, gathering, clipping, updates; then the validations of a run
+that has finished. The references compute, in float64, with the AdamW of tests/helpers. Documents
+are dealt to lanes by accelerated/data/lanes.py, which tests/data/test_lanes.py tests by itself.
 """
 
 import contextlib
 import dataclasses
 import importlib
 import io
-import itertools
 import math
 import re
 from types import SimpleNamespace
@@ -17,29 +16,30 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-import accelerated
+from accelerated.data.lanes import Lanes, joined_for_lanes
 from accelerated.evaluation.options import parse as parse_evaluation
 from accelerated.evaluation.score import token_nats
 from accelerated.models import NAMES, model_class, presets_of
-from accelerated.program.errors import option_name
+from accelerated.protocol import overlap_of
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
 from eval import open_documents, open_trained_run
 from reference import compressive
-from reference.rollout import (
-    Segment,
-    count_scored,
-    rollout_backward,
-    rollout_forward,
-)
+from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 from tests.helpers.optimizers import ADAMW, adamw
 from tests.helpers.programs import train
-from tests.helpers.texts import show_ranks
+from tests.helpers.texts import BYTES, document_of_ids, show_ranks
 
-LANES, GROUP, HORIZON, SEED = 4, 2, 2, 3
-PEAK, CLIP, DECAY = 0.05, 0.3, 0.2
+LANES = 4
+GROUP = 2  # lanes that are computed at a time
+HORIZON = 2
+SEED = 3
+PEAK = 0.05
+CLIP = 0.3
+DECAY = 0.2
 # Two steps of warm-up, then a cosine from the peak to 0.4 of it at step 5
 RATES = [0.025, 0.05, PEAK * (0.4 + 0.6 * 0.75), PEAK * (0.4 + 0.6 * 0.25), 0.02]
 STEPS = range(1, 6)
@@ -54,18 +54,20 @@ RECIPE += ["--dtype", "float64", "--sample", 0, "--validate-every", 0, "--valida
 
 # What is read
 
-TOKENS = [*(bytes([byte]) for byte in range(256)), b"ab", b"cd"]  # by their ids
+TOKENS = [*BYTES.spellings, b"ab", b"cd"]  # by their ids
 
 
-def tokens_of(text):
-    """The ids of a text whose only letters are a, b, c and d: ab and cd are one token each."""
-    return np.array([TOKENS.index(piece) for piece in re.findall(b"ab|cd|(?s:.)", text)])
+def document_of(text):
+    """The document of a text whose only letters are a, b, c and d: ab and cd are one token each."""
+    ids = [TOKENS.index(piece) for piece in re.findall(b"ab|cd|(?s:.)", text)]
+    return document_of_ids("", np.array(ids, int))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Short documents in their splits {split: [ids]}, and the options that read them."""
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(8)
+    """Short documents in their splits {split: [Document]}, and the options that read them."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(8)
     sizes = {"train": (9, 31, 1, 17, 26, 12, 40), "valid": (23, 7, 0, 30), "test": (5,)}
     documents = {split: [] for split in sizes}
     for split, lengths in sizes.items():
@@ -73,78 +75,15 @@ def data(tmp_path_factory):
         for number, length in enumerate(lengths):
             text = b"".join(rng.choice([b"ab", b"cd", b"a", b"d ", b"b", b"\n"], length))
             (folder / "texts" / split / f"{number}.txt").write_bytes(text)
-            documents[split].append(tokens_of(text))
+            documents[split].append(document_of(text))
     (folder / "ranks").write_bytes(show_ranks(TOKENS))
     options = ["--data", folder / "texts", "--tokenizer", folder / "ranks"]
     return SimpleNamespace(documents=documents, options=options)
 
 
-def sizes_of(name, dropout=0.0):
-    """(Config of a small model with an id for each token, the options that ask for it)."""
-    small = presets_of(name).SMALL
-    config = dataclasses.replace(small, vocabulary=len(TOKENS), dropout=dropout)
-    options = ["--model", name]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool):
-            options.append(option_name(field.name if value else f"no_{field.name}"))
-        elif isinstance(value, tuple):
-            options += [option_name(field.name), ",".join(map(str, value)) or "none"]
-        elif field.name != "vocabulary":
-            options += [option_name(field.name), value]
-    return config, options
-
-
-def alone(documents):
-    """[(ids of a document, for each id after the first whether its prediction counts)]."""
-    return [(ids, np.ones(max(len(ids) - 1, 0), bool)) for ids in documents]
-
-
-def joined(documents, parts):
-    """The documents as one text, cut into equal parts: no prediction of a first id counts."""
-    documents = [ids for ids in documents if len(ids) > 1]
-    ids = np.concatenate(documents)
-    counts = np.ones(len(ids) - 1, bool)
-    ends = np.cumsum([len(each) for each in documents])
-    counts[ends[:-1] - 1] = False
-    edges = [len(counts) * part // parts for part in range(parts + 1)]
-    return [(ids[at : end + 1], counts[at:end]) for at, end in itertools.pairwise(edges)]
-
-
-def windows(document, config):
-    """Yield (tokens, targets, scored, whether a document starts) of each window, padded with 0."""
-    (ids, counts), size, start = document, config.segment, 0
-    overlap = getattr(config, "overlap", 0)
-    while start == 0 or start + overlap < len(counts):
-        filled = min(size, len(counts) - start)
-        tokens, targets, scored = np.zeros(size, int), np.zeros(size, int), np.zeros(size, bool)
-        tokens[:filled] = ids[start : start + filled]
-        targets[:filled] = ids[start + 1 : start + 1 + filled]
-        scored[:filled] = counts[start : start + filled]
-        if start > 0:
-            scored[:overlap] = False  # the window before has scored these
-        yield tokens, targets, scored, start == 0
-        start += size - overlap
-
-
-def dealt(documents, config, seed):
-    """Yield the Segments of all lanes: each reads a document to its end, and then the next one.
-
-    Each pass through the documents is shuffled anew. A document of one token is skipped.
-    """
-    passes = (np.random.default_rng([seed, number]) for number in itertools.count())
-    order = itertools.chain.from_iterable(rng.permutation(len(documents)) for rng in passes)
-    readable = (documents[number] for number in order if len(documents[number][0]) > 1)
-    lanes = [iter(()) for _ in range(LANES)]
-    while True:
-        rows = []
-        for lane in range(LANES):
-            row = next(lanes[lane], None)
-            if row is None:
-                lanes[lane] = windows(next(readable), config)
-                row = next(lanes[lane])
-            rows.append(row)
-        yield Segment(*(np.array(field) for field in zip(*rows, strict=True)))
+def config_of(name, dropout=0.0):
+    """The Config of a small model with an id for each token."""
+    return dataclasses.replace(presets_of(name).SMALL, vocabulary=len(TOKENS), dropout=dropout)
 
 
 def bytes_of(targets):
@@ -160,12 +99,14 @@ def clipped(gradients):
 
     The parameters of a compression, which the task does not train, are clipped apart.
     """
-    norms, after = [], {}
+    squares = 0.0
+    after = {}
     for is_compression in (False, True):
         group = {n: x for n, x in gradients.items() if (".compression." in n) == is_compression}
-        norms.append(math.sqrt(sum((x**2).sum() for x in group.values())))
-        after |= {n: x * min(1.0, CLIP / (norms[-1] + 1e-6)) for n, x in group.items()}
-    return math.hypot(*norms), after
+        norm = math.sqrt(sum((x**2).sum() for x in group.values()))
+        squares += norm**2
+        after |= {n: x * min(1.0, CLIP / (norm + 1e-6)) for n, x in group.items()}
+    return math.sqrt(squares), after
 
 
 def updated(params, gradients, moments, rate, number):
@@ -179,14 +120,31 @@ def updated(params, gradients, moments, rate, number):
     return after, moments
 
 
+def logged_of(rows, read):
+    """What is logged of a step, by what the reference has computed of its two segments."""
+    nats = rows["0/loss"] + rows["1/loss"]
+    text = bytes_of(np.concatenate([segment.targets[segment.scored] for segment in read]))
+    logged = {"loss": nats / count_scored(read), "bits_per_byte": nats / math.log(2) / text}
+    for key, value in rows.items():
+        if key.startswith("0/auxiliary."):
+            loss = key.removeprefix("0/auxiliary.")
+            logged[loss] = (value + rows[f"1/auxiliary.{loss}"]) / HORIZON
+    return logged
+
+
 def written_out(name, config, params, documents, seed=SEED):
     """For each step what is logged, and the parameters and the state afterwards, all by name."""
     reference = importlib.import_module(f"reference.{name}")
-    segments = dealt(documents, config, seed)
+    lanes = Lanes(documents, LANES, config.segment, seed, overlap_of(config))
     state = reference.initial_state(params, config, LANES)
-    gathered, iterations, moments, norm, steps = {}, 0, {}, 0.0, []
+    moments = {}
+    gathered = {}
+    iterations = 0
+    steps = []
     for step, rate in zip(STEPS, RATES, strict=True):
-        read = [next(segments) for _ in range(HORIZON)]
+        read = []
+        for segment in lanes.rollout(HORIZON):
+            read.append(Segment(*(field.numpy() for field in segment[:4])))
         rows, caches, state = rollout_forward(reference, params, config, read, state)
         gradients, _ = rollout_backward(reference, params, config, caches)
         reference.add_into(gathered, gradients)
@@ -194,15 +152,9 @@ def written_out(name, config, params, documents, seed=SEED):
         if step in UPDATES:
             norm, bounded = clipped({n: x / iterations for n, x in gathered.items()})
             params, moments = updated(params, bounded, moments, rate, UPDATES.index(step) + 1)
-            gathered, iterations = {}, 0
-
-        nats = rows["0/loss"] + rows["1/loss"]
-        text = bytes_of(np.concatenate([segment.targets[segment.scored] for segment in read]))
-        logged = {"loss": nats / count_scored(read), "bits_per_byte": nats / math.log(2) / text}
-        for key in [key for key in rows if key.startswith("0/auxiliary.")]:
-            loss = key.removeprefix("0/auxiliary.")
-            logged[loss] = (rows[key] + rows[f"1/auxiliary.{loss}"]) / HORIZON
-        logged |= {"gradient_norm": norm, "learning_rate": rate}
+            gathered = {}
+            iterations = 0
+        logged = logged_of(rows, read) | {"gradient_norm": norm, "learning_rate": rate}
         steps.append(
             SimpleNamespace(logged=logged, parameters=params, state=state._asdict(), read=read)
         )
@@ -223,21 +175,25 @@ MEANS = {  # where to look if a number is the first that is wrong
 
 def check(step, kind, found, expected, name=""):
     """Fail with one sentence unless both have the same shape and numbers."""
-    found, expected = np.asarray(found, float), np.asarray(expected, float)
+    found = np.asarray(found, float)
+    expected = np.asarray(expected, float)
     title = f"step {step}: {kind} {name}".rstrip()
     assert found.shape == expected.shape, f"{title} has {found.shape}, expected {expected.shape}"
     differences = np.nan_to_num(np.abs(found - expected), nan=np.inf)
     if differences.max(initial=0.0) <= TOLERANCE:
         return
     at = np.unravel_index(differences.argmax(), expected.shape)
-    where = f"[{','.join(map(str, at))}]" if at else ""
-    numbers = f"is {found[at]:.10g}, expected {expected[at]:.10g}"
-    pytest.fail(f"{title}{where} {numbers}; look at {MEANS.get(kind, 'how it is measured')}")
+    numbers = f"at {[*map(int, at)]} is {found[at]:.10g}, expected {expected[at]:.10g}"
+    pytest.fail(f"{title} {numbers}; look at {MEANS.get(kind, 'how it is measured')}")
 
 
-def begin(folder, *options):
-    """A run of train.py: its folder, its log, what it printed, {step: contents of a checkpoint}."""
-    save, kept, printed = runs.save_checkpoint, {}, io.StringIO()
+def begin(folder, name, *options, dropout=0.0):
+    """A run of a small model: its folder, its log, what it printed, {step: a checkpoint}."""
+    sizes = dataclasses.asdict(config_of(name, dropout))
+    del sizes["vocabulary"]
+    save = runs.save_checkpoint
+    kept = {}
+    printed = io.StringIO()
 
     def saving(path, contents):
         save(path, contents)
@@ -245,8 +201,9 @@ def begin(folder, *options):
             kept[contents["step"]] = load_checkpoint(path)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setitem(presets_of(name).PRESETS, "tested", sizes)
         patch.setattr(runs, "save_checkpoint", saving)
-        train(*RECIPE, *options, "--out", folder)
+        train("--model", name, "--preset", "tested", *RECIPE, *options, "--out", folder)
     log = read_metrics(folder)
     return SimpleNamespace(folder=folder, log=log, printed=printed.getvalue(), kept=kept)
 
@@ -281,12 +238,11 @@ def initial_params(name, config):
 def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, monkeypatch):
     """Warm-up, clipping, gathered gradients, lanes in groups, two segments in a rollout."""
     monkeypatch.setattr("accelerated.program.progress.SECONDS", 0.0)
-    config, options = sizes_of(name)
-    documents = alone(data.documents["train"])
-    steps = written_out(name, config, initial_params(name, config), documents)
+    config = config_of(name)
+    steps = written_out(name, config, initial_params(name, config), data.documents["train"])
     assert any(step.read[1].starts.any() for step in steps), "a document starts inside a rollout"
 
-    run = begin(tmp_path / "run", *data.options, *options, "--seed", SEED)
+    run = begin(tmp_path / "run", name, *data.options, "--seed", SEED)
     check_steps(run, steps)
     shown = re.findall(r"(\d+\.\d+) bits/byte", capsys.readouterr().err)
     expected = [f"{step.logged['bits_per_byte']:.3f}" for step in steps]
@@ -295,23 +251,21 @@ def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, mo
 
 def test_a_run_begins_with_the_weights_of_another(data, tmp_path):
     """--init: its weights alone; state, optimiser and schedule are new, and --seed is its own."""
-    config, options = sizes_of("compressive")
-    run = begin(tmp_path / "run", *data.options, *options, "--seed", SEED)
+    run = begin(tmp_path / "run", "compressive", *data.options, "--seed", SEED)
     params = {name: value.numpy() for name, value in run.kept[5]["parameters"].items()}
-    begun = begin(tmp_path / "begun", "--init", run.folder, "--seed", SEED + 1)
-    documents = alone(data.documents["train"])
-    check_steps(begun, written_out("compressive", config, params, documents, SEED + 1))
+    begun = begin(tmp_path / "begun", "compressive", "--init", run.folder, "--seed", SEED + 1)
+    config = config_of("compressive")
+    steps = written_out("compressive", config, params, data.documents["train"], SEED + 1)
+    check_steps(begun, steps)
 
 
 def test_documents_that_are_joined_are_read_as_one_text(data, tmp_path):
     """--carry-over-documents: in a shuffled order, cut into one part for each lane."""
-    config, options = sizes_of("compressive")
-    texts = [ids for ids in data.documents["train"] if len(ids) > 1]
-    order = np.random.default_rng(SEED).permutation(len(texts))
-    documents = joined([texts[number] for number in order], LANES)
+    config = config_of("compressive")
+    documents = joined_for_lanes(LANES, data.documents["train"], SEED)
     steps = written_out("compressive", config, initial_params("compressive", config), documents)
-    options += ["--seed", SEED, "--carry-over-documents"]
-    check_steps(begin(tmp_path / "run", *data.options, *options), steps)
+    options = ["--seed", SEED, "--carry-over-documents"]
+    check_steps(begin(tmp_path / "run", "compressive", *data.options, *options), steps)
 
 
 # What a step calls of its model
@@ -322,7 +276,8 @@ def calls(monkeypatch):
     """calls(name) is a list of what is called of that model from then on, and how."""
 
     def watch(name):
-        found, kind = [], model_class(name)
+        found = []
+        kind = model_class(name)
         for method in ("read", "advance"):
             original = getattr(kind, method)
 
@@ -348,9 +303,8 @@ CALLS = {  # {--backprop: what a rollout of two segments calls}
 @pytest.mark.parametrize("method", CALLS)
 def test_back_propagation_is_the_one_that_is_asked_for(method, data, tmp_path, calls):
     """All three give the same numbers, and so do lanes in groups; what is computed tells them."""
-    _, options = sizes_of("memformer")
     found = calls("memformer")
-    begin(tmp_path / "run", *data.options, *options, "--backprop", method, "--steps", 2)
+    begin(tmp_path / "run", "memformer", *data.options, "--backprop", method, "--steps", 2)
     found = [call for call in found if call.training]
     assert {call.lanes for call in found} == {GROUP}, f"--accumulate: {GROUP} lanes at a time"
     expected = CALLS[method] * (LANES // GROUP) * 2
@@ -359,10 +313,9 @@ def test_back_propagation_is_the_one_that_is_asked_for(method, data, tmp_path, c
 
 def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path, calls):
     """The second step computes as the first did: in bfloat16, and in training mode."""
-    _, options = sizes_of("compressive")
     found = calls("compressive")
-    options += ["--dtype", "bfloat16", "--validate-every", 1, "--steps", 2]
-    begin(tmp_path / "run", *data.options, *options)
+    options = ["--dtype", "bfloat16", "--validate-every", 1, "--steps", 2]
+    begin(tmp_path / "run", "compressive", *data.options, *options)
     types = [{call.dtype for call in found if call.training is mode} for mode in (True, False)]
     assert types[0] == {torch.bfloat16}, "a step computes in bfloat16"
     assert types[1] == {torch.bfloat16}, "a validation computes in the type of the steps"
@@ -376,37 +329,37 @@ def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     """A run on joined documents with dropout; by its high rate the loss goes up and down."""
-    config, options = sizes_of("compressive", dropout=0.3)
-    options += ["--carry-over-documents", "--validate-every", 1, "--learning-rate", 6]
+    options = ["--carry-over-documents", "--validate-every", 1, "--learning-rate", 6]
     torch.set_default_dtype(torch.float64)
-    run = begin(tmp_path_factory.mktemp("finished") / "run", *data.options, *options)
-    run.config, run.documents = config, data.documents
-    run.params = {
-        step: {name: value.numpy() for name, value in contents["parameters"].items()}
-        for step, contents in run.kept.items()
-    }
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run = begin(folder, "compressive", *data.options, *options, dropout=0.3)
+    run.documents = data.documents
+    run.params = {}
+    for step, contents in run.kept.items():
+        run.params[step] = {name: x.numpy() for name, x in contents["parameters"].items()}
     run.bits = {step: bits_per_byte(run, step) for step in UPDATES}  # of the validation split
     return run
 
 
 def losses(run, step, split="valid", clear=False):
     """-log p of every prediction that counts, by the reference in one lane, without dropout."""
-    params, config, found = run.params[step], run.config, []
-    for document in joined(run.documents[split], LANES):
-        state = compressive.initial_state(params, config, 1)
-        for tokens, targets, scored, _ in windows(document, config):
-            if clear:
-                state = compressive.initial_state(params, config, 1)
-            logits, state, _ = compressive.forward(params, config, tokens[None], state)
-            logits = logits[0] - logits[0].max(-1, keepdims=True)  # (N, V)
-            nats = np.log(np.exp(logits).sum(-1)) - logits[range(len(targets)), targets]
-            found.append(nats[scored])
+    config = config_of("compressive")
+    params = run.params[step]
+    found = []
+    for document in joined_for_lanes(LANES, run.documents[split]):
+        start = compressive.initial_state(params, config, 1)
+        state = start
+        for segment in Lanes([document], 1, config.segment):
+            read = start if clear else state
+            logits, state, _ = compressive.forward(params, config, segment.tokens.numpy(), read)
+            nats = cross_entropy(torch.tensor(logits[0]), segment.targets[0], reduction="none")
+            found.append(nats[segment.scored[0]].numpy())
     return np.concatenate(found)
 
 
 def bits_per_byte(run, step, split="valid", clear=False):
     """The bits of all predictions of a split, divided by the bytes of text that they spell."""
-    text = sum(bytes_of(ids[1:]) for ids in run.documents[split])
+    text = sum(bytes_of(document.targets) for document in run.documents[split])
     return losses(run, step, split, clear).sum() / math.log(2) / text
 
 
@@ -414,7 +367,8 @@ def test_each_validation_is_that_of_its_step(finished):
     """In metrics.jsonl and on screen: memory is carried over the documents, nothing is dropped."""
     validations = [line for line in finished.log if "validation_loss" in line][:-1]
     assert [line["step"] for line in validations] == [*UPDATES]
-    tokens, least = len(losses(finished, 5)), math.inf
+    tokens = len(losses(finished, 5))
+    least = math.inf
     for line in validations:
         step, bits = line["step"], finished.bits[line["step"]]
         check(step, "validation_bits_per_byte", line["validation_bits_per_byte"], bits)
@@ -447,26 +401,15 @@ def test_the_last_report_has_the_memory_carried_and_cleared(finished):
     assert said == f"{carried:.3f} with the memory, {cleared:.3f} cleared each segment"
 
 
-def test_a_model_that_is_loaded_drops_nothing(finished):
-    """Its logits are the reference's, which drops nothing, with the weights of the last step."""
-    model = accelerated.load(finished.folder).model
-    tokens = np.arange(finished.config.segment)[None]
-    with torch.no_grad():
-        logits = model(torch.tensor(tokens), model.initial_state(1)).logits
-    params, config = finished.params[5], finished.config
-    state = compressive.initial_state(params, config, 1)
-    expected, *_ = compressive.forward(params, config, tokens, state)
-    check(5, "logits", logits, expected, "of a model that was loaded (is it in training mode?)")
-
-
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_losses_of_joined_documents_are_those_of_each_document(finished, split):
     """What eval.py positions and view show: the losses of a document, without those between two."""
     name, options = parse_evaluation(["positions", str(finished.folder), "--split", split])
     run = open_documents(open_trained_run(finished.folder, name, options), options, ())
     found = run.by_document(token_nats(run.model, run.documents, run.lane_count))
-    nats, place = losses(finished, 5, split), 0
-    for number, ids in enumerate(finished.documents[split]):
-        size = max(len(ids) - 1, 0)
+    nats = losses(finished, 5, split)
+    place = 0
+    for number, document in enumerate(finished.documents[split]):
+        size = len(document.targets)
         check(5, "losses", found[number], nats[place : place + size], f"of document {number}")
         place += size
