@@ -185,25 +185,6 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
     compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)
 
 
-@pytest.mark.parametrize("slot_value", memformer.SLOT_VALUES)
-def test_the_slots_gradient_is_their_derivative(slot_value):
-    """The backward pass by hand, of slots, tokens and every parameter."""
-    config = dataclasses.replace(CONFIG, slot_value=slot_value)
-    _, p, slots, tokens = draw_slots(0, slot_value)
-    dout = np.random.default_rng(1).standard_normal((B, S, D))
-    _, cache = memformer.slot_attention_forward(p, config, slots, tokens, None)
-    dslots, dtokens, grads = memformer.slot_attention_backward(config, dout, cache)
-
-    def objective(moved):
-        out, _ = memformer.slot_attention_forward(
-            moved, config, moved["slots"], moved["tokens"], None
-        )
-        return (out * dout).sum()
-
-    given_all = p | {"slots": slots, "tokens": tokens}
-    check_gradients(objective, given_all, grads | {"slots": dslots, "tokens": dtokens})
-
-
 # ----------------------------------------------------------------------------
 def loaded(module, p):
     """PyTorch's module with these parameters, in float64."""

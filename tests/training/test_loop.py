@@ -183,8 +183,9 @@ def check(step, kind, found, expected, name=""):
     if differences.max(initial=0.0) <= TOLERANCE:
         return
     at = np.unravel_index(differences.argmax(), expected.shape)
-    numbers = f"at {[*map(int, at)]} is {found[at]:.10g}, expected {expected[at]:.10g}"
-    pytest.fail(f"{title} {numbers}; look at {MEANS.get(kind, 'how it is measured')}")
+    place = f" at {[*map(int, at)]}" if at else ""
+    numbers = f"is {found[at]:.10g}, expected {expected[at]:.10g}"
+    pytest.fail(f"{title}{place} {numbers}; look at {MEANS.get(kind, 'how it is measured')}")
 
 
 def begin(folder, name, *options, dropout=0.0):

@@ -233,16 +233,6 @@ def test_the_likeliest_tokens_are_those_of_the_logits(case):
             assert abs(sum(shares) - 1000) <= len(case.data["looked"]["parts"])
 
 
-def test_shares_are_those_of_the_carried_memory(tmp_path):
-    """In the first segment nothing is inserted; later windows look at the inserted vector."""
-    run = run_of("pretrained_recurrence", "overlapping", [document_from(f"<{TEXT}", BYTES)])
-    _, _, data = page_of(run, tmp_path / "page.html")
-    first, *later = ([row[0] for row in segment["shares"]] for segment in data["segments"])
-    assert not any(first)
-    for of_vector in later:
-        assert all(of_vector)
-
-
 def test_a_softmax_over_memory_alone_has_no_shares(tmp_path):
     run = run_of("memformer", "encoder-decoder", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
