@@ -407,6 +407,7 @@ def test_losses_of_joined_documents_are_those_of_each_document(finished, split):
     """What eval.py positions and view show: the losses of a document, without those between two."""
     name, options = parse_evaluation(["positions", str(finished.folder), "--split", split])
     run = open_documents(open_trained_run(finished.folder, name, options), options, ())
+    assert not run.model.training, "a model that was loaded would drop entries"
     found = run.by_document(token_nats(run.model, run.documents, run.lane_count))
     nats = losses(finished, 5, split)
     place = 0
