@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     @property
     def words(self) -> list[str]:
         """All options as train.py gets them, without --out."""
-        return words_of(f"{self.options} --seed {self.seed} --sample 0")
+        return shlex.split(f"{self.options} --seed {self.seed} --sample 0")
 
 
 class Workshop:
@@ -70,8 +70,6 @@ class Workshop:
         self.children = set()
         self.stopping = False
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
-        threads = str(self.threads)
-        self.environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
 
     @property
     def seconds_left(self) -> float:
@@ -86,6 +84,10 @@ class Workshop:
         options = sorted(settled(trial.options).items())
         return self.runs / f"{fingerprint(options)}-seed-{trial.seed}"
 
+    def log(self, trial: Trial) -> list[dict]:
+        """The records of a trial's log, as far as it was trained."""
+        return read_metrics(self.folder(trial))
+
     def train(self, trials: Iterable[Trial], ends: float = TRAINING_ENDS) -> None:
         """Train the trials that are missing, and resume those that were interrupted.
 
@@ -93,7 +95,7 @@ class Workshop:
         """
         self.part = ends
         by_folder = {self.folder(trial): trial for trial in trials}
-        missing = [by_folder[folder] for folder in by_folder if not ended(read_metrics(folder))]
+        missing = [trial for trial in by_folder.values() if not ended(self.log(trial))]
         self.in_parallel([(self.train_one, trial) for trial in missing])
 
     def train_one(self, trial: Trial) -> str:
@@ -119,7 +121,7 @@ class Workshop:
             folder.mkdir(parents=True, exist_ok=True)
             Log(folder).write(step=0, final=True, diverged=last)  # pyright: ignore
 
-        records = read_metrics(folder)
+        records = self.log(trial)
         if not ended(records):
             stopped = "was stopped before its end; give the same command again to continue it"
             raise InputError(f"{folder} {stopped}")
@@ -129,20 +131,13 @@ class Workshop:
 
     def updates(self, trial: Trial) -> str:
         """How many updates a trial has made, in words."""
-        records = read_metrics(self.folder(trial))
+        records = self.log(trial)
         step = records[-1]["step"] if records else 0
         return f"{step:,}" if ended(records) else f"stopped after {step:,}"
 
     def diverged(self, trial: Trial) -> bool:
         """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
-        records = read_metrics(self.folder(trial))
-        return bool(records) and "diverged" in records[-1]
-
-    def answered(self, trial: Trial, words: str) -> bool:
-        """Whether eval.py has answered about a trial; its log answers once it has ended."""
-        if words == LOG:
-            return ended(read_metrics(self.folder(trial)))
-        return self.answer_file(trial, words).exists()
+        return any("diverged" in record for record in self.log(trial))
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
@@ -150,15 +145,11 @@ class Workshop:
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
-            is_missing = words != LOG and not file.exists() and not self.diverged(trial)
-            if is_missing and self.can_be_evaluated(trial):
+            is_missing = words != LOG and not file.exists()
+            has_weights = checkpoint_path(file.parent).exists() and not self.diverged(trial)
+            if is_missing and has_weights:
                 missing[file] = (self.evaluate_one, trial, words)
         self.in_parallel(list(missing.values()))
-
-    def can_be_evaluated(self, trial: Trial) -> bool:
-        """Whether a trial has ended, or was stopped after a checkpoint."""
-        folder = self.folder(trial)
-        return ended(read_metrics(folder)) or checkpoint_path(folder).exists()
 
     def evaluate_one(self, trial: Trial, words: str) -> str:
         """Run one report of eval.py on a trial and keep its JSON; returns a line about it."""
@@ -179,10 +170,14 @@ class Workshop:
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> Any:
-        """The JSON that eval.py answered; of LOG the records of the run's log."""
+        """The JSON that eval.py answered, of LOG the records of a run that ended; or None."""
+        if self.diverged(trial):
+            return None
         if words == LOG:
-            return read_metrics(self.folder(trial))
-        return json.loads(self.answer_file(trial, words).read_text())
+            records = self.log(trial)
+            return records if ended(records) else None
+        file = self.answer_file(trial, words)
+        return json.loads(file.read_text()) if file.exists() else None
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """(exit code, stdout, last line said) of a program.
@@ -191,8 +186,15 @@ class Workshop:
         """
         if self.stopping or self.seconds_left <= 0:
             return 1, "", ""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        child = subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes)
+        own = {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": str(ROOT)}
+        child = subprocess.Popen(
+            command,
+            env=os.environ | own,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         with child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
@@ -238,14 +240,6 @@ def settled(options: str) -> dict[str, list[str]]:
         else:
             values_of[name].append(word)
     return values_of
-
-
-def words_of(options: str) -> list[str]:
-    """Options as words, without those that a later one of the same name replaces."""
-    words = []
-    for name, values in settled(options).items():
-        words += [name, *values]
-    return words
 
 
 def join(*options: str) -> str:

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from docs.practice.symptoms import Example, all_right, drawing, symptom_of, where_wrong
+from docs.practice.symptoms import Example, drawing, symptom_of, where_wrong
 from docs.practice.tasks import Task, mistaken
 
 HERE = Path(__file__).parent
@@ -50,10 +50,6 @@ SEARCH = settings(
 class Refused(Exception):
     """An answer that cannot be compared; the message is the sentence to print."""
 
-    def __init__(self, kind: str, words: str):
-        super().__init__(words)
-        self.kind = kind
-
 
 class TooLong(KeyboardInterrupt):
     """An answer took too long; like Ctrl-C, `except Exception` does not catch it."""
@@ -64,7 +60,6 @@ class Verdict(NamedTuple):
 
     task: str
     status: str  # done, wrong, not begun
-    kind: str = ""
     lines: tuple = ()
 
 
@@ -112,16 +107,16 @@ def load(path: Path) -> ModuleType:
     """The reader's file as a module; Refused if Python cannot run it."""
     spec = importlib.util.spec_from_file_location(f"practice_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise Refused("no file", f"{path}: no such file; --copy FOLDER makes the files")
+        raise Refused(f"{path}: no such file; --copy FOLDER makes the files")
     module = importlib.util.module_from_spec(spec)
     try:
         with at_most(SECONDS), contextlib.redirect_stdout(io.StringIO()):
             spec.loader.exec_module(module)
     except TooLong:
-        raise Refused("loops", f"{path.name} does not end when it is read") from None
+        raise Refused(f"{path.name} does not end when it is read") from None
     except (Exception, SystemExit) as error:
         words = f"{path.name} cannot be read: {type(error).__name__}: {error}"
-        raise Refused("raises", words) from None
+        raise Refused(words) from None
     return module
 
 
@@ -141,23 +136,23 @@ def results_of(task: Task, answer: Callable, given: dict) -> dict:
             returned = task.call(answer, given)
     except TooLong:
         words = f"it loops: no result after {SECONDS:.0f} seconds, on arrays of a few numbers"
-        raise Refused("loops", words) from None
+        raise Refused(words) from None
     except NotImplementedError as error:
         name = traceback.extract_tb(error.__traceback__)[-1].name
         if name == task.name:
             raise
-        raise Refused("raises", f"it calls {name}, which is not written yet") from None
+        raise Refused(f"it calls {name}, which is not written yet") from None
     except Refused:
         raise
     except (Exception, SystemExit) as error:
-        raise Refused("raises", f"it raises {raised(error, answer)}") from None
+        raise Refused(f"it raises {raised(error, answer)}") from None
     for name, value in before.items():
         if not same(given[name], value):
             words = f"it changes its argument {name}: the caller still needs it, so copy it first"
-            raise Refused("changes", words)
+            raise Refused(words)
     if printed.getvalue():
         first = printed.getvalue().splitlines()[0]
-        raise Refused("prints", f"it prints {first[:60]!r}: take that out")
+        raise Refused(f"it prints {first[:60]!r}: take that out")
     return named_results(task, returned)
 
 
@@ -190,15 +185,15 @@ def named_results(task: Task, returned: object) -> dict:
     expected = f"expected {'a tuple' if several else 'a NumPy array'}: {', '.join(names)}"
     parts = returned if several else (returned,)
     if returned is None:
-        raise Refused("returns", f"it returns nothing; {expected}")
+        raise Refused(f"it returns nothing; {expected}")
     if not isinstance(parts, tuple):
-        raise Refused("returns", f"it returns a {type(returned).__name__}; {expected}")
+        raise Refused(f"it returns a {type(returned).__name__}; {expected}")
     if len(parts) != len(names):
-        raise Refused("returns", f"it returns {len(parts)} results; {expected}")
+        raise Refused(f"it returns {len(parts)} results; {expected}")
     for name, part in zip(names, parts, strict=True):
         if not isinstance(part, np.ndarray | np.generic | float | int):
             what = f"as {name} " if several else ""
-            raise Refused("returns", f"it returns {what}a {type(part).__name__}; {expected}")
+            raise Refused(f"it returns {what}a {type(part).__name__}; {expected}")
     return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
 
 
@@ -211,23 +206,22 @@ def judge(task: Task, answer: Callable) -> Verdict:
     except NotImplementedError:
         return Verdict(task.name, "not begun")
     except Refused as refused:
-        return Verdict(task.name, "wrong", refused.kind, (str(refused),))
+        return Verdict(task.name, "wrong", (str(refused),))
     if not wrong:
         return Verdict(task.name, "done")
 
-    name, symptom = symptom_of(wrong)
+    name, sentence = symptom_of(wrong)
     smallest = wrong[-1]
-    if all_right({name: smallest.found[name]}, {name: smallest.right[name]}):
-        smallest = wrong[0]  # the smallest one is wrong in another result
+    if name not in smallest.wrong:  # it is wrong in another result
+        smallest = wrong[0]
     found = smallest.found[name]
     right = smallest.right[name]
     if name == task.also:
-        return Verdict(task.name, "wrong", "also", (name,))
+        return Verdict(task.name, "wrong", (name,))
     sizes = " ".join(f"{letter}={size}" for letter, size in smallest.sizes.items())
-    lines = [f"{name}: {symptom.words}", f"smallest example: {sizes}; {where_wrong(found, right)}"]
-    if symptom.kind == "key" or right.dtype == bool:
-        lines += drawing(found, right)
-    return Verdict(task.name, "wrong", symptom.kind, tuple(lines))
+    lines = [f"{name}: {sentence}", f"smallest example: {sizes}; {where_wrong(found, right)}"]
+    lines += drawing(found, right)
+    return Verdict(task.name, "wrong", tuple(lines))
 
 
 def wrong_examples(task: Task, answer: Callable) -> list[Example]:
@@ -235,12 +229,11 @@ def wrong_examples(task: Task, answer: Callable) -> list[Example]:
     wrong = []
     for seed, sizes in enumerate(sizes_of(task)):
         one = example_of(task, answer, sizes, seed)
-        if not all_right(one.found, one.right):
+        if one.wrong:
             wrong.append(one)
 
     def is_wrong(drawn: tuple) -> bool:
-        one = example_of(task, answer, *drawn)
-        return not all_right(one.found, one.right)
+        return bool(example_of(task, answer, *drawn).wrong)
 
     letters = {letter: st.integers(*ends) for letter, ends in task.sizes.items()}
     drawn = st.tuples(st.fixed_dictionaries(letters), st.integers(0, 99))
@@ -287,7 +280,7 @@ def check_type(name: str, found: np.ndarray, right: np.ndarray) -> None:
     expected = {"b": "bool", "i": "integers"}.get(right.dtype.kind, "float64")
     kinds = {"bool": "b", "integers": "iu", "float64": "fiu"}[expected]
     if found.dtype.kind not in kinds:
-        raise Refused("type", f"{name} is an array of {found.dtype}; expected {expected}")
+        raise Refused(f"{name} is an array of {found.dtype}; expected {expected}")
 
 
 def tasks_of(file: str) -> list[Task]:
@@ -301,12 +294,12 @@ def judge_file(folder: Path, file: str, only: str = "") -> list[Verdict]:
     try:
         module = load(folder / f"{file}.py")
     except Refused as refused:
-        return [Verdict(task.name, "wrong", refused.kind, (str(refused),)) for task in chosen]
+        return [Verdict(task.name, "wrong", (str(refused),)) for task in chosen]
     verdicts = []
     for task in chosen:
         if callable(getattr(module, task.name, None)):
             verdicts.append(judge(task, getattr(module, task.name)))
         else:
             words = f"{file}.py has no function {task.name}"
-            verdicts.append(Verdict(task.name, "wrong", "no function", (words,)))
+            verdicts.append(Verdict(task.name, "wrong", (words,)))
     return verdicts

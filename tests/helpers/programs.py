@@ -328,6 +328,7 @@ class Rehearsal(Workshop):
         first = {"step": 1, "loss": 3.0, "bits_per_byte": -bits}
         last = {"step": 5, "final": True, "validation_bits_per_byte": bits}
         (folder / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
+        (folder / "checkpoint.pt").touch()
         return 0, "trained\n", "trained"
 
 

@@ -122,11 +122,11 @@ def test_a_run_without_time_is_stopped_and_evaluated_as_it_stands(tmp_path, monk
     assert shop.part == 0.7, "training leaves time for eval.py"
     shop.evaluate([(saved, "score"), (unsaved, "score")])
     assert shop.part == 1.0
-    assert shop.answered(saved, "score")
-    assert not shop.answered(unsaved, "score")
-    assert not shop.answered(saved, LOG), "its log has no last report"
+    assert shop.answer(saved, "score")
+    assert shop.answer(unsaved, "score") is None
+    assert shop.answer(saved, LOG) is None, "its log has no last report"
     shop.train([saved])
-    assert not shop.answered(saved, "score"), "what was said of it is not of what it became"
+    assert shop.answer(saved, "score") is None, "what was said of it is not of what it became"
 
 
 def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):

@@ -16,12 +16,11 @@ from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
-from accelerated.lab.tables.page import has_picture, names_and_rows, page
+from accelerated.lab.tables.page import names_and_rows, page
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import (
     FIRST_ENDS,
     HEADLINE_SEEDS,
-    LOG,
     LOG_NUMBERS,
     SEEDS,
     Trial,
@@ -50,8 +49,7 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
     They are NAME.md and NAME.json in pages, and the picture NAME.svg. Then say which folders hold
     each row's runs, for eval.py.
     """
-    if has_picture(table):
-        figure_class()  # says now if matplotlib is missing
+    figure_class()  # says now if matplotlib is missing
     if table.reads_speech:
         read_aloud(SPEECH)
     tuning, trials = train_rows(table, workshop)
@@ -85,8 +83,7 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         temporary.write_text(json.dumps(record, indent=1) + "\n")
     with written_whole(pages / f"{name}.md", ADVICE) as temporary:
         temporary.write_text(page(table, record))
-    if has_picture(table):
-        draw(table, record, pages / f"{name}.svg")
+    draw(table, record, pages / f"{name}.svg")
     for label, row in names_and_rows(record):
         folders = [str(workshop.folder(trial)) for trial in trials[row["name"]]]
         workshop.say(f"{label}: {' '.join(folders)}")
@@ -116,29 +113,56 @@ def measure_again(
         raise InputError(f"{path} is not there; measure the whole table, without --rows or --seeds")
     record = json.loads(path.read_text())
     table = TABLES[name]
-    first = Trial("the first run", table.first)
-    if table.first:
-        workshop.train([first], FIRST_ENDS)
-    begun = str(workshop.folder(first))
     published = {row["name"]: row for row in record["rows"]}
-    trials = {}
-    for row in rows:
-        options = join(table.options, table.rows[row].options, published[row]["choice"])
-        options = options.replace("FIRST", begun)
-        trials[row] = [Trial(row, options, seed) for seed in seeds]
-    workshop.train(trial for of_row in trials.values() for trial in of_row)
+    chosen = {row: [published[row]["choice"]] for row in rows}
+    _, trials = train_rows(table, workshop, chosen, seeds)
     workshop.evaluate(questions(table, trials))
-
     for row, of_row in trials.items():
-        before = published[row]["measured"]
-        chosen = {published[row]["choice"]: 0.0}
-        again = record_of_row(table, row, chosen, of_row, workshop)["measured"]
-        for title, values in again.items():
-            seen = f"seeds {seeds}: {values}, in the record {before[title]}"
+        for title, values in measured(table, row, of_row, workshop).items():
+            before = published[row]["measured"][title]
+            seen = f"seeds {seeds}: {values}, in the record {before}"
             workshop.say(f"{row}, {title}, {seen}")
     corpus = corpus_of(trials[rows[0]][0], workshop)
     for what, here in (("python", platform.python_version()), ("corpus", corpus)):
         workshop.say(f"{what}: {here}, in the record {record.get(what, 'not said')}")
+
+
+def train_rows(
+    table: Table,
+    workshop: Workshop,
+    grids: dict[str, list[str]] | None = None,
+    seeds: Sequence[int] = (),
+) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
+    """Tune rows on seed 0, each among its choices, then train the best choice with all seeds.
+
+    grids are {row: its choices}. They and the seeds are the table's, unless others are given.
+    Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
+    """
+    grids = grids or dict.fromkeys(table.rows, table.grid)
+    first = Trial("the first run", table.first)
+    if table.first:
+        workshop.train([first], FIRST_ENDS)
+    begun = str(workshop.folder(first))
+
+    tried = {}  # {row: {choice: its trial}}
+    for name, choices in grids.items():
+        options = join(table.options, table.rows[name].options).replace("FIRST", begun)
+        tried[name] = {choice: Trial(name, join(options, choice)) for choice in choices}
+    to_tune = [choices for choices in tried.values() if len(choices) > 1]
+    if to_tune:
+        workshop.train(trial for choices in to_tune for trial in choices.values())
+
+    def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
+        score = LOG_NUMBERS[table.tuned_by[0]]
+        return {choice: score(workshop.log(trial)) for choice, trial in choices.items()}
+
+    trials = {}
+    for name, choices in tried.items():
+        choice = best(tuning_of(choices)) if len(choices) > 1 else grids[name][0]
+        own = HEADLINE_SEEDS if name in table.headline else SEEDS
+        trials[name] = [choices[choice]._replace(seed=seed) for seed in seeds or own]
+    workshop.train(trial for of_row in trials.values() for trial in of_row)
+    return {name: tuning_of(choices) for name, choices in tried.items()}, trials
 
 
 def questions(table: Table, trials: dict[str, list[Trial]]) -> Iterator[tuple[Trial, str]]:
@@ -149,58 +173,27 @@ def questions(table: Table, trials: dict[str, list[Trial]]) -> Iterator[tuple[Tr
                 yield trial, each.words(table.rows[name])
 
 
-def train_rows(
-    table: Table, workshop: Workshop
-) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
-    """Tune every row, then train its seeds.
-
-    Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
-    """
-    first = Trial("the first run", table.first)
-    if table.first:
-        workshop.train([first], FIRST_ENDS)
-    begun = str(workshop.folder(first))
-
-    tried = {}  # {row: {choice: its trial}}
-    for name, row in table.rows.items():
-        options = join(table.options, row.options).replace("FIRST", begun)
-        tried[name] = {choice: Trial(name, join(options, choice)) for choice in table.grid}
-    is_tuned = len(table.grid) > 1
-    if is_tuned:
-        workshop.train(trial for choices in tried.values() for trial in choices.values())
-
-    def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
-        score = LOG_NUMBERS[table.tuned_by[0]]
-        return {choice: score(workshop.answer(trial, LOG)) for choice, trial in choices.items()}
-
-    trials = {}
-    for name, choices in tried.items():
-        choice = best(tuning_of(choices)) if is_tuned else table.grid[0]
-        seeds = HEADLINE_SEEDS if name in table.headline else SEEDS
-        trials[name] = [choices[choice]._replace(seed=seed) for seed in seeds]
-    workshop.train(trial for of_row in trials.values() for trial in of_row)
-    return {name: tuning_of(choices) for name, choices in tried.items()}, trials
-
-
 def best(tuning: dict[str, float]) -> str:
     """The choice with the fewest bits; of a tie the earlier one."""
     return min(tuning, key=lambda choice: tuning[choice])
 
 
+def measured(table: Table, name: str, trials: list[Trial], workshop: Workshop) -> dict[str, list]:
+    """{title: its number for every trial} of a row's measures; None if a run has no answer."""
+    numbers = {}
+    for each in table.measures:
+        numbers[each.title] = []
+        for trial in trials:
+            answer = workshop.answer(trial, each.words(table.rows[name]))
+            numbers[each.title].append(None if answer is None else each.pick(answer))
+    return numbers
+
+
 def record_of_row(
     table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop
 ) -> dict:
-    """How a row was tuned, and its measures for every seed; None stands for a run that diverged."""
+    """How a row was tuned, and its measures for every seed."""
     row = table.rows[name]
-    measured = {}
-    for each in table.measures:
-        measured[each.title] = []
-        for trial in trials:
-            value = None
-            words = each.words(row)
-            if workshop.answered(trial, words) and not workshop.diverged(trial):
-                value = each.pick(workshop.answer(trial, words))
-            measured[each.title].append(value)
     settings = settings_of(trials[0])
     parameters = model_on_meta(settings.model, settings.model_config).parameters()
     return {
@@ -210,7 +203,7 @@ def record_of_row(
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
         "parameters": sum(parameter.numel() for parameter in parameters),
-        "measured": measured,
+        "measured": measured(table, name, trials, workshop),
         "updates": [workshop.updates(trial) for trial in trials],
     }
 

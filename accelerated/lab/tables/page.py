@@ -65,7 +65,7 @@ def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown."""
     blocks = [
         f"# {table.title}",
-        f"![{table.title}]({record['name']}.svg)" if has_picture(table) else "",
+        f"![{table.title}]({record['name']}.svg)",
         wrapped(f"**{table.answer}**") if table.answer else "",
         numbers(table, record),
         NOTES[table.notes](record) if table.notes else "",
@@ -75,11 +75,6 @@ def page(table: Table, record: dict) -> str:
         wrapped(f"**What would change this answer.** {table.change}") if table.change else "",
     ]
     return "\n\n".join(filter(None, blocks)) + "\n"
-
-
-def has_picture(table: Table) -> bool:
-    """Whether a table has lines or orderings to draw."""
-    return bool(table.picture or table.orderings)
 
 
 def measured_how(table: Table, record: dict) -> str:
