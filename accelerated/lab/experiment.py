@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from accelerated.evaluation.figures import figure_class, new_figure, save_figure
+from accelerated.evaluation.figures import figure_class
 from accelerated.evaluation.options import at_least
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
@@ -141,24 +140,3 @@ def conduct(experiment: Experiment, argv: list[str]) -> None:
         kept = "what was trained is kept; continue with the same command"
         raise KeyboardInterrupt(kept) from None
     print(f"wrote {page} and .json")
-
-
-class Curve(NamedTuple):
-    """What a row reached."""
-
-    x: list | np.ndarray  # (n,)
-    percentages: np.ndarray  # (n, seeds)
-    line: str  # its style
-
-
-def draw_shares(path: Path, curves: dict[str, Curve], guess: float, **labels: str) -> None:
-    """Draw the mean of each row's seeds, each seed thinly, and what a guess reaches."""
-    figure, [axes] = new_figure()
-    for number, (row, curve) in enumerate(curves.items()):
-        axes.plot(curve.x, curve.percentages, color=f"C{number}", linewidth=0.5, alpha=0.4)
-        mean = curve.percentages.mean(1)
-        axes.plot(curve.x, mean, curve.line, color=f"C{number}", label=row)
-    axes.axhline(guess, color="0.5", linewidth=1, linestyle=":")
-    axes.set(ylim=(0, 102), **labels)
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)

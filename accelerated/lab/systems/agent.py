@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.generation.token_by_token import stepper_of
-from accelerated.lab.experiment import Curve, Experiment, conduct, draw_shares
+from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
 from accelerated.lab.tables.page import laid_out, mean_and_spread
@@ -254,14 +255,19 @@ def page(record: dict) -> str:
 
 def draw(record: dict, path: Path) -> None:
     """Draw success against updates, the mean of a row's seeds, with all seeds as thin lines."""
-    curves = {}
-    for row, runs in record["runs"].items():
+    figure, [axes] = new_figure()
+    for number, (row, runs) in enumerate(record["runs"].items()):
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
         updates = POINT * np.arange(1, len(shares) + 1)
-        curves[row] = Curve(updates, shares, "-" if row.startswith("rate") else "--")
-    guess = 50  # of whoever takes any object
+        colour = f"C{number}"
+        line = "-" if row.startswith("rate") else "--"
+        axes.plot(updates, shares, color=colour, linewidth=0.5, alpha=0.4)
+        axes.plot(updates, shares.mean(1), line, color=colour, label=row)
+    axes.axhline(50, color="0.5", linewidth=1, linestyle=":")  # of whoever takes any object
     label = "right choices, percent of episodes"
-    draw_shares(path, curves, guess, xlabel="updates", ylabel=label)
+    axes.set(ylim=(0, 102), xlabel="updates", ylabel=label)
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
 
 
 def said(run: dict) -> str:

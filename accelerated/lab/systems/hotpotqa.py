@@ -19,11 +19,11 @@ import numpy as np
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
 from accelerated.evaluation.options import POSITIVE, at_least
 from accelerated.lab.speed.timing import print_table
-from accelerated.lab.systems import reader
-from accelerated.lab.systems.questions import ROWS, percent
+from accelerated.lab.systems import reader, two_hops
+from accelerated.lab.systems.questions import ROWS
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
-from accelerated.lab.systems.two_hops import KINDS, Question, f1, is_right
+from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import disk_errors, regular, written_whole
 from accelerated.program.parser import OptionParser
@@ -186,8 +186,7 @@ def scores(file: Path, asked: dict[str, Question], options: argparse.Namespace) 
     if content.get("settings") != settings_of(options) or answers.keys() != asked.keys():
         raise InputError(f"{file} is of other options or questions; {ADVICE}")
     pairs = [(answers[name], question.answer) for name, question in asked.items()]
-    of_words = percent([f1(*pair) for pair in pairs])
-    exact = percent([is_right(*pair) for pair in pairs])
+    of_words, exact = two_hops.scores(pairs)
     return f"{of_words:.2f}", f"{exact:.2f}"
 
 

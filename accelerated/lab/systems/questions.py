@@ -1,34 +1,33 @@
 """The command `python -m accelerated.lab.systems.questions`: answers over several windows.
 
 This is Table 3 of Adding Recurrence. A small RoBERTa is pretrained on the standard library, then
-fine-tuned on generated questions of two hops, with disjoint windows and with recurrence.
+fine-tuned on generated questions of two hops, with disjoint windows and with recurrence. It prints
+F1 and exact match as HotpotQA has them, in percent, and the exact match of parts of the answers.
 """
 
+import argparse
 import functools
-import json
-import math
+import itertools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import Tokenizer, train_bpe
-from accelerated.lab.experiment import Curve, Experiment, conduct, draw_shares
-from accelerated.lab.speed.timing import markdown_table
+from accelerated.evaluation.options import at_least
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
+from accelerated.lab.trials import SEEDS
 from accelerated.program.errors import run_program
+from accelerated.program.parser import OptionParser
+from accelerated.program.progress import Progress
 from reference.roberta import Config
 
-NAME = "pretrained_recurrence-3"
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
 SIZES = {
     "width": 64,
@@ -49,11 +48,11 @@ SMALL = {
     "questions": [6400, 640],  # to train on, and asked
     "windows": [4, 8],  # least and most of a text of the task
 }
-PARTS = {  # {column: which answers, by the windows between the hops and whether it is a span}
-    "spans, hops in one window": lambda distance, span: span and distance == 0,
-    "spans, hops apart": lambda distance, span: span and distance > 0,
-    "yes or no": lambda distance, span: not span,
-}
+# Parts of the answers: spans, by whether both hops are in one window, and the others
+TOGETHER = "spans, hops in one window"
+APART = "spans, hops apart"
+YES_OR_NO = "yes or no"
+PARTS = (TOGETHER, APART, YES_OR_NO)
 
 
 def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
@@ -129,88 +128,42 @@ def trained(row: str, seed: int) -> Roberta:
     return model
 
 
-def run(row: str, seed: int) -> dict:
-    """What a row reaches with a seed.
+def part_of(example: Example) -> str:
+    """Which of PARTS an answer belongs to."""
+    if example.question.answer in two_hops.KINDS:
+        return YES_OR_NO
+    return APART if example.distance else TOGETHER
 
-    Of each answer the distance between the hops, whether it is a span, and exact match.
-    """
+
+def scored(row: str, seed: int) -> list[float]:
+    """F1 and exact match of a row's answers, and the exact match of each of PARTS, in percent."""
     asked = task().asked
-    scores = []
-    rows = []
+    pairs = []
+    right = {part: [] for part in PARTS}
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
-        answer = example.question.answer
-        scores.append(two_hops.f1(given, answer))
-        right = int(two_hops.is_right(given, answer))
-        rows.append([example.distance, answer not in two_hops.KINDS, right])
-    exact = percent([right for _, _, right in rows])
-    return {"f1": percent(scores), "exact match": exact, "answers": rows}
+        pairs.append((given, example.question.answer))
+        right[part_of(example)].append(two_hops.is_right(*pairs[-1]))
+    exact = [two_hops.percent(of_part) for of_part in right.values()]
+    return [*two_hops.scores(pairs), *exact]
 
 
-def said(run: dict) -> str:
-    """What came out of a run, in a line."""
-    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}"
+def main(argv: list[str]) -> None:
+    """Train and ask each row with each seed; print a line for each."""
+    parser = OptionParser(
+        prog="python -m accelerated.lab.systems.questions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    some = {"nargs": "+", "type": at_least(0), "default": SEEDS, "metavar": "N"}
+    parser.add_argument("--seeds", help="(default 0 1 2)", **some)
+    options = parser.parse(argv)
+    torch.set_num_threads(1)  # models so small are slower with more
+    Progress.say(" | ".join(["windows", "seed", "F1", "exact match", *PARTS]))
+    for seed, row in itertools.product(options.seeds, ROWS):
+        cells = [f"{score:.1f}" for score in scored(row, seed)]
+        Progress.say(" | ".join([row, str(seed), *cells]))
 
-
-def percent(scores: Sequence[float]) -> float:
-    """The mean in percent; NaN without any."""
-    return 100 * sum(scores) / len(scores) if scores else math.nan
-
-
-def share(run: dict, chosen: Callable[[int, bool], bool]) -> float:
-    """Exact match in percent of a run's answers with a chosen (distance, is a span)."""
-    return percent([right for distance, span, right in run["answers"] if chosen(distance, span)])
-
-
-def spans_at(distance: int, run: dict) -> float:
-    """Exact match in percent of a run's spans with so many windows between the hops."""
-    return share(run, lambda own, span: span and own == distance)
-
-
-def page(record: dict) -> str:
-    """The page of a record, in Markdown."""
-    table = []
-    for row, by_seed in record["runs"].items():
-        runs = by_seed.values()
-        cells = [row, ", ".join(by_seed)]
-        for score in ("f1", "exact match"):
-            cells.append(mean_and_spread([run[score] for run in runs], ".1f"))
-        for chosen in PARTS.values():
-            cells.append(mean_and_spread([share(run, chosen) for run in runs], ".0f"))
-        table.append(cells)
-    title = "Does the vector carry what a question of two hops needs?"
-    answer = "Yes: spans that need a fact of another window are right with it, guesses without."
-    how = """. Numbers are means of the seeds (least..most), in percent. The columns behind exact
-    match are its parts. The method and the questions are in the
-    [chapter](../pretrained_recurrence.md#question-answering)."""
-    numbers = markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)
-    settings = wrapped(f"Settings: {json.dumps(record['settings'])}.")
-    change = "Published weights, and questions that people asked."
-    parts = (numbers, settings)
-    return laid_out(record, title, NAME, "systems.questions", answer, how, change, *parts)
-
-
-def draw(record: dict, path: Path) -> None:
-    """Draw exact match on spans by the distance between the hops.
-
-    A line is the mean of a row's seeds, a thin one each seed.
-    """
-    curves = {}
-    for row, by_seed in record["runs"].items():
-        runs = by_seed.values()
-        found = set()
-        for run in runs:
-            found |= {distance for distance, span, _ in run["answers"] if span}
-        distances = sorted(found)
-        percentages = [[spans_at(distance, run) for run in runs] for distance in distances]
-        curves[row] = Curve(distances, np.array(percentages), "o-")
-    guess = 100 / len(two_hops.PLACES)
-    label = "exact match on spans, percent"
-    draw_shares(path, curves, guess, xlabel="windows between the hops", ylabel=label)
-
-
-EXPERIMENT = Experiment(
-    "systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw
-)
 
 if __name__ == "__main__":
-    run_program("questions", conduct, EXPERIMENT, sys.argv[1:])
+    run_program("questions", main, sys.argv[1:])

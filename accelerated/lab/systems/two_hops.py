@@ -4,6 +4,7 @@ reader.py answers them.
 """
 
 import itertools
+import math
 import re
 import string
 from collections import Counter
@@ -74,6 +75,16 @@ def f1(given: str, answer: str) -> float:
 def is_right(given: str, answer: str) -> bool:
     """Whether an answer is an exact match, normalised."""
     return normalised(given) == normalised(answer)
+
+
+def percent(scores: Sequence[float]) -> float:
+    """The mean in percent; NaN without any."""
+    return 100 * sum(scores) / len(scores) if scores else math.nan
+
+
+def scores(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
+    """(F1, exact match) of pairs (given, answer), in percent."""
+    return percent([f1(*pair) for pair in pairs]), percent([is_right(*pair) for pair in pairs])
 
 
 def prose() -> tuple[list[str], list[str]]:

@@ -326,7 +326,7 @@ def test_the_task_has_short_texts_then_longer_ones_and_asks_about_unseen_lines(s
 
 
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
-    """A run says of each answer its distance, whether it is a span, and whether it is right."""
+    """Parts are by whether an answer is a span, and whether its hops are in one window."""
     task = questions.task()
     fine_tune = reader.fine_tune
     stages = []
@@ -337,16 +337,22 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
         return fine_tune(model, *how)
 
     right = [example.question.answer for example in task.asked]
+    apart = [number % 3 > 0 for number in range(10)]
+    task.asked[:] = [
+        e._replace(distance=int(far)) for e, far in zip(task.asked, apart, strict=True)
+    ]
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
     monkeypatch.setattr(reader, "fine_tune", noted)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    run = questions.run("recurrent", 3)
+    of_words, exact, *parts = questions.scored("recurrent", 3)
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
 
-    distances = [example.distance for example in task.asked]
     spans = [answer not in ("yes", "no") for answer in right]
-    is_right = [1] * 5 + [0] * 5
-    assert run["answers"] == [list(row) for row in zip(distances, spans, is_right, strict=True)]
-    assert run["exact match"] == 50
+    for part, wanted in enumerate([(True, False), (True, True)]):
+        own = [n for n, pair in enumerate(zip(spans, apart, strict=True)) if pair == wanted]
+        assert parts[part] == pytest.approx(100 * sum(n < 5 for n in own) / len(own))
+    others = [n for n, is_span in enumerate(spans) if not is_span]
+    assert parts[2] == pytest.approx(100 * sum(n < 5 for n in others) / len(others))
+    assert exact == 50
     assert sum(spans[5:]) > 0
-    assert run["f1"] == pytest.approx(50 + sum(spans[5:]) * 10 * 2 / 3)
+    assert of_words == pytest.approx(50 + sum(spans[5:]) * 10 * 2 / 3)
