@@ -166,9 +166,8 @@ def test_the_decoder_only_model_refuses_tasks():
     state = ref.initial_state(params, config, 1)
     with pytest.raises(ValueError, match="no tasks but continuation"):
         ref.forward(params, config, tokens, state, None, task)
-    for read in (model, model.advance):
-        with pytest.raises(ValueError, match="no tasks but continuation"):
-            read(torch.tensor(tokens), model.initial_state(1), PAPER.to_torch(task))
+    with pytest.raises(ValueError, match="no tasks but continuation"):
+        model(torch.tensor(tokens), model.initial_state(1), PAPER.to_torch(task))
 
 
 def test_the_references_tasks_are_the_lanes_tasks():

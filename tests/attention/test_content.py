@@ -12,33 +12,31 @@ from tests.helpers.comparison import SIZES, assert_agree, mixture
 @given(
     n=st.integers(1, 5),
     k=st.integers(1, 5),
-    masked=st.booleans(),
+    mask=st.sampled_from(["", "mask", "causal"]),
     size=SIZES,
     seed=st.integers(0, 2**31),
 )
-def test_attention_is_a_weighted_mean_of_values(n, k, masked, size, seed):
-    """One query at a time, by both paths; a masked key has no weight."""
+def test_attention_is_a_weighted_mean_of_values(n, k, mask, size, seed):
+    """One query at a time, by both paths; a masked key has no weight, nor has a later one."""
     rng = np.random.default_rng(seed)
     query = size * rng.standard_normal((2, 3, n, 4))
-    key, value = rng.standard_normal((2, 2, 3, k, 4))
-    hidden = rng.random((2, 1, n, k)) < (0.4 if masked else 0)
-    hidden[..., 0] = False
+    keys = n if mask == "causal" else k
+    key, value = rng.standard_normal((2, 2, 3, keys, 4))
+    hidden = np.zeros((2, 1, n, keys), bool)
+    options = {}
+    if mask == "mask":
+        hidden = rng.random(hidden.shape) < 0.4
+        hidden[..., 0] = False
+        options["mask"] = torch.tensor(hidden)
+    if mask == "causal":
+        hidden[:] = ~np.tri(n, dtype=bool)
+        options["causal"] = True
     expected = np.zeros(query.shape)
     for b, h, i in np.ndindex(2, 3, n):
         seen = np.flatnonzero(~hidden[b, 0, i])
         scores = [key[b, h, j] @ query[b, h, i] / 2 for j in seen]
         expected[b, h, i] = mixture(scores, value[b, h, seen])
-    mask = torch.tensor(hidden) if masked else None
-    given = (*map(torch.tensor, (query, key, value)), mask)
-    actual = {"plain": content_attention_plain(*given), "fast": content_attention(*given)}
-    assert_agree(dict.fromkeys(actual, expected), actual, 1e-12)
-
-
-def test_a_causal_query_sees_no_later_key():
-    """By both paths: it is attention with a mask of all later keys."""
-    query, key, value = torch.randn(3, 2, 3, 5, 4)
-    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    for path in (content_attention_plain, content_attention):
-        masked = path(query, key, value, later)
-        torch.testing.assert_close(path(query, key, value, causal=True), masked)
-        assert not torch.allclose(path(query, key, value), masked)
+    given = [torch.tensor(array) for array in (query, key, value)]
+    plain = content_attention_plain(*given, **options)
+    fast = content_attention(*given, **options)
+    assert_agree({"plain": expected, "fast": expected}, {"plain": plain, "fast": fast}, 1e-12)

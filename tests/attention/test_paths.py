@@ -1,6 +1,7 @@
 """The fast paths of a CPU equal the plain ones, in each type; test_sdpa.py has those of a GPU."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,86 +164,50 @@ def test_fast_head_projection_equals_plain(batch, length, heads, width, parts):
         assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
-def five_heads_plain(x, weight, parts):
-    return project_heads_plain(x, weight, 5, parts)
+@pytest.mark.parametrize("in_values", [False, True])
+def test_tiled_relative_attention_in_bfloat16(in_values, monkeypatch):
+    """Against the plain path in float64; usage, out 1, is a mean over many queries in float32.
 
-
-def five_heads_fast(x, weight, parts):
-    return ProjectHeads.apply(x, weight, 5, parts, NORM_EPSILON)
-
-
-RELATIVE = (relative_shift.relative_attention_plain, relative_shift.relative_attention)
-SLIDING = (sliding_window.sliding_attention_plain, SlidingAttention.apply)
-PROJECT = (five_heads_plain, five_heads_fast)
-FEW_ROWS = relative_inputs(2, 3, 130, 170, 32, rows=65)
-IN_BFLOAT16 = {  # {case: (plain, fast, inputs, what else both are given)}
-    "relative": (*RELATIVE, relative_inputs(2, 3, 130, 170, 32), (0.0, True)),
-    "relative in values": (*RELATIVE, FEW_ROWS, (0.0, True, True)),
-    "sliding": (*SLIDING, sliding_inputs(2, 3, 4, 16, 32), ()),
-    "projection": (*PROJECT, drawn(x=(3, 70, 48), weight=(2 * 5 * 32, 48)), (2,)),
-}
-
-
-@pytest.mark.parametrize("case", IN_BFLOAT16)
-def test_fast_paths_in_bfloat16(case, monkeypatch):
-    """Against the plain path in float64.
-
-    Every result is in bfloat16, except usage, which is a mean over many queries.
-    """
-    plain, fast, inputs, rest = IN_BFLOAT16[case]
-    inputs = in_type(inputs, torch.bfloat16)
-    expected = gradients(plain, in_type(inputs, torch.float64), *rest)
-    monkeypatch.setattr(relative_shift, "relative_attention_plain", None)  # no falling back
-    actual = gradients(fast, inputs, *rest)
-    types = dict.fromkeys(actual, torch.bfloat16)
-    if "relative" in case:
-        types["out 1"] = torch.float32  # usage
-    assert {name: x.dtype for name, x in actual.items()} == types
-    assert_agree(expected, actual, BFLOAT16)
-
-
-def test_sums_over_tiles_are_in_float32(monkeypatch):
-    """A sum in bfloat16 stops growing as soon as an addend is below 1/256 of it.
-
-    Here each of 400 tiles adds to it, and each of 600.
+    A sum in bfloat16 stops growing as soon as an addend is below 1/256 of it. Here each of 400
+    tiles adds to the gradient of a value.
     """
     monkeypatch.setattr(on_a_cpu, "TILE", 1)
-    relative = relative_inputs(1, 2, 400, 3, 8)
-    relative["query"].zero_()
-    sliding = sliding_inputs(1, 2, 1, 4, 8)
-    rows = sliding["query"].repeat(1, 1, 601, 1)
-    sliding |= {"query": rows[:, :, 4:], "keys": rows, "values": rows}
-    for paths, inputs, rest, summed in (
-        (RELATIVE, relative, (0.0, True), ("dvalue", "out 1")),  # out 1 is usage
-        (SLIDING, sliding, (), ("doffset",)),
-    ):
-        rough = in_type(inputs, torch.bfloat16)
-        plain, fast = paths
-        expected = gradients(plain, in_type(rough, torch.float64), *rest)
-        found = gradients(fast, rough, *rest)
-        assert_agree({n: expected[n] for n in summed}, {n: found[n] for n in summed}, BFLOAT16)
+    inputs = in_type(relative_inputs(1, 2, 400, 3, 8, rows=65), torch.bfloat16)
+    inputs["query"].zero_()
+    options = {"measure": True, "in_values": in_values}
+    plain = relative_shift.relative_attention_plain
+    expected = gradients(plain, in_type(inputs, torch.float64), **options)
+    monkeypatch.setattr(relative_shift, "relative_attention_plain", None)  # no falling back
+    found = gradients(relative_shift.relative_attention, inputs, **options)
+    assert {name: x.dtype for name, x in found.items() if x.dtype != torch.bfloat16} == {
+        "out 1": torch.float32
+    }
+    assert_agree(expected, found, BFLOAT16)
+
+
+def test_tiled_sliding_attention_in_bfloat16():
+    """The same; each of 600 tiles adds to the gradient of the offset."""
+    inputs = sliding_inputs(1, 2, 1, 4, 8)
+    rows = inputs["query"].repeat(1, 1, 601, 1)
+    inputs |= {"query": rows[:, :, 4:], "keys": rows, "values": rows}
+    inputs = in_type(inputs, torch.bfloat16)
+    expected = gradients(sliding_window.sliding_attention_plain, in_type(inputs, torch.float64))
+    found = gradients(SlidingAttention.apply, inputs)
+    assert {x.dtype for x in found.values()} == {torch.bfloat16}
+    assert_agree(expected, found, BFLOAT16)
 
 
 def test_the_tiled_paths_are_taken_if_possible_and_measure_when_asked(monkeypatch):
     """Dropout, which they do not have, is the plain path's."""
-    taken = []
-    plain = sliding_window.sliding_attention_plain
-    tiled = SlidingAttention.apply
-
-    def watched_plain(*given):
-        taken.append("plain")
-        return plain(*given)
-
-    def watched_tiled(*given):
-        taken.append("tiled")
-        return tiled(*given)
-
-    monkeypatch.setattr(sliding_window, "sliding_attention_plain", watched_plain)
-    monkeypatch.setattr(SlidingAttention, "apply", watched_tiled)
-    inputs = in_type(sliding_inputs(1, 2, 2, 3, 4), torch.float32)
+    plain = Mock(wraps=sliding_window.sliding_attention_plain)
+    tiled = Mock(wraps=SlidingAttention.apply)
+    monkeypatch.setattr(sliding_window, "sliding_attention_plain", plain)
+    monkeypatch.setattr(SlidingAttention, "apply", tiled)
+    inputs = sliding_inputs(1, 2, 2, 3, 4)
     sliding_window.sliding_attention(*in_type(inputs, torch.bfloat16).values())
+    assert (tiled.call_count, plain.call_count) == (1, 0)
     sliding_window.sliding_attention(*inputs.values(), 0.5)
-    assert taken == ["tiled", "plain"]
+    assert (tiled.call_count, plain.call_count) == (1, 1)
 
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
     out, usage = relative_shift.relative_attention(*inputs, measure=True)
@@ -250,6 +215,6 @@ def test_the_tiled_paths_are_taken_if_possible_and_measure_when_asked(monkeypatc
     assert not torch.allclose(dropped, out)
     assert torch.allclose(same, usage), "usage is measured before weights are dropped"
     assert usage.shape == (2, 9)
-    for attend in RELATIVE:
+    for attend in (relative_shift.relative_attention_plain, relative_shift.relative_attention):
         _, usage = attend(*inputs)
         assert usage is None

@@ -74,22 +74,22 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     assert_agree({"out": expected}, {"out": out.float()}, TOLERANCE["cuda", torch.bfloat16])
 
 
-@pytest.mark.parametrize("offset", [False, True])
-def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
+def test_the_kernels_are_chosen_in_one_place(monkeypatch):
     """Off a CPU: flash, memory-efficient or math, never cuDNN's, whatever is allowed."""
     backends = torch.backends.cuda
-    allowed = []  # (cuDNN, memory-efficient, math) in each call
+    allowed = []
 
     def attend(*given, **options):
-        efficient = backends.mem_efficient_sdp_enabled()
-        allowed.append((backends.cudnn_sdp_enabled(), efficient, backends.math_sdp_enabled()))
+        allowed.append(backends.cudnn_sdp_enabled())
+        allowed.append(backends.mem_efficient_sdp_enabled())
+        allowed.append(backends.math_sdp_enabled())
         return SDPA(*given, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
     query = torch.empty(2, 3, 4, 5, device="meta")
     before = backends.cudnn_sdp_enabled()
-    content.sdpa(query, query, query, query.new_empty(3, 4, 4) if offset else None)
-    assert allowed == [(False, True, True)]
+    content.sdpa(query, query, query, None)
+    assert allowed == [False, True, True]
     assert backends.cudnn_sdp_enabled() == before
 
 
@@ -104,49 +104,45 @@ def rates(calls):
     return found
 
 
-# meta stands for a GPU
-either_device = pytest.mark.parametrize("device, off_cpu", [("cpu", 0), ("meta", 1)])
-either_rate = pytest.mark.parametrize("rate", [0.0, 0.1])
-
-
-@either_device
-@either_rate
-def test_attention_by_position_is_one_call_off_the_cpu(device, off_cpu, rate, calls):
-    sliding_window.sliding_attention(*on(device, sliding_inputs(2, 3, 2, 4, 5)), rate)
-    assert rates(calls) == [rate] * off_cpu
-    relative = on(device, relative_inputs(2, 3, 8, 5, 4))
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_attention_is_one_call_off_the_cpu(rate, calls):
+    """The device meta stands for a GPU. Only the plain path has the weights that usage needs."""
+    sliding_window.sliding_attention(*on("meta", sliding_inputs(2, 3, 2, 4, 5)), rate)
+    assert rates(calls) == [rate]
+    relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
     _, usage = relative_shift.relative_attention(*relative, rate)
     assert usage is None
-    assert rates(calls) == [rate] * off_cpu
+    assert rates(calls) == [rate]
     signed_distance.transformer_xl_attention(*relative, 8, None, rate)
-    assert rates(calls) == [rate] * off_cpu
+    assert rates(calls) == [rate]
+    query, key, value, _, bias, _ = relative
+    content.content_attention(query, key, value, dropout=rate)
+    assert rates(calls) == [rate]
+    block_recurrent.scaled_attention(query, key, value, bias[:, 0])  # it has no dropout
+    assert rates(calls) == [0.0]
 
     _, usage = relative_shift.relative_attention(*relative, rate, measure=True)
     assert usage.shape == (2, 13)
-    assert not rates(calls), "SDPA does not return the weights, which usage needs"
+    assert not rates(calls)
 
 
-@either_device
-@either_rate
-def test_attention_by_content_is_one_call_off_the_cpu(device, off_cpu, rate, calls):
-    query, key, value, _, bias, _ = on(device, relative_inputs(2, 3, 8, 5, 4))
-    scale = bias[:, 0]  # one for each head
-    block_recurrent.scaled_attention(query, key, value, scale)  # it has no dropout
-    assert rates(calls) == [0.0] * off_cpu
-    content.content_attention(query, key, value, dropout=rate)
-    if device == "meta" or rate == 0:
-        assert rates(calls) == [rate]
-    else:
-        assert not rates(calls), "with dropout SDPA would save no scores on a CPU"
+def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
+    """By content, without dropout, in float32 or float64, unless only keys need gradients."""
+    sliding_window.sliding_attention(*on("cpu", sliding_inputs(2, 3, 2, 4, 5)))
+    relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
+    relative_shift.relative_attention(*relative)
+    query, key, value, _, bias, _ = relative
+    block_recurrent.scaled_attention(query, key, value, bias[:, 0])
+    content.content_attention(query, key, value, dropout=0.1)
     content.content_attention(*(x.bfloat16() for x in (query, key, value)))
     content.content_attention(query, key.clone().requires_grad_(), value)
-    assert len(rates(calls)) == 2 * off_cpu, (
-        "on a CPU SDPA is slower in bfloat16, and if only keys need gradients"
-    )
+    assert not rates(calls)
+    content.content_attention(query, key, value)
+    assert rates(calls) == [0.0]
 
 
-@either_device
-def test_one_key_takes_the_plain_path(device, off_cpu, calls):
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_one_key_takes_the_plain_path(device, calls):
     query, key, value, _, bias, _ = on(device, relative_inputs(2, 3, 8, 5, 4))
     one_key = key[:, :, :1]
     one_value = value[:, :, :1]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.block_recurrent import BlockRecurrent, Config
 from accelerated.program.errors import InputError
 from accelerated.training.optimization import (
     TrainedModel,
@@ -95,15 +94,6 @@ def test_gradients_are_averaged_then_clipped_for_each_objective(limit, task, oth
     assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
     assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
     assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
-
-
-def test_a_model_may_have_no_auxiliary_loss():
-    sizes = {"width": 8, "feed_forward": 8, "recurrent_layers": (), "layers": 1}
-    model = BlockRecurrent(Config(**sizes))
-    model.embedding.grad = torch.full_like(model.embedding, 3.0)
-    average_and_clip(model, 2, 0)
-    assert model.auxiliary_parameters() == []
-    assert (model.embedding.grad == 1.5).all()
 
 
 OPTIMISERS = [  # (--optimizer, its class, weight decay, second-moment decay)
