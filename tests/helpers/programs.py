@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 import eval as evaluation_script
 import train as training_script
@@ -25,7 +26,7 @@ from accelerated.evaluation.options import parse
 from accelerated.lab.tables.table import Measure, Row, Table
 from accelerated.lab.trials import Workshop
 from accelerated.program.errors import InputError, begin_program, run_program
-from accelerated.training.checkpoint import load_checkpoint
+from accelerated.training.checkpoint import FIELDS, load_checkpoint
 from accelerated.training.folder import checkpoint_path, read_metrics
 from accelerated.training.options import parse as parse_training
 
@@ -65,15 +66,15 @@ def saved(run):
 
 def equal(first, second):
     """Whether two saved values are the same to the bit."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        if first.keys() != second.keys():
+    leaves, form = tree_flatten(first)
+    others, other_form = tree_flatten(second)
+    if form != other_form:
+        return False
+    for one, other in zip(leaves, others, strict=True):
+        is_tensor = isinstance(one, torch.Tensor)
+        if not (torch.equal(one, other) if is_tensor else one == other):
             return False
-        return all(equal(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(equal, first, second))
-    return first == second
+    return True
 
 
 BRIEF = ["--sample", 0, "--validation-tokens", 48, "--steps", 2]
@@ -276,20 +277,9 @@ def differences(first, second, besides=()):
     return [name for name in found if name not in besides]
 
 
-EMPTY_CHECKPOINT = {
+EMPTY_CHECKPOINT = {name: kind() for name, kind in FIELDS.items()} | {
     "model": "compressive",
-    "model_config": {},
-    "training": {},
-    "data": {},
-    "recall": {},
-    "tasks": {},
-    "parameters": {},
     "step": 1,
-    "corpus": "",
-    "tokenizer": "",
-    "optimizer": {},
-    "state": (),
-    "lanes": {},
     "random": torch.zeros(1),
     "best": math.inf,
     "gradient_norm": math.nan,

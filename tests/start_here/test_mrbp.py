@@ -106,7 +106,7 @@ def test_algorithm_1_has_the_gradients_of_full_bptt(seed, segments):
     arrays, rollout = small_setting(segments)
     expected = gradients_by(full_bptt, arrays, rollout)
     found = gradients_by(memory_replay, arrays, rollout)
-    compare("Algorithm 1's gradient", found, expected)
+    compare("Algorithm 1", found, expected)
 
 
 class Kept:
@@ -192,7 +192,7 @@ def setting(seed, encoder_layers, lanes, segments, starting, scored, dropout=0.0
 
 
 def by_autograd(model, rollout, state):
-    """Full BPTT as above: {name: gradient}, the mean loss and the last memory."""
+    """Full BPTT as above: {name: gradient}, with the mean loss and the last memory."""
     first_memory = torch.tensor(state.memory, requires_grad=True)
     memory = first_memory
     previous = torch.tensor(state.previous)
@@ -209,7 +209,7 @@ def by_autograd(model, rollout, state):
     loss = total / max(1, scored_tokens)
     leaves = {"the first memory": first_memory} | dict(model.named_parameters())
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)), {"the loss": loss, "the last memory": memory}
+    return dict(zip(leaves, grads, strict=True)) | {"loss": loss, "last memory": memory}
 
 
 def in_numpy(method, params, config, rollout, state, seed=None):
@@ -219,8 +219,7 @@ def in_numpy(method, params, config, rollout, state, seed=None):
         f"{method.__name__} returns no gradient of the memory that the rollout begins with, "
         "so back-propagation could not go on into an earlier rollout"
     )
-    grads = grads | {"the first memory": dstate.memory}
-    return grads, {"the loss": loss, "the last memory": after.memory}
+    return grads | {"the first memory": dstate.memory, "loss": loss, "last memory": after.memory}
 
 
 def in_pytorch(method, model, rollout, state):
@@ -229,65 +228,61 @@ def in_pytorch(method, model, rollout, state):
     model.zero_grad()
     torch.manual_seed(7)
     loss, _, after = method(model, segments, State(*map(torch.tensor, state)))
-    grads = {}
+    found = {"loss": loss, "last memory": after.memory}
     for name, parameter in model.named_parameters():
-        grads[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return grads, {"the loss": loss, "the last memory": after.memory}
+        found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return found
 
 
 @rollouts
 def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""
     model, params, rollout, state = setting(**drawn)
-    expected, values = by_autograd(model, rollout, state)
-    found, found_values = in_numpy(ref.memory_replay, params, model.config, rollout, state)
-    compare("memory_replay's value", found_values, values)
-    compare("memory_replay's gradient", found, expected)
+    expected = by_autograd(model, rollout, state)
+    found = in_numpy(ref.memory_replay, params, model.config, rollout, state)
+    compare("memory_replay", found, expected)
 
 
 @rollouts
 def test_pytorchs_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     """The method that trains. A rollout's gradients stop at its first memory."""
     model, _, rollout, state = setting(**drawn)
-    expected, values = by_autograd(model, rollout, state)
+    expected = by_autograd(model, rollout, state)
     del expected["the first memory"]
-    found, found_values = in_pytorch(replay.memory_replay, model, rollout, state)
-    compare("memory_replay's value", found_values, values)
-    compare("memory_replay's gradient", found, expected)
+    compare("memory_replay", in_pytorch(replay.memory_replay, model, rollout, state), expected)
 
 
 @rollouts
-def test_numpys_replay_drops_the_same_entries_both_times(**drawn):
-    """The second computation of a segment is the first one's, with the same dropout."""
+def test_replay_drops_the_same_entries_both_times(**drawn):
+    """The second computation of a segment is the first one's, with the same dropout.
+
+    NumPy's methods are given a seed; in PyTorch each segment draws one of its own.
+    """
     model, params, rollout, state = setting(**drawn, dropout=0.2)
     given_all = (params, model.config, rollout, state)
-    expected, values = in_numpy(ref.through_time, *given_all, seed=1)
-    found, found_values = in_numpy(ref.memory_replay, *given_all, seed=1)
-    compare("with dropout, memory_replay's value", found_values, values)
-    compare("with dropout, memory_replay's gradient", found, expected)
-
-
-@rollouts
-def test_pytorchs_replay_drops_the_same_entries_both_times(**drawn):
-    """The same of PyTorch, where each segment has a seed of its own."""
-    model, _, rollout, state = setting(**drawn, dropout=0.2)
-    expected, values = in_pytorch(replay.through_time, model, rollout, state)
-    found, found_values = in_pytorch(replay.memory_replay, model, rollout, state)
-    compare("with dropout, memory_replay's value", found_values, values)
-    compare("with dropout, memory_replay's gradient", found, expected)
+    expected = in_numpy(ref.through_time, *given_all, seed=1)
+    compare("NumPy with dropout", in_numpy(ref.memory_replay, *given_all, seed=1), expected)
+    expected = in_pytorch(replay.through_time, model, rollout, state)
+    compare(
+        "PyTorch with dropout", in_pytorch(replay.memory_replay, model, rollout, state), expected
+    )
 
 
 # ----------------------------------------------------------------------------
-def compare(what, found, expected):
-    """Fail, naming the array, the place and both numbers, unless all arrays are equal."""
-    assert found.keys() == expected.keys(), f"{what} is of {list(found)}, not of {list(expected)}"
+def compare(who, found, expected):
+    """Fail, naming the array, the place and both numbers, unless all arrays are equal.
+
+    They are gradients, except those that are called the loss and the last memory.
+    """
+    assert found.keys() == expected.keys(), f"{who} has {list(found)}, not {list(expected)}"
     for name, right in expected.items():
         right = torch.as_tensor(right).detach().numpy()
         array = torch.as_tensor(found[name]).detach().numpy()
-        assert array.shape == right.shape, f"{what} of {name} has shape {array.shape}"
+        what = name if name in ("loss", "last memory") else f"gradient of {name}"
+        assert array.shape == right.shape, f"{who}: the {what} has shape {array.shape}"
         excess = np.abs(array - right) - RELATIVE * np.abs(right) - ABSOLUTE
         at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
         assert excess[at] <= 0, (
-            f"{what} of {name} at {[*map(int, at)]} is {array[at]:.6g}, BPTT's {right[at]:.6g}. "
+            f"{who}: the {what} at {[*map(int, at)]} is {array[at]:.6g}, BPTT's {right[at]:.6g}. "
             "Training by it would not learn what full BPTT learns"
         )
