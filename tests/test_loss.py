@@ -101,9 +101,10 @@ def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, m
     """
     monkeypatch.setattr(replay, "CHUNK", chunk)
     logits = torch.randn(2, 90, 3)
+    logits[1] *= 1e4  # extreme ones, too
+    logits = logits.to(dtype)
     targets = torch.randint(3, (2, 90))
     scored = torch.rand(2, 90) < 0.7
-    logits = torch.stack([logits[0], 1e4 * logits[1]]).to(dtype)  # extreme ones, too
     model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     segment = Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool))
     with mock.patch.object(functional, "cross_entropy", wraps=functional.cross_entropy) as of_chunk:
