@@ -43,7 +43,7 @@ def save(name, *limits):
     plt.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
 
-def box(x, y, width, height, text, colour, size=10):
+def box(x, y, width, height, text, colour, size=9):
     """A rounded box, whose lower left corner is at (x, y), with white text in its middle."""
     shape = "round,pad=0.02,rounding_size=0.08"
     patch = FancyBboxPatch((x, y), width, height, boxstyle=shape, fc=colour, ec=colour)
@@ -81,6 +81,11 @@ def label(x, y, text, colour=INK, size=10, ha="center", **style):
     plt.text(x, y, text, color=colour, fontsize=size, ha=ha, va="center", **style)
 
 
+def note(x, y, text, size=9, **style):
+    """Faint text beside what is shown."""
+    label(x, y, text, FAINT, size, **style)
+
+
 def mask_tile(window=8):
     """The W x 2W tile of Figure 2, from the reference's own mask and position buckets."""
     mask = block_recurrent.tile_mask(window)
@@ -112,16 +117,16 @@ def mask_tile(window=8):
 def cell():
     """One recurrent cell: the vertical and the horizontal direction, and what they share."""
     new_figure(9.2, 5.6)
-    box(0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN)
-    box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE)
-    box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN)
-    box(6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE, size=9)
-    box(0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN, size=9)
-    box(2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN, size=9)
-    box(5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE, size=9)
-    box(7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE, size=9)
-    box(0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN, size=9)
-    box(6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE, size=9)
+    box(0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN, size=10)
+    box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE, size=10)
+    box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN, size=10)
+    box(6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE)
+    box(0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN)
+    box(2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN)
+    box(5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE)
+    box(7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE)
+    box(0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN)
+    box(6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE)
     for x in (1.9, 7.7):
         arrow((x, 0.85), (x, 1.45))
         arrow((x, 4.85), (x, 5.35))
@@ -135,7 +140,7 @@ def cell():
     label(1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
     label(7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
     arrow((9.3, 0.5), (9.3, 4.5), FAINT, dashed=True, bend=0.25)
-    label(10.15, 2.5, "carry", FAINT, 9)
+    note(10.15, 2.5, "carry")
     save("block_recurrent_cell", -0.2, 10.4, 0, 5.8)
 
 
@@ -145,11 +150,11 @@ def flow():
     for segment in range(2):
         left = segment * 5.4
         frame(left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
-        label(left + 2.25, 3.4, f"segment {segment}: N tokens, one optimizer step", INK, 10)
+        label(left + 2.25, 3.4, f"segment {segment}: N tokens, one optimizer step")
         for block in range(3):
             x = left + block * 1.6
-            box(x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN, size=9)
-            box(x, 2.2, 1.3, 0.6, "states", STATE, size=9)
+            box(x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN)
+            box(x, 2.2, 1.3, 0.6, "states", STATE)
             arrow((x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
             arrow((x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
             if block < 2:
@@ -157,7 +162,7 @@ def flow():
                 arrow((x + 1.35, 0.3), (x + 1.55, 0.3), TOKEN)
     arrow((4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
     arrow((4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
-    label(4.95, 1.4, "carried,\nno gradient\nat horizon 1", FAINT, 8)
+    note(4.95, 1.4, "carried,\nno gradient\nat horizon 1", 8)
     label(
         5.0,
         -0.75,
@@ -226,8 +231,8 @@ def memories():
         label(x + size / 2, 11.4, name)
         x += size + 0.5
     arrow((6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
-    label(6.2, 0.25, "3 rows compressed into 1", FAINT, 9)
-    label(14.5, 0.25, "inputs become memory", FAINT, 9)
+    note(6.2, 0.25, "3 rows compressed into 1")
+    note(14.5, 0.25, "inputs become memory")
     arrow((13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
     save("compressive_memories", -2.0, 16.6, -0.1, 11.8)
 
@@ -252,16 +257,14 @@ def shift():
             square(left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
         label(left + k / 2, n + 0.4, title)
     arrow((6.3, 1.5), (7.7, 1.5))
-    label(7.0, 1.85, "shift", size=10)
+    label(7.0, 1.85, "shift")
     for i in range(n):
-        label(-0.25, n - 0.5 - i, f"query {i}", FAINT, 9, ha="right")
-    label(
+        note(-0.25, n - 0.5 - i, f"query {i}", ha="right")
+    note(
         7,
         -0.5,
         "pale on the left: no key has this distance, so its gradient is zero; "
         "pale on the right: the mask",
-        FAINT,
-        9,
     )
     save("compressive_shift", -1.8, 14.2, -0.9, n + 0.8)
 
@@ -280,9 +283,9 @@ def mu_law():
     for value in (0, 40, 128, 216, 255):
         [level] = from_mu_law(np.array([value])) / 2**15
         label(1.01, level, str(value), TOKEN, 8, ha="left")
-    label(-0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
+    note(-0.01, 0.5, "sound pressure", rotation=90)
     text = "time: grey the sound, orange its value if only every eighth is used"
-    label(0.5, -1.15, text, FAINT, 9)
+    note(0.5, -1.15, text)
     label(1.0, 1.13, "mu-law value", TOKEN, 9)
 
     save("compressive_mu_law")
@@ -300,16 +303,16 @@ def learning():
         y = 3.0 - 1.4 * row
         label(-0.2, y + 0.3, name, size=9, ha="right")
         box(0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
-        box(3.0, y, 1.5, 0.6, "memory", PREVIOUS, size=9)
+        box(3.0, y, 1.5, 0.6, "memory", PREVIOUS)
         box(5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, size=10)
         box(7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, size=8)
         box(10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, size=8)
         for start, stop in ((2.15, 2.95), (4.55, 5.35), (6.95, 7.75), (9.75, 10.55)):
             arrow((start, y + 0.3), (stop, y + 0.3))
-        label(2.55, y + 0.5, "stop", FAINT, 8)
-        label(4.95, y + 0.5, "stop", FAINT, 8)
+        note(2.55, y + 0.5, "stop", 8)
+        note(4.95, y + 0.5, "stop", 8)
         if compression != "task":
-            label(7.35, y + 0.5, "stop", FAINT, 8)
+            note(7.35, y + 0.5, "stop", 8)
         if compression == "own":
             arrow((6.1, y - 0.35), (6.15, y - 0.05), STATE)
             label(6.15, y - 0.5, "compression loss", STATE, 8)
@@ -326,9 +329,9 @@ def memformer_flow():
     read = ("begin tokens $s_{-1}$", "segment $s_0$", "segment $s_1$")
     for t in range(3):
         x = 4.2 * t
-        box(x, 0, 2.4, 0.6, read[t], TOKEN, size=9)
-        box(x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN, size=9)
-        box(x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE, size=9)
+        box(x, 0, 2.4, 0.6, read[t], TOKEN)
+        box(x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN)
+        box(x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE)
         box(x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
         arrow((x + 1.2, 0.65), (x + 1.2, 1.25))
         arrow((x + 1.2, 2.15), (x + 1.2, 2.95))
@@ -346,8 +349,6 @@ def memformer_flow():
         4.45,
         "continuation; infilling masks spans of what is read and predicts it whole; "
         "recall predicts the segment before that",
-        INK,
-        10,
     )
     save("memformer_flow", -1.8, 12.5, -0.2, 4.8)
 
@@ -367,9 +368,9 @@ def memformer_slots(slots=4, tokens=8):
             frame(x, slots - 1 - i, 0.94, 0.94, colour)
         label(left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
         label(left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
-        label(left + (own + tokens) / 2, -0.7, title, size=10)
+        label(left + (own + tokens) / 2, -0.7, title)
         for i in range(slots):
-            label(left - 0.25, slots - 0.5 - i, f"slot {i}", FAINT, 9, ha="right")
+            note(left - 0.25, slots - 0.5 - i, f"slot {i}", ha="right")
     plt.gca().set_aspect("equal")
     save("memformer_slots", -2.2, 24.6, -1.3, slots + 0.9)
 
@@ -421,14 +422,12 @@ def memformer_replay():
             first_pass(y)
         else:
             replayed_step(y, replayed=3 - row)
-    label(
+    note(
         5.2,
         -0.75,
         "solid: computed; dashed: gradient. "
         "The graph of a step is gone before the next one is built; "
         "the orange boxes are all that is kept.",
-        FAINT,
-        9,
     )
     save("memformer_replay", -3.4, 11.4, -1.0, 6.9)
 
@@ -452,14 +451,14 @@ def lookup():
         if 1 <= j <= 4:
             arrow((12.95 + 0.75 * j, 1.95), (14.9, 0.5), colour)
     label(6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
-    label(6, 2.95, "oldest to newest, without positions, without gradient", FAINT, 9)
+    note(6, 2.95, "oldest to newest, without positions, without gradient")
     label(15.6, 3.3, "last segment, this segment", TOKEN)
-    label(15.6, 2.95, "the N tokens before the query, here 4, with positions", FAINT, 9)
+    note(15.6, 2.95, "the N tokens before the query, here 4, with positions")
     label(12.6 + 0.75 * 5.46, 2.35, "q", "white", 10)
-    label(10, 1.65, "the last N rows are\nthe last segment's", FAINT, 9)
-    box(6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE, size=9)
-    box(13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN, size=9)
-    box(9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE, size=9)
+    note(10, 1.65, "the last N rows are\nthe last segment's")
+    box(6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE)
+    box(13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN)
+    box(9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE)
     arrow((9.4, -0.25), (11.0, -1.0), STATE)
     arrow((14.4, -0.25), (12.8, -1.0), TOKEN)
     label(3.2, 0.1, "q meets all M keys;\nonly the three nearest count", INK, 9)
@@ -472,7 +471,7 @@ def windows_and_vectors():
     for t in range(3):
         x = 4.4 * t
         for layer in range(4):
-            box(x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN, size=9)
+            box(x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN)
             arrow((x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
         label(x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
         arrow((x + 1.2, 4.25), (x + 1.2, 4.6))
@@ -482,18 +481,16 @@ def windows_and_vectors():
         for layer in range(4):
             arrow((x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
         box(x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, size=10)
-        box(x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE, size=9)
+        box(x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE)
         arrow((x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
         label(x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(x + 3.15, 3.55, "pooled", STATE, 8)
         arrow((x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
-    label(
+    note(
         5.6,
         -0.25,
         "every layer's output is pooled over positions and layers (Eq. 1); "
         "one layer of the next window has a key and value more",
-        FAINT,
-        9,
     )
     save("pretrained_recurrence_flow", -0.3, 11.6, -0.5, 5.1)
 
@@ -513,13 +510,12 @@ def overlaps(window=3, length=8):
         label(left + length / 2, 0.4, title, INK, 11)
         for row, shown in enumerate(windows):
             window_row(left, -1.35 * (row + 1), shown)
-    label(
+    note(
         1.5 * length + 2.5,
         -8.0,
         "a row is a window: below what it reads, above what it predicts. "
         "Green counts; every token after the first is green once;"
         "\npale predictions were another window's, pale inputs are read again",
-        FAINT,
         10,
     )
     save("pretrained_recurrence_overlap", -0.5, 3 * length + 5.4, -8.6, 0.9)
@@ -574,7 +570,7 @@ def question_windows():
         x = 4.6 * number
         window_of_tokens(x, part, chosen, largest)
         for layer in range(3):
-            box(x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
+            box(x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN)
             arrow((x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
         label(x + 1.7, -0.15, f"window {number}", INK, 9)
         if number < 2:
@@ -582,13 +578,11 @@ def question_windows():
             arrow((x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
             arrow((x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
             label(x + 3.85, 2.25, "network", STATE, 8)
-    label(
+    note(
         6.3,
         -0.7,
         "z is the mean of the final layer; layer 2 of the next window has one key and value "
         "more. Window 0 says who has the key",
-        FAINT,
-        9,
     )
     save("pretrained_recurrence_questions", -0.2, 12.8, -0.95, 6.0)
 
@@ -598,25 +592,23 @@ def topics():
     new_figure(11.4, 3.4)
     context = np.array([0.62, 0.18, 0.05, 0.1, 0.05])
     continued = np.array([0.4, 0.06, 0.14, 0.3, 0.1])
-    box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
+    box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN)
     box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
-    box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
+    box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE)
     arrow((3.05, 1.95), (4.55, 1.95), STATE)
     label(3.8, 2.25, "vector", STATE, 9)
-    label(3.8, 1.62, "or none", FAINT, 8)
+    note(3.8, 1.62, "or none", 8)
     for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
         arrow((middle, 1.55), (middle, 1.05))
         for topic, share in enumerate(own):
             frame(left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
-            label(left + 0.5 * topic + 0.2, -0.55, str(topic), FAINT, 7)
-    label(4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
-    label(
+            note(left + 0.5 * topic + 0.2, -0.55, str(topic), 7)
+    label(4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits")
+    note(
         4.1,
         -1.0,
         "a topic model gives both distributions; "
         "does the vector bring the second nearer to the first?",
-        FAINT,
-        9,
     )
     save("pretrained_recurrence_topics", -0.2, 8.4, -1.2, 2.5)
 
@@ -663,7 +655,7 @@ def four_memories(segments=8, n=3):
             frame(left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
         label(left + segments * n / 2, 3.0, title, size=12, weight="bold")
         label(left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
-    label(-1.4, -6, "one row per segment read", FAINT, 9, rotation=90)
+    note(-1.4, -6, "one row per segment read", rotation=90)
     legend = (
         (0, TOKEN, 1, "read now"),
         (12.5, PREVIOUS, 1, "kept as it was"),
@@ -695,7 +687,7 @@ def bands():
         label(-0.2, middle, words, size=9.5, ha="right")
         if band:
             frame(1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
-            label(2.05, middle, "P", size=10)
+            label(2.05, middle, "P")
             arrow((width, middle), (1.6, middle))
             arrow((2.5, middle), (4.6, middle))
             label(4.7, middle, f"cluster {band}, then a word of it", ha="left")

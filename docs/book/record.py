@@ -55,6 +55,15 @@ class Call:
     beside: dict[str, tuple]
 
 
+class Variable(NamedTuple):
+    """A variable of a call, as it is after it was bound for the time `version`, or a part of it."""
+
+    call: int
+    name: str
+    version: int  # from 0
+    path: tuple  # () is all of it
+
+
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a statement without those of statements and functions inside it."""
     for node in ast.iter_child_nodes(statement):
@@ -361,27 +370,21 @@ class Recorder:
                 continue
             if value.shape != gradient.shape or value.dtype.kind != "f":
                 continue
-            entries = self.differences(run, number, name, version, path, gradient)
+            entries = self.differences(run, Variable(number, name, version, path), gradient)
             if entries is not None:
                 return self.values.keep(value), entries
         return None
 
     def differences(
-        self,
-        run: Callable,
-        number: int,
-        name: str,
-        version: int,
-        path: tuple,
-        gradient: np.ndarray,
+        self, run: Callable, variable: Variable, gradient: np.ndarray
     ) -> list[tuple[int, float]] | None:
         """[(flat entry, by difference)] of a gradient's largest entries; None if one differs."""
         largest = np.argsort(-np.abs(gradient), axis=None, kind="stable")[:SHOWN]
         entries = []
         for flat in largest:
             index = np.unravel_index(flat, gradient.shape)
-            above = self.moved_run(run, number, name, version, path, index, STEP)
-            below = self.moved_run(run, number, name, version, path, index, -STEP)
+            above = self.moved_run(run, variable, index, STEP)
+            below = self.moved_run(run, variable, index, -STEP)
             numeric = (above - below) / (2 * STEP)
             size = max(abs(numeric), abs(gradient[index]), 1e-5)
             if abs(numeric - gradient[index]) > TOLERANCE * size:
@@ -389,33 +392,22 @@ class Recorder:
             entries.append((int(flat), numeric))
         return entries
 
-    def moved_run(
-        self,
-        run: Callable,
-        number: int,
-        name: str,
-        version: int,
-        path: tuple,
-        index: tuple,
-        step: float,
-    ) -> float:
-        """run(), in which a call goes on with another entry `index` of a variable.
-
-        That is after it has bound `name` for the time `version`.
-        """
-        function = self.calls[number].function
+    def moved_run(self, run: Callable, variable: Variable, index: tuple, step: float) -> float:
+        """run(), in which a call goes on with another entry `index` of a variable."""
+        function = self.calls[variable.call].function
         code = self.codes[function]
-        earlier = sum(call.function == function for call in self.calls[:number])
+        earlier = sum(call.function == function for call in self.calls[: variable.call])
         before = itertools.count(-earlier)
+        name = variable.name
         bound = []
 
         def enter(frame: FrameType, event: str, argument: object) -> Callable | None:
             return line if frame.f_code is code and next(before) == 0 else None
 
         def line(frame: FrameType, event: str, argument: object) -> Callable | None:
-            if is_new(bound, frame.f_locals.get(name)) and len(bound) > version:
+            if is_new(bound, frame.f_locals.get(name)) and len(bound) > variable.version:
                 sys.settrace(None)
-                frame.f_locals[name] = moved(frame.f_locals[name], path, index, step)
+                frame.f_locals[name] = moved(frame.f_locals[name], variable.path, index, step)
                 return None
             return line
 

@@ -54,6 +54,11 @@ def menu() -> dict[str, list[Path]]:
     return {group: paths for group, paths in groups.items() if paths}
 
 
+def in_order() -> list[Path]:
+    """The pages of the menu, one after another."""
+    return [path for paths in menu().values() for path in paths]
+
+
 def links_of(path: Path) -> Iterator[Path]:
     """The files that a page links to."""
     for token in MarkdownIt("commonmark").enable("table").parse(markdown_of(path)):
@@ -67,7 +72,7 @@ def links_of(path: Path) -> Iterator[Path]:
 def pages() -> dict[Path, str]:
     """{file of the repository: page of the book}: those of the menu, and files they link to."""
     found = {}
-    for path in (path for paths in menu().values() for path in paths):
+    for path in in_order():
         name = str(path.relative_to(ROOT))
         plain = path.with_suffix("").relative_to(ROOT).parts
         parts = plain[1:] if plain[0] == "docs" and plain[1] != "book" else plain
@@ -110,7 +115,7 @@ def menu_html(here: Path) -> str:
 
 def neighbours_html(here: Path) -> str:
     """Links to the page before and the page after."""
-    order = [path for paths in menu().values() for path in paths]
+    order = in_order()
     if here not in order:
         return ""
     at = order.index(here)

@@ -9,6 +9,7 @@ import json
 import mimetypes
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -208,13 +209,14 @@ class Page(RendererHTML):
         tag = tokens[at].tag
         words = re.sub(r"[^\w\- ]", "", tokens[at + 1].content.lower())
         anchor = words.replace(" ", "-")
-        earlier = [name for _, name, _ in env["headings"]].count(anchor)
+        env["anchors"][anchor] += 1
+        if env["anchors"][anchor] > 1:
+            anchor += f"-{env['anchors'][anchor] - 1}"
         env["headings"].append((tag, anchor, tokens[at + 1]))
-        number = f"-{earlier}" if earlier else ""
         after = tokens[at + 3] if at + 3 < len(tokens) else tokens[at]
         panel = PANEL.match(after.content)
         shows = f' data-panel="{panel[1]}"' if panel else ""
-        return f'<{tag} id="{anchor}{number}"{shows}>'
+        return f'<{tag} id="{anchor}"{shows}>'
 
     def table_open(self, tokens, at, options, env) -> str:
         """A table, which scrolls inside itself; the rows of Symbols can be shown elsewhere."""
@@ -239,14 +241,11 @@ class Page(RendererHTML):
     def contents(self, options: dict, env: dict) -> str:
         """Links to the sections of a page; env["headings"] are those that were rendered."""
         links = []
-        anchors = []
         for tag, anchor, title in env["headings"]:
-            number = f"-{anchors.count(anchor)}" if anchor in anchors else ""
-            anchors.append(anchor)
             if tag in ("h2", "h3"):
                 shown = self.renderInline(title.children, options, env)
                 words = re.sub(r"</?a\b[^>]*>| data-s=\S+?(?=[ >])", "", shown)
-                links.append(f'<a class="{tag}" href="#{anchor}{number}">{words}</a>')
+                links.append(f'<a class="{tag}" href="#{anchor}">{words}</a>')
         return "".join(links)
 
 
@@ -279,6 +278,7 @@ def page_text(path: Path, pages: dict[Path, str], functions: dict[str, str]) -> 
     markdown = MarkdownIt("commonmark", renderer_cls=Page).enable("table")
     markdown.inline.ruler.before("backticks", "math", inline_math)
     env = {"path": path, "pages": pages, "functions": functions, "headings": []}
+    env["anchors"] = Counter()
     tokens = markdown.parse(markdown_of(path), env)
     env |= {"symbols": symbols_of(tokens), "symbols_stand": False}
     article = markdown.renderer.render(tokens, markdown.options, env)
