@@ -100,7 +100,8 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         run["seconds"] = round(time.monotonic() - began, 1)
         runs.setdefault(row, {})[str(seed)] = run
 
-        record["runs"] = in_order(runs, experiment.rows)
+        known = [row for row in experiment.rows if row in runs]
+        record["runs"] = {row: dict(sorted(runs[row].items(), key=seed_of)) for row in known}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"
@@ -112,14 +113,9 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         temporary.write_text(experiment.page(record))
 
 
-def in_order(runs: dict[str, dict], rows: Sequence[str]) -> dict[str, dict]:
-    """The runs {row: {seed: run}} in the order of rows, and of seeds."""
-    ordered = {}
-    for row in rows:
-        if row in runs:
-            seeds = sorted(runs[row], key=int)
-            ordered[row] = {seed: runs[row][seed] for seed in seeds}
-    return ordered
+def seed_of(item: tuple[str, dict]) -> int:
+    """The seed of a run in a record."""
+    return int(item[0])
 
 
 def conduct(experiment: Experiment, argv: list[str]) -> None:

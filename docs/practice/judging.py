@@ -4,7 +4,6 @@ __main__.py and test_practice.py use it. An answer that loops, prints, raises, c
 or returns something else than arrays is refused with one sentence, and the next one is judged.
 """
 
-import _thread
 import contextlib
 import copy
 import importlib
@@ -14,7 +13,6 @@ import io
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -51,8 +49,8 @@ class Refused(Exception):
     """An answer that cannot be compared; the message is the sentence to print."""
 
 
-class TooLong(KeyboardInterrupt):
-    """An answer took too long; like Ctrl-C, `except Exception` does not catch it."""
+class TooLong(BaseException):
+    """An answer took too long; `except Exception` does not catch it."""
 
 
 class Verdict(NamedTuple):
@@ -67,40 +65,30 @@ class Verdict(NamedTuple):
 # running
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooLong in the block if it takes longer; in the main thread alone.
+    """Raise TooLong in the block if it takes longer; without an alarm clock, on Windows, never.
 
     It is raised again and again: a bare except in the block catches it. After some times the
     program ends.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "setitimer"):
         yield
         return
-    late = threading.Event()
-    over = threading.Event()
+    rung = []
 
-    def ring():
-        if over.wait(seconds):
-            return
-        late.set()
-        while not over.wait(0.2):
-            _thread.interrupt_main()
-
-    caught = []
-
-    def interrupted(number, frame):
-        caught.append(number)
-        if len(caught) > CATCHES:
+    def ring(number, frame):
+        rung.append(number)
+        if len(rung) > CATCHES:
             os.write(2, b"an endless loop in a bare except cannot be ended; name the error\n")
             os._exit(1)
-        raise TooLong if late.is_set() else KeyboardInterrupt
+        raise TooLong
 
-    before = signal.signal(signal.SIGINT, interrupted)
-    threading.Thread(target=ring, daemon=True).start()
+    before = signal.signal(signal.SIGALRM, ring)
+    another = signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)  # of pytest-timeout
     try:
         yield
     finally:
-        over.set()
-        signal.signal(signal.SIGINT, before)
+        signal.setitimer(signal.ITIMER_REAL, *another)
+        signal.signal(signal.SIGALRM, before)
 
 
 def load(path: Path) -> ModuleType:

@@ -12,8 +12,8 @@ class Curves(NamedTuple):
     """The losses of one run in bits per byte."""
 
     run: str
-    training: dict[int, float]  # {step: mean since the previous line}
-    validation: dict[int, float]
+    training: dict  # {step: mean since the previous line}
+    validation: dict  # {step: loss}
 
 
 def read_curves(run: str) -> Curves:
@@ -37,34 +37,30 @@ def losses_of(records: list[dict], name: str) -> dict[int, float]:
 
 def row_of(curves: Curves) -> dict:
     """The last losses and the best validation of a run; None without a validation."""
-    step = max(curves.training)
-    validation = curves.validation
-    row = {
-        "run": curves.run,
+    run, training, validation = curves
+    last = max(validation, default=None)
+    best = min(validation, key=lambda step: validation[step], default=None)
+    step = max(training)
+    return {
+        "run": run,
         "step": step,
-        "bits_per_byte": curves.training[step],
-        "validation_bits_per_byte": None,
-        "best_validation_bits_per_byte": None,
-        "best_step": None,
+        "bits_per_byte": training[step],
+        "validation_bits_per_byte": validation.get(last),
+        "best_validation_bits_per_byte": validation.get(best),
+        "best_step": best,
     }
-    if validation:
-        best = min(validation, key=lambda step: validation[step])
-        row["validation_bits_per_byte"] = validation[max(validation)]
-        row["best_validation_bits_per_byte"] = validation[best]
-        row["best_step"] = best
-    return row
 
 
 def line_of(row: dict) -> str:
     """The line of a row_of."""
-    cells = [f"{row['step']:10,d}", f"{row['bits_per_byte']:12.4f}"]
-    if row["best_step"] is None:
-        cells.append(f"{'-':>12}{'-':>12}{'-':>10}")
-    else:
-        cells.append(f"{row['validation_bits_per_byte']:12.4f}")
-        cells.append(f"{row['best_validation_bits_per_byte']:12.4f}")
-        cells.append(f"{row['best_step']:10,d}")
-    return f"{''.join(cells)}   {row['run']}"
+
+    def cell(number: float | None, form: str) -> str:
+        return "-" if number is None else f"{number:{form}}"
+
+    run, step, training, validation, best, best_step = row.values()
+    of_training = f"{step:10,d}{training:12.4f}"
+    of_validation = f"{cell(validation, '.4f'):>12}{cell(best, '.4f'):>12}"
+    return f"{of_training}{of_validation}{cell(best_step, ',d'):>10}   {run}"
 
 
 def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str]]:

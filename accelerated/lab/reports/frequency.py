@@ -73,9 +73,8 @@ def word_counts(
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
             # one word at a time: a list of all takes eight times the text's memory
-            for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))):
-                if match[0] in words:
-                    counts[match[0]] += 1
+            matches = re.finditer(rb"\S+", tokenizer.decode(ids_of(document)))
+            counts.update(match[0] for match in matches if match[0] in words)
             bar.update(len(document.targets))
     return counts
 
@@ -103,8 +102,8 @@ def by_frequency(
         np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
 
     names = [*FREQUENCIES, "all"]
-    sums = [*sums.tolist(), sum(sums.tolist())]
-    sizes = [*sizes.tolist(), sizes.sum(0).tolist()]
+    sums = np.append(sums, sums.sum()).tolist()
+    sizes = np.vstack([sizes, sizes.sum(0)]).tolist()
     rows = []
     for name, total, (words, tokens) in zip(names, sums, sizes, strict=True):
         rows.append(FrequencyRow(name, total, words, tokens, Score(total).perplexity(words)))

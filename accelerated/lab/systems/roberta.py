@@ -98,14 +98,12 @@ class Roberta(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))  # pyright: ignore
         self.masked = MaskedHead(config)
         self.answer = nn.ParameterDict()
-        self.answer["span"] = parameter(2, d)
-        self.answer["kind"] = parameter(3, d)
-        self.answer["kind_bias"] = parameter(3)
         self.module = nn.ParameterDict()  # empty if not recurrent
         params = init_params(config, np.random.default_rng(seed))
         for name, value in params.items():
-            if name.startswith("module."):
-                self.module[name.removeprefix("module.")] = parameter(*value.shape)
+            part, _, own = name.partition(".")
+            if part in ("answer", "module"):
+                getattr(self, part)[own] = parameter(*value.shape)
         self.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 
     def initial_state(self, batch: int) -> State:
