@@ -132,15 +132,19 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, list(panel.sides), fontsize=7)
     label_ends(axes, ends, colours)
-    for known, share in record.get("chances", {}).items():
+    chances = record.get("chances", {})
+    for known, share in chances.items():
         axes.axhline(share, color="0.5", linewidth=1, linestyle=":")
-        axes.text(places[0], share, known, color="0.4", fontsize=7, va="bottom")
+        # Lines end near the lowest, so its words are left of all
+        x, side = (0.01, "left") if share == min(chances.values()) else (1.07, "right")
+        style = {"color": "0.4", "fontsize": 7, "ha": side, "va": "bottom"}
+        axes.text(x, share, known, transform=axes.get_yaxis_transform(), **style)
     if panel.seen:
         seen = float(panel.seen)
         axes.axvspan(seen / 2, seen, color="0.93", zorder=0)
         axes.set_xlim(left=seen / 2)  # the axis is logarithmic
         place = axes.get_xaxis_transform()
-        axes.text(seen, 1.0, "seen in training ", transform=place, fontsize=7, ha="right")
+        axes.text(seen / 2, 1.0, "seen in training", transform=place, fontsize=7)
 
 
 def label_ends(axes: Any, ends: dict[str, tuple[float, float]], colours: dict[str, str]) -> None:
