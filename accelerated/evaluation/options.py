@@ -238,6 +238,12 @@ REPORTS = {
         "evaluation.score.report",
         options=(CLEAR,),
     ),
+    "documents": Report(
+        "documents RUN --split test",
+        "bits per byte of each document",
+        "lab.reports.documents.report",
+        options=(CLEAR,),
+    ),
     "sample": Report(
         "sample RUN --prompt 'def ' --top-p 0.98",
         "a continuation of a text",

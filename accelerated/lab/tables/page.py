@@ -12,7 +12,13 @@ from pathlib import Path
 
 from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
 from accelerated.lab.tables.notes import NOTES, pareto_rows, wrapped
-from accelerated.lab.tables.orderings import differences, mean_and_interval, mean_of
+from accelerated.lab.tables.orderings import (
+    differences,
+    in_words,
+    mean_and_interval,
+    mean_of,
+    over_documents,
+)
 from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import SEEDS, join, settled
 
@@ -71,6 +77,7 @@ def page(table: Table, record: dict) -> str:
         NOTES[table.notes](record) if table.notes else "",
         wrapped(f"**What was measured.** {table.about}"),
         measured_how(table, record),
+        comparisons(table, record),
         wrapped(smallest_difference(table, record)),
         wrapped(f"**What would change this answer.** {table.change}") if table.change else "",
     ]
@@ -107,7 +114,8 @@ def how_tuned(record: dict) -> str:
     """By what every row was tuned, over which choices, and which rows are best at an end."""
     grid = record["grid"]
     if len(grid) == 1:
-        return "No row was tuned."
+        are_given = all("--learning-rate" in row["options"] for row in record["rows"])
+        return "" if are_given else "No row was tuned."
     tuned_by = record.get("tuned_by", "its last validation")  # older records do not say it
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
@@ -210,6 +218,22 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
     return columns
 
 
+def comparisons(table: Table, record: dict) -> str:
+    """How far the first of two rows is ahead, with its intervals, if documents were scored."""
+    if "documents" not in record["rows"][0]["measured"]:
+        return ""
+    rows = {row["name"] for row in record["rows"]}
+    lines = []
+    for ordering in table.orderings:
+        if not rows.issuperset(ordering.split(" < ")):
+            continue
+        mean, half = mean_and_interval(differences(record, ordering))
+        low, high = over_documents(record, ordering)
+        ahead = [f"{mean:+.3f} ± {half:.3f}", f"{low:+.3f}..{high:+.3f}"]
+        lines.append([in_words(ordering), *ahead])
+    return markdown_table(["bits ahead", "95% over seeds", "95% over documents"], *lines)
+
+
 def smallest_difference(table: Table, record: dict) -> str:
     """What half the interval of the first ordering says: the least that is told from chance."""
     if not table.orderings:
@@ -218,9 +242,11 @@ def smallest_difference(table: Table, record: dict) -> str:
     _, half = mean_and_interval(differences(record, first))
     if not math.isfinite(half):
         return ""
-    return f"""**The smallest difference that this design could see** is {half:.2g}. It is half of
-    the first comparison's 95% interval (Student's t, paired seeds). The interval does not cover
-    other test documents."""
+    text = f"""**The smallest difference that this design could see** is {half:.2g}. It is half of
+    the first comparison's 95% interval (Student's t, paired seeds)."""
+    if "documents" in record["rows"][0]["measured"]:
+        return f"{text} Documents were drawn anew 10,000 times, with replacement."
+    return f"{text} The interval does not cover other test documents."
 
 
 def names_and_rows(record: dict) -> list[tuple[str, dict]]:

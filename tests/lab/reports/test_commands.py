@@ -52,6 +52,18 @@ def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(
     assert apart[-1]["nats"] != joined[-1]["nats"]
 
 
+def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
+    """The same documents are listed if all are read as one text."""
+    read = [runs.compressive, "--data", runs.texts]
+    rows = as_json(capsys, "documents", *read, "--clear-memory")["documents"]
+    score = as_json(capsys, *read, "--clear-memory")
+    for total in ("nats", "text_bytes"):
+        assert sum(row[total] for row in rows) == pytest.approx(score[total], rel=1e-6)
+    joined = as_json(capsys, "documents", *read, "--carry-over-documents")["documents"]
+    assert [row["name"] for row in joined] == [row["name"] for row in rows]
+    assert [row["text_bytes"] for row in joined] == [row["text_bytes"] for row in rows]
+
+
 @pytest.mark.parametrize("reach, lanes", [(2, 1), (2, 2), (3, 3)])
 def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
     """Each document is read alone; the state is cleared before segment i if reach divides i."""

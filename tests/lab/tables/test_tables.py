@@ -19,6 +19,7 @@ from accelerated.lab.tables.orderings import (
     in_words,
     mean_and_interval,
     mean_of,
+    over_documents,
     values_of,
     verdict,
 )
@@ -287,6 +288,25 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert differences(record, "b < a @ other") == [7.5, 5.75, 5.0]
     assert differences(record, "b - a @ other < other") == [8.0, 7.0, 5.0]
     assert values_of(record, "b - a") == [0.5, None, -1.0]
+
+
+def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
+    """Documents that are all alike leave no doubt; one that alone decides leaves all."""
+    bits = math.log(2)
+    alike = [{"nats": 2 * bits * size, "text_bytes": size} for size in (10, 20, 30)]
+    record = record_of(TWO, a=[1.0, 1.0], b=[1.5, 2.0])
+    a, b = record["rows"]
+    a["measured"]["documents"] = [alike, alike]
+    worse = [each | {"nats": 1.5 * each["nats"]} for each in alike]  # by a bit for each byte
+    b["measured"]["documents"] = [alike, worse]
+    assert over_documents(record, "a < b") == pytest.approx((0.5, 0.5))
+    assert "| a against b | +0.750 ± 3.176 | +0.500..+0.500 |" in page(TWO, record)
+
+    one = [alike[0] | {"nats": 8 * bits * 10}, *alike[1:]]
+    b["measured"]["documents"] = [one, one]
+    low, high = over_documents(record, "a < b")
+    assert low == 0, "it is not drawn in 8 of 27"
+    assert 2 < high <= 6, "drawn thrice, it is the difference"
 
 
 def test_each_side_of_an_ordering_is_said_with_its_own_measure():
