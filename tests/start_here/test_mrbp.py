@@ -109,26 +109,6 @@ def test_algorithm_1_has_the_gradients_of_full_bptt(seed, segments):
     compare("Algorithm 1", found, expected)
 
 
-class Kept:
-    """Counts the tensors that autograd keeps for the backward pass: now, and at most."""
-
-    def __init__(self):
-        self.now = 0
-        self.most = 0
-
-    def keep(self, tensor):
-        """Called with each tensor that a graph keeps; returns a box that ends with the graph."""
-        self.now += 1
-        self.most = max(self.most, self.now)
-        box = Box(tensor.detach())
-        weakref.finalize(box, self.forget)
-        return box
-
-    def forget(self):
-        """Called when a graph has let a tensor go."""
-        self.now -= 1
-
-
 class Box:
     """A tensor in an object of its own, whose end can be watched."""
 
@@ -137,12 +117,20 @@ class Box:
 
 
 def most_kept(method, segments):
-    """The most tensors that autograd keeps at any time."""
+    """The most tensors that autograd keeps at any time for the backward pass."""
     arrays, rollout = small_setting(segments)
-    kept = Kept()
-    with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda box: box.tensor):
+    kept = weakref.WeakSet()  # a box is gone as soon as the graph lets it go
+    counts = []
+
+    def keep(tensor):
+        box = Box(tensor.detach())
+        kept.add(box)
+        counts.append(len(kept))
+        return box
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda box: box.tensor):
         gradients_by(method, arrays, rollout)
-    return kept.most
+    return max(counts)
 
 
 def test_mrbp_keeps_no_more_for_a_longer_rollout():
