@@ -215,14 +215,3 @@ def test_unreachable_buckets_get_exactly_zero_gradient():
     bias = grads["layers.0.position_bias"]  # (H, buckets)
     for of_head in bias:
         assert np.flatnonzero(of_head).tolist() == [1, 2, 3, 4]
-
-
-def test_logits_are_those_of_the_embedding_divided_by_the_root_of_the_width():
-    """Decision 13. A norm whose scale is 0 leaves its bias b: logits are M b / sqrt(D)."""
-    params = ref.init_params(SMALL, np.random.default_rng(0))
-    bias = np.arange(1.0, D + 1)
-    params |= {"final_norm.scale": np.zeros(D), "final_norm.bias": bias}
-    tokens = np.zeros((1, SMALL.segment), int)
-    logits, _, _ = ref.forward(params, SMALL, tokens, ref.initial_state(params, SMALL, 1))
-    expected = params["embedding"] @ bias / math.sqrt(D)
-    np.testing.assert_allclose(logits[0], np.tile(expected, (SMALL.segment, 1)), rtol=1e-12)

@@ -75,13 +75,16 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
     params = PAPER.random_params(config, rng)
     state = PAPER.random_state(config, rng, 2)
     tokens = rng.integers(V, size=(2, N))
-    gate = f"layers.{config.memory_layer - 1}.memory_gate"
-    closed = params | ({gate: np.full(config.heads, -60.0)} if memory else {})
+    of_xl = dict(params)
+    closed = params
+    if memory:
+        gate = f"layers.{config.memory_layer - 1}.memory_gate"
+        closed = params | {gate: np.full(config.heads, -60.0)}
+        del of_xl[gate]
 
     names = {field.name for field in dataclasses.fields(block_recurrent.Config)}
-    same = {name: value for name, value in dataclasses.asdict(config).items() if name in names}
+    same = {name: value for name, value in vars(config).items() if name in names}
     xl = block_recurrent.Config(**same, window=N, recurrent_layers=())
-    of_xl = {name: value for name, value in params.items() if name != gate}
     no_states = np.zeros((2, 0, xl.states, xl.width))
     before = block_recurrent.State(no_states, state.keys, state.values)
     expected, _, xl_cache = block_recurrent.forward(of_xl, xl, tokens, before)

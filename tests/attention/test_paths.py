@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.attention import on_a_cpu, relative_shift, sliding_window
-from accelerated.attention.heads import NORM_EPSILON, project_heads_plain
-from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
+from accelerated.attention.on_a_cpu import SlidingAttention
 from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
 
 BFLOAT16 = TOLERANCE["cpu", torch.bfloat16]
@@ -134,34 +133,6 @@ def test_tiled_relative_attention_equals_plain(
         assert actual["out 0"].dtype == dtype
         assert not actual["out 1"].requires_grad, "usage has no gradient"
         assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])
-
-
-@given(
-    batch=sizes,
-    length=st.integers(1, 5),
-    heads=sizes,
-    width=st.integers(2, 6),
-    parts=st.integers(2, 4),
-)
-def test_fast_head_projection_equals_plain(batch, length, heads, width, parts):
-    """In each type, against the plain path in float64. All parts except the last have unit length.
-
-    Both take the same rounded inputs.
-    """
-
-    def fast(x, weight):
-        return ProjectHeads.apply(x, weight, heads, parts, NORM_EPSILON)
-
-    def plain(x, weight):
-        return project_heads_plain(x, weight, heads, parts)
-
-    inputs = drawn(x=(batch, length, 7), weight=(parts * heads * width, 7))
-    for dtype in (torch.float64, torch.float32):
-        rounded = in_type(inputs, dtype)
-        actual = gradients(fast, rounded)
-        assert {x.dtype for x in actual.values()} == {dtype}
-        expected = gradients(plain, in_type(rounded, torch.float64))
-        assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
 @pytest.mark.parametrize("in_values", [False, True])
