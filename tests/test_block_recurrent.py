@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from accelerated.attention.sliding_window import position_bucket
 from reference import block_recurrent as ref
@@ -18,7 +19,6 @@ from tests.helpers.comparison import (
     SIZES,
     assert_agree,
     draw,
-    mixture,
     named,
     slow_bucket,
 )
@@ -92,7 +92,7 @@ def test_queries_and_keys_have_unit_length_and_values_have_not():
     seed=st.integers(0, 2**31),
 )
 def test_sliding_attention_equals_direct_indexing(window, blocks, heads, width, size, seed):
-    """Each token by itself, over the W keys before it in the whole sequence, with no tiles."""
+    """By torch's attention over the whole sequence: the W keys before a token, with no tiles."""
     rng = np.random.default_rng(seed)
     length = window * blocks
     config = dataclasses.replace(SMALL, window=window, segment=length, heads=heads)
@@ -100,56 +100,50 @@ def test_sliding_attention_equals_direct_indexing(window, blocks, heads, width, 
     p["position_bias"] = rng.standard_normal((heads, config.buckets))
     query = size * rng.standard_normal((2, heads, length, width))
     keys, values = rng.standard_normal((2, 2, heads, window + length, width))
-    expected = np.zeros((2, heads, length, width))
-    for b, h, i in np.ndindex(2, heads, length):
-        seen = range(i, i + window)  # key j stands window tokens earlier than its index
-        scores = []
-        for j in seen:
+    offset = np.full((heads, length, window + length), -np.inf)
+    for i in range(length):
+        for j in range(i, i + window):  # key j stands window tokens earlier than its index
             bucket = slow_bucket(i + window - j, config.buckets, config.max_distance)
-            score = query[b, h, i] @ keys[b, h, j] + p["position_bias"][h, bucket]
-            scores.append(score * p["scale"][h])
-        expected[b, h, i] = mixture(scores, values[b, h, seen])
+            offset[:, i, j] = p["position_bias"][:, bucket] * p["scale"]
+    scaled = query * p["scale"][:, None, None]
+    given = [torch.tensor(array) for array in (scaled, keys, values, offset)]
+    expected = functional.scaled_dot_product_attention(*given, scale=1.0)
     actual, _ = ref.sliding_attention_forward(p, config, query, keys, values, None)
     assert_agree({"out": expected}, {"out": actual}, 1e-10)
 
 
-def unit(x):
-    """x at length one."""
-    return x / math.sqrt((x**2).sum() + ref.NORM_EPSILON)
-
-
 def test_state_update_equals_direct_attention():
-    """One head and one state at a time (3.2, 3.4).
+    """By torch's attention, to S states and all 2W token keys, without mask and bias (3.2, 3.4).
 
-    To S states and all 2W token keys, without mask and bias; then the fixed gate.
+    Queries and keys have unit length; then the fixed gate.
     """
     p = ref.init_recurrence(SMALL, np.random.default_rng(2))
     p |= {"scale": np.array([2.0, 3.0]), "cross_scale": np.array([4.0, 5.0])}
     states = draw(1, S, D)
     keys, values = draw(2, 1, H, 2 * W, E)
-    normal, _ = ref.layer_norm_forward(p, "norm", states[0])
-    seen = normal + p["ids"]  # (S, D)
+    normal, _ = ref.layer_norm_forward(p, "norm", states)
+    seen = normal + p["ids"]  # (1, S, D)
 
-    def by_head(name, x, head):
-        return (p[name] @ x).reshape(H, E)[head]
+    def heads(name):
+        rows = (seen @ p[name].T).reshape(S, H, E).swapaxes(0, 1)[None]  # (1, H, S, E)
+        if name == "value":
+            return rows
+        return rows / np.sqrt((rows**2).sum(-1, keepdims=True) + ref.NORM_EPSILON)
 
-    expected = np.zeros((1, S, D))
-    for s in range(S):
-        own = []
-        cross = []
-        for h in range(H):
-            query = unit(by_head("query", seen[s], h)) * p["scale"][h]
-            scores = [query @ unit(by_head("key", x, h)) for x in seen]
-            own.append(mixture(scores, [by_head("value", x, h) for x in seen]))
-            query = unit(by_head("cross_query", seen[s], h)) * p["cross_scale"][h]
-            cross.append(mixture([query @ key for key in keys[0, h]], values[0, h]))
-        found = np.concatenate([*own, *cross])
-        z = p["attention_gate.weight_z"] @ found + p["attention_gate.bias_z"]
-        g = 1 / (1 + np.exp(-p["attention_gate.bias_g"]))
-        expected[0, s] = states[0, s] * g + z * (1 - g)
+    found = []
+    for query, scale, key, value in (
+        ("query", "scale", heads("key"), heads("value")),
+        ("cross_query", "cross_scale", keys, values),
+    ):
+        scaled = heads(query) * p[scale][:, None, None]
+        given = [torch.tensor(array) for array in (scaled, key, value)]
+        attended = functional.scaled_dot_product_attention(*given, scale=1.0)
+        found.append(attended.transpose(1, 2).flatten(2).numpy())  # (1, S, H E)
+    z = np.concatenate(found, -1) @ p["attention_gate.weight_z"].T + p["attention_gate.bias_z"]
+    g = 1 / (1 + np.exp(-p["attention_gate.bias_g"]))
     projected, _ = ref.state_projection_forward(p, SMALL, states)
     actual, _ = ref.state_update_forward(p, SMALL, states, projected, keys, values)
-    assert_agree({"next states": expected}, {"next states": actual}, 1e-12)
+    assert_agree({"next states": states * g + z * (1 - g)}, {"next states": actual}, 1e-12)
 
 
 def test_tokens_read_states_before_their_update():

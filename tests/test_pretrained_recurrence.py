@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from accelerated.data.lanes import Lanes
 from accelerated.generation.continuation import Sampling, continue_text
@@ -34,7 +35,7 @@ E = D // SMALL.heads  # 5
     seed=st.integers(0, 2**31),
 )
 def test_attention_is_over_inserted_vectors_and_earlier_tokens(batch, length, vectors, size, seed):
-    """Figure 2, one query and one head: h_prev is normed, a key and a value, and nothing else."""
+    """Figure 2, by torch's functions: h_prev is normed, a key and a value, and nothing else."""
     rng = np.random.default_rng(seed)
     present = rng.random(batch) < 0.6
     p = shaken(ref.init_layer(SMALL, rng), rng)
@@ -42,26 +43,26 @@ def test_attention_is_over_inserted_vectors_and_earlier_tokens(batch, length, ve
     x = rng.standard_normal((batch, length, D))
     inserted = rng.standard_normal((batch, vectors, D))
 
-    def norm(row):
-        row = row - row.mean()
-        return row / math.sqrt((row**2).mean() + 1e-5) * p["norm.scale"] + p["norm.bias"]
+    weights = {name: torch.tensor(array) for name, array in p.items()}
+    source = torch.tensor(np.concatenate([inserted, x], 1))  # (B, S + N, D)
+    norm = weights["norm.scale"], weights["norm.bias"]
+    normal = functional.layer_norm(source, (D,), *norm, eps=1e-5)
 
-    def projected(name, row):
-        return (p[name] @ row + p[f"{name}_bias"]).reshape(-1, E)  # (H, E)
+    def heads(name, rows):
+        projected = functional.linear(rows, weights[name], weights[f"{name}_bias"])
+        return projected.unflatten(-1, (-1, E)).transpose(1, 2)  # (B, H, rows, E)
 
-    expected = np.zeros_like(x)
-    for b, i in np.ndindex(batch, length):
-        seen = [*inserted[b]] if present[b] else []
-        rows = [norm(row) for row in [*seen, *x[b, : i + 1]]]
-        heads = []
-        for head in range(SMALL.heads):
-            query = projected("query", norm(x[b, i]))[head]
-            scores = [query @ projected("key", row)[head] / math.sqrt(E) for row in rows]
-            heads.append(mixture(scores, [projected("value", row)[head] for row in rows]))
-        expected[b, i] = x[b, i] + p["output"] @ np.concatenate(heads) + p["output_bias"]
+    seen = torch.ones(batch, 1, length, vectors + length, dtype=torch.bool).tril(vectors)
+    seen[~present, :, :, :vectors] = False
+    query = heads("query", normal[:, vectors:])
+    found = functional.scaled_dot_product_attention(
+        query, heads("key", normal), heads("value", normal), seen
+    )
+    joined = found.transpose(1, 2).flatten(2)
+    expected = functional.linear(joined, weights["output"], weights["output_bias"])
     slots = inserted if vectors else None
     out, _ = ref.window_attention_forward(p, SMALL, x, slots, present, None)
-    assert_agree({"out": expected}, {"out": out}, 1e-11)
+    assert_agree({"out": x + expected.numpy()}, {"out": out}, 1e-11)
 
 
 @pytest.mark.parametrize("pooling", ref.POOLINGS)
