@@ -18,7 +18,7 @@ from accelerated.training.checkpoint import load_weights
 from accelerated.training.folder import read_settings
 from accelerated.training.settings import settings_from
 from tests.helpers.comparison import LADDER, assert_agree
-from tests.helpers.programs import as_json, equal, printed, refusal, refused, saved, train
+from tests.helpers.programs import differences, equal, printed, refusal, refused, saved, train
 from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torch_segments
 
 transformers = pytest.importorskip(
@@ -65,6 +65,9 @@ def folders(tmp_path_factory):
         model.save_pretrained(folder)
         learned.save(str(folder / "tokenizer.json"))
         made[name] = model, folder
+    headless = shutil.copytree(made["llama"][1], tmp_path_factory.mktemp("headless") / "folder")
+    made["llama"][0].model.save_pretrained(headless)
+    made["headless"] = None, headless
     return made
 
 
@@ -173,26 +176,17 @@ def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
     assert_agree({"output": expected}, {"output": outputs[1]}, LADDER)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt"])
-def test_such_a_run_is_trained_resumed_exported_and_scored(folders, book, tmp_path, capsys, name):
+def test_such_a_run_is_trained_resumed_and_exported(folders, book, tmp_path, capsys):
     """A resumed run equals an unbroken one to the bit; OPT's own layerdrop of 0.9 is off."""
-    begun = ["--init", folders[name][1], "--data", book, *WINDOWS, "--save-every", 1]
+    begun = ["--init", folders["opt"][1], "--data", book, *WINDOWS, "--save-every", 1]
     train(*begun, "--steps", 4, "--out", tmp_path / "whole")
     train(*begun, "--steps", 2, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 4)
-    whole, resumed = saved(tmp_path / "whole"), saved(tmp_path / "run")
-    for part in ("parameters", "state", "random"):
-        assert equal(whole[part], resumed[part]), part
-    moved = {part for part in whole["parameters"] if part.startswith("module.")}
-    assert {"module.layer_scores", "module.inserted"} <= moved
-
-    evaluated = as_json(capsys, "score", tmp_path / "run")
+    assert not differences(tmp_path / "whole", tmp_path / "run", besides=["metrics.jsonl"])
     printed(capsys, "export", tmp_path / "run", tmp_path / "exported")
-    assert as_json(capsys, "score", tmp_path / "exported")["nats"] == evaluated["nats"]
     train("--init", tmp_path / "exported", *WINDOWS, "--steps", 0, "--out", tmp_path / "more")
-    assert equal(saved(tmp_path / "more")["parameters"], whole["parameters"])
-    model, tokenizer, _ = accelerated.load(tmp_path / "run")
-    assert accelerated.generate(model, tokenizer, "She had", tokens=20)
+    parameters = saved(tmp_path / "whole")["parameters"]
+    assert equal(saved(tmp_path / "more")["parameters"], parameters)
 
 
 def test_bfloat16_keeps_rotary_frequencies(folders, book, tmp_path, capsys):
@@ -226,6 +220,7 @@ def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders):
 REFUSED = {  # what: (decoder, files that are taken away, the message)
     "its tokens see later ones": ("bert", [], "recurrence fits no BertLMHeadModel"),
     "logits by another function": ("capped", [], "recurrence fits no Gemma2ForCausalLM"),
+    "no causal head": ("headless", [], "it has no lm_head.weight; expected a causal decoder"),
     "without config.json": ("llama", ["config.json"], "or another decoder's folder with its"),
     "without weights": ("llama", ["model.safetensors"], "no file named model.safetensors"),
     "without a tokenizer": ("llama", ["tokenizer.json"], "it has no tokenizer.json"),
@@ -239,14 +234,6 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folders, tmp_path, 
     for file in missing:
         (folder / file).unlink()
     assert message in refusal(load_weights, folder)
-
-
-def test_a_model_without_a_causal_head_is_refused_in_one_line(folders, tmp_path):
-    folders["llama"][0].model.save_pretrained(tmp_path)
-    shutil.copy(folders["llama"][1] / "tokenizer.json", tmp_path)
-    assert "it has no lm_head.weight; expected a causal decoder" in refusal(load_weights, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
-    assert "cannot be used: " in refusal(load_weights, tmp_path)
 
 
 def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsys):
