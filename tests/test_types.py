@@ -38,23 +38,15 @@ def normal(*shape):
 # Copies of parameters
 
 
-class Small(torch.nn.Module):
-    """y = w x + b with a buffer b, and a parameter that is not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.tensor([1.001, 3.3]))
-        self.unused = torch.nn.Parameter(torch.tensor([1.001, 3.3]))
-        self.inner = torch.nn.Module()
-        self.inner.register_buffer("b", torch.tensor([0.1, 0.2]))
-        self.register_buffer("index", torch.tensor([0, 1]))
-
-    def forward(self, x):
-        return (self.w * x + self.inner.b)[self.index]
+@pytest.fixture
+def model():
+    """A norm with weights, a bias, running means and a counter; beside it a layer without use."""
+    norm = torch.nn.BatchNorm1d(2)
+    norm.weight.data.copy_(torch.tensor([1.001, 3.3]))
+    return torch.nn.ModuleDict({"norm": norm, "unused": torch.nn.Linear(1, 1)})
 
 
-def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before():
-    model = Small()
+def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before(model):
     before = model.state_dict(keep_vars=True)
     values = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(ZeroDivisionError), computing_in(model, torch.bfloat16):
@@ -66,24 +58,23 @@ def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before():
     for name, tensor in model.state_dict(keep_vars=True).items():
         assert tensor is before[name], f"{name} is still a copy afterwards"
         assert torch.equal(tensor, values[name]), f"{name} has changed"
-    assert isinstance(model.w, torch.nn.Parameter)
 
 
-def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
+def test_the_copies_keep_their_addresses_and_are_made_anew_each_time(model):
     """A CUDA graph reads fixed addresses.
 
     A backward pass through older copies would be wrong and is refused. The copies that are kept
     belong to no graph, which would live on with them, and are others if the model has moved.
     """
-    model = Small()
+    norm = model["norm"]
     addresses = []
     outputs = []
     for value in (1.0, 2.0):
-        model.w.data.fill_(value)
+        norm.weight.data.fill_(value)
         with computing_in(model, torch.bfloat16):
-            assert model.w.tolist() == [value, value]
+            assert norm.weight.tolist() == [value, value]
             addresses.append([tensor.data_ptr() for tensor in model.parameters()])
-            outputs.append(model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)))
+            outputs.append(norm.weight * torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
     assert addresses[0] == addresses[1]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[0].sum().backward()
@@ -93,18 +84,18 @@ def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
     assert {copy.device.type for copy in moved} == {"meta"}
 
 
-def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
+def test_gradients_reach_the_parameters_in_their_own_type_and_add_up(model):
     """Each backward call adds to .grad in float32: memory replay and groups of lanes need it."""
-    model = Small()
     x = torch.tensor([2.0, 3.0], dtype=torch.bfloat16)
     with computing_in(model, torch.bfloat16):
         for scale in (1.0, 2**-10):
-            y = model(x)
+            y = model["norm"].weight * x
             assert y.dtype == torch.bfloat16
             torch.autograd.backward([y], [scale * torch.ones_like(y)])
-    assert model.w.grad.dtype == torch.float32
-    assert model.w.grad.tolist() == [2 * (1 + 2**-10), 3 * (1 + 2**-10)]
-    assert model.unused.grad is None
+    gradient = model["norm"].weight.grad
+    assert gradient.dtype == torch.float32
+    assert gradient.tolist() == [2 * (1 + 2**-10), 3 * (1 + 2**-10)]
+    assert model["unused"].weight.grad is None
 
 
 # Where float32 is needed

@@ -12,23 +12,16 @@ VARIANTS = {
 }
 VARIANTS |= {
     "transformer-xl": {"compressed_memory": 0},
-    "transformer-xl-short": {"compressed_memory": 0, "memory": 3},
     "no-memory": {"memory": 0},
     "nothing-remembered": {"memory": 0, "compressed_memory": 0},
     "short-memory": {"memory": 3},
     "short-memory-most-used": {"memory": 3, "compression": "most_used"},
     "short-memory-bptt": {"memory": 3, "compression_loss": "bptt"},
     "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
-    "compressed-holds-three": {
-        "compressed_memory": 6,
-        "compression_rate": 4,
-        "compression_loss": "bptt",
-    },
     "rate-one": {"compression_rate": 1},
     "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
     "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
     "one-layer": {"layers": 1},
-    "rate-that-does-not-divide": {"compression_rate": 3, "compression_loss": "bptt"},
     "leftover-max_pooling": {"compression_rate": 5, "compression": "max_pooling"},
     "leftover-auto_encoding-norm": {
         "compression_rate": 3,
