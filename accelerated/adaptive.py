@@ -17,7 +17,9 @@ from accelerated.attention.heads import (
     logits_from,
     look_up,
     parameter,
+    takes_kernels,
 )
+from accelerated.loss.chunks import ChunkedNats, rows_at_once
 
 
 class Tail(Declared):
@@ -98,10 +100,18 @@ class AdaptiveSoftmax(NamedTuple):
             rows = rows_of((targets >= start) & (targets < stop))
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
-            within = self.within(tail, hidden.index_select(0, rows))
-            nats = nats + functional.nll_loss(within, targets[rows] - start, reduction="sum")
-        head = self.head(hidden)
-        return nats + functional.nll_loss(head, in_head, reduction="sum", ignore_index=ignored)
+            narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
+            nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start, ignored)
+        matrix = torch.cat([self.embedding, self.clusters])
+        return nats + nats_of(hidden, matrix, in_head, ignored)
+
+
+def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D)."""
+    if takes_kernels(hidden) and torch.is_grad_enabled():
+        return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), ignored)
+    logs = log_softmax(logits_from(hidden, matrix))
+    return functional.nll_loss(logs, targets, reduction="sum", ignore_index=ignored)
 
 
 def rows_of(inside: Tensor) -> Tensor:

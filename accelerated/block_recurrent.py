@@ -25,6 +25,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
+    region,
     takes_sdpa,
 )
 from accelerated.attention.sliding_window import (
@@ -170,15 +171,29 @@ class Recurrence(Declared):
         state_keys = []
         state_values = []
         for block in range(len(key_blocks) - 1):
-            projected = self.project(states, matrices)
-            state_keys.append(projected.key)  # before the update (decision 9)
-            state_values.append(projected.value)
-
             near = slice(block, block + 2)  # the previous block and this one
-            near_keys = torch.cat(key_blocks[near], 2)  # (B, H, 2W, E)
-            near_values = torch.cat(value_blocks[near], 2)
-            states = self.update(states, projected, near_keys, near_values)
+            key, value, states = self.step(states, matrices, key_blocks[near], value_blocks[near])
+            state_keys.append(key)
+            state_values.append(value)
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
+
+    @region
+    def step(
+        self,
+        states: Tensor,
+        matrices: Tensor,
+        keys: tuple[Tensor, ...],
+        values: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """K_s and V_s of states (B, S, D), and the states after a block.
+
+        keys, values: the previous block's and its own, (B, H, W, E) each
+        """
+        projected = self.project(states, matrices)
+        near_keys = torch.cat(keys, 2)  # (B, H, 2W, E)
+        near_values = torch.cat(values, 2)
+        after = self.update(states, projected, near_keys, near_values)
+        return projected.key, projected.value, after  # of before the update (decision 9)
 
     def matrices(self) -> Tensor:
         """The matrices of Projected as one (4HE, D), concatenated once for all blocks."""
@@ -276,9 +291,7 @@ class Layer(Recomputable):
         offset: what is added to the scores of a tile, (H, W, 2W)
         no_output: its output is not needed; x is returned unchanged
         """
-        key, query, cross_query, value = self.project(x)
-        keys = torch.cat([previous[0], key], 2)  # (B, H, W + N, E)
-        values = torch.cat([previous[1], value], 2)
+        query, cross_query, keys, values = self.project_beside(x, *previous)
         window = self.config.window
         last = (keys[:, :, -window:], values[:, :, -window:])
         if self.state is not None:
@@ -287,14 +300,30 @@ class Layer(Recomputable):
         if no_output:
             return x, last, states
 
-        query = query * self.scale[:, None, None]
         dropout = self.config.dropout if self.training else 0.0
-        attended = merge_heads(sliding_attention(query, keys, values, offset, dropout))
+        attended = sliding_attention(query, keys, values, offset, dropout)
+        cross = None
         if cross_query is not None and shared is not None:
             cross = cross_attend(cross_query, *shared, self.cross_scale)
-            attended = torch.cat([attended, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
-        x = x + functional.linear(attended, self.output)
-        return self.mlp(x), last, states
+        return self.finish(x, attended, cross), last, states
+
+    @region
+    def project_beside(
+        self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Scaled query and cross query (B, H, N, E) of x, keys and values (B, H, W + N, E)."""
+        key, query, cross_query, value = self.project(x)
+        keys = torch.cat([previous_keys, key], 2)
+        values = torch.cat([previous_values, value], 2)
+        return query * self.scale[:, None, None], cross_query, keys, values
+
+    @region
+    def finish(self, x: Tensor, attended: Tensor, cross: Tensor | None) -> Tensor:
+        """The output (B, N, D) from x and what its heads attended to, (B, H, N, E) each."""
+        merged = merge_heads(attended)
+        if cross is not None:
+            merged = torch.cat([merged, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
+        return self.mlp(x + functional.linear(merged, self.output))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Key, query, cross query and value of x (B, N, D), each (B, H, N, E).
@@ -410,8 +439,11 @@ class BlockRecurrent(Model):
         all_keys = []
         all_values = []
         offset = offsets.unbind(0)  # of each layer
+        # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
+        previous_keys = state.keys.unbind(1)  # (B, H, W, E) each
+        previous_values = state.values.unbind(1)
         for index, layer in enumerate(self.layers):
-            previous = (state.keys[:, index], state.values[:, index])
+            previous = (previous_keys[index], previous_values[index])
             states = None
             if layer.state is not None:
                 states = state.states[:, len(all_states)]  # (B, S, D)

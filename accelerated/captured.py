@@ -198,7 +198,9 @@ class Graphs:
         if arrived:
             converted = [torch.empty_like(total) for total in sums]
             torch.ops.aten._foreach_copy_(converted, arrived)
-            torch.ops.aten._foreach_add_(sums, converted)
+            # The packet of overloads would try each, and describe the tensors, whose numbers the
+            # host would ask for
+            torch.ops.aten._foreach_add_.List(sums, converted)
 
     @contextlib.contextmanager
     def computing_with_leaves(self) -> Iterator[None]:

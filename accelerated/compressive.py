@@ -24,6 +24,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project,
+    region,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.compression import COMPRESSIONS, MostUsed, error_of
@@ -80,6 +81,7 @@ class Layer(Recomputable):
         compression = COMPRESSIONS[config.compression]
         self.compression = compression(config) if self.compressed_rows else None
 
+    @region
     def forward(
         self,
         h: Tensor,

@@ -32,6 +32,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project,
+    region,
 )
 from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
@@ -249,6 +250,7 @@ class EncoderLayer(FeedForward):
         self.read = CrossAttention(config, of_memory=True)
         self.declare_feed_forward(config)
 
+    @region
     def forward(
         self, x: Tensor, memory: Tensor, readable: Tensor | None, distances: Distances
     ) -> Tensor:
@@ -266,6 +268,7 @@ class DecoderLayer(FeedForward):
         self.cross = CrossAttention(config, of_memory=False)
         self.declare_feed_forward(config)
 
+    @region
     def forward(
         self, x: Tensor, encoded: Tensor, readable: Tensor | None, distances: Distances
     ) -> Tensor:
@@ -283,6 +286,7 @@ class MemoryLayer(FeedForward):
         self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
         self.declare_feed_forward(config)
 
+    @region
     def forward(self, x: Tensor, memory: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
         x = x + self.attention(x, distances, memory)
         x = x + self.feed_forward(x)

@@ -21,6 +21,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
+    region,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
@@ -92,19 +93,35 @@ class Layer(Recomputable):
         offset: what is added to the scores of local attention, (H, N, 2N)
         no_output: its output is not needed; x is returned unchanged
         """
-        key, query, value = self.project(x)
+        query, scaled, own, keys, values = self.project_beside(x, *previous)
         if no_output:
-            return x, (key, value)
+            return x, own
 
-        keys = torch.cat([previous[0], key], 2)  # (B, H, 2N, E)
-        values = torch.cat([previous[1], value], 2)
-        scaled = query * self.scale[:, None, None]
         dropout = self.config.dropout if self.training else 0.0
         attended = sliding_attention(scaled, keys, values, offset, dropout)
-        if self.looks_up:
+        if query is not None:
             attended = self.retrieve(query, attended, memory)
-        x = x + functional.linear(merge_heads(attended), self.output)
-        return self.mlp(x), (key, value)
+        return self.finish(x, attended), own
+
+    @region
+    def project_beside(
+        self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
+    ) -> tuple[Tensor | None, Tensor, KeyValue, Tensor, Tensor]:
+        """What attention takes: query, scaled query, own (key, value), and all keys and values.
+
+        All keys and values are the previous segment's and x's, (B, H, 2N, E). The others are
+        (B, H, N, E). The query itself is for the lookup; without one it is None.
+        """
+        key, query, value = self.project(x)
+        keys = torch.cat([previous_keys, key], 2)
+        values = torch.cat([previous_values, value], 2)
+        scaled = query * self.scale[:, None, None]
+        return query if self.looks_up else None, scaled, (key, value), keys, values
+
+    @region
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The output (B, N, D) from x and what its heads attended to, (B, H, N, E)."""
+        return self.mlp(x + functional.linear(merge_heads(attended), self.output))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Key and query of unit length, and value, each (B, H, N, E)."""
@@ -177,9 +194,12 @@ class Memorizing(Model):
         length = tokens.shape[1]
         offsets = offsets_for(x, by_distance, length, self.config.head_width)  # (L, H, N, 2N)
         pairs = []
+        # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
+        previous_keys = state.keys.unbind(1)  # (B, H, N, E) each
+        previous_values = state.values.unbind(1)
         offset = offsets.unbind(0)  # of each layer
         for index, layer in enumerate(self.layers):
-            previous = (state.keys[:, index], state.values[:, index])
+            previous = (previous_keys[index], previous_values[index])
             no_output = memory_only and index == len(self.layers) - 1
             x, pair = layer(x, previous, memory, offset[index], no_output)
             pairs.append(pair)
@@ -189,6 +209,7 @@ class Memorizing(Model):
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state, memory_only=True).state
 
+    @region
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:
         """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.
 

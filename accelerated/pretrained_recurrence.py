@@ -29,6 +29,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project,
+    region,
 )
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
@@ -65,6 +66,7 @@ class Layer(Recomputable):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.mlp_output_bias = parameter(d)  # (D,)
 
+    @region
     def forward(self, x: Tensor, mask: Tensor | None, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted vectors (B, S, D), if any (Figure 2).
 
@@ -131,6 +133,12 @@ class Recurrence(Declared):
             x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
         vectors = functional.linear(x, self.inserted, self.inserted_bias)  # (B, SD)
         return vectors.view(len(x), self.config.vectors, self.config.width)
+
+    @region
+    def mix_and_pool(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Eq. 1: z (B, D) of the layers' outputs (B, N, D)."""
+        mixed = self.mix(outputs)
+        return self.pool(mixed[:, : pooled_rows(self.config, mixed.shape[1])])
 
     def mix(self, outputs: Sequence[Tensor]) -> Tensor:
         """Eq. 1's weighted sum of the layers' outputs, before positions are pooled; (B, N, D)."""
@@ -250,8 +258,7 @@ class PretrainedRecurrence(Model):
         if self.module is None:
             return state
         last = hidden if self.config.pool_final_norm else outputs[-1]
-        mixed = self.module.mix([*outputs[:-1], last])
-        pooled = self.module.pool(mixed[:, : pooled_rows(self.config, mixed.shape[1])])
+        pooled = self.module.mix_and_pool([*outputs[:-1], last])
         present = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
         return State(pooled, present)
 

@@ -20,19 +20,18 @@ does): segments know what is scored and where documents start. Logits are made i
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import aligned, at_least_float32, rows_missing
+from accelerated.attention.heads import at_least_float32, rows_missing, takes_kernels
 from accelerated.data.lanes import Segment
+from accelerated.loss.chunks import ChunkedNats, rows_at_once
 from accelerated.protocol import (
     OutputMatrix,
     Reading,
@@ -323,6 +322,8 @@ def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor
             targets = targets[scored]
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.summed_nats(hidden, targets, IGNORED)
+    if takes_kernels(hidden) and torch.is_grad_enabled():
+        return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), IGNORED)
     unaligned = rows_missing(matrix) > 0 and torch.is_grad_enabled()
     if unaligned or len(hidden) > chunk_rows(matrix):
         return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
@@ -348,45 +349,3 @@ def logits_in_chunks(
     rows = chunk_rows(matrix)
     for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
         yield at_least_float32(logits_by(part, matrix)), aims
-
-
-class ChunkedNats(torch.autograd.Function):
-    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), in chunks.
-
-    It keeps no logits (R, V). Each chunk's logits give its gradients at once, so that they need not
-    be made again; backward only scales the gradients.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, matrix, targets, rows, ignored):
-        exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
-        words = len(matrix)
-        matrix = aligned(matrix)  # (V', D)
-        counts = (targets != ignored)[:, None]  # (R, 1)
-        total = 0.0
-        dhidden = torch.empty_like(hidden)
-        dmatrix = torch.zeros_like(matrix, dtype=exact)
-        given = (hidden, hidden * counts, targets, dhidden)
-        for chunk, counted, aims, dchunk in zip(*(x.split(rows) for x in given), strict=True):
-            logits = functional.linear(chunk, matrix)  # (n, V')
-            if len(matrix) > words:
-                logits[:, words:] = -math.inf
-            logs = logits.log_softmax(-1, dtype=exact)
-            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
-
-            # The gradient of the logits: p, less 1 at the target
-            p = logs.exp_()
-            aim = aims.clamp(min=0)[:, None]
-            # Not scatter_add_: a GPU adds by atomics
-            dlogits = p.scatter_(1, aim, p.gather(1, aim) - 1).to(hidden.dtype)
-            torch.mm(dlogits, matrix, out=dchunk)
-            dmatrix += dlogits.T @ counted
-        dhidden *= counts  # what is ignored has none
-        ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dnats):
-        dhidden, dmatrix = ctx.saved_tensors
-        return dhidden * dnats, dmatrix * dnats, None, None, None

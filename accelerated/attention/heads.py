@@ -1,8 +1,9 @@
 """What all models share: parameters, norms, heads, and which path an attention takes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,34 @@ def parameter(*shape: int) -> nn.Parameter:
 class Declared(nn.Module):
     """A module with parameters of its own, whose shapes it shows."""
 
+    compiled = False  # whether its regions are
+
     def extra_repr(self) -> str:
         own = self.named_parameters(recurse=False)
         return ", ".join(f"{name} {tuple(value.shape)}" for name, value in own)
+
+
+def region(method: Callable) -> Callable:
+    """A method as a region: Inductor compiles it, if its module is `compiled` and trains.
+
+    Between two products a layer has norms, dropout, residuals and copies: kernels that each read
+    and write all tokens. Inductor joins them. A region is compiled once, and all layers use it.
+    """
+
+    @wraps(method)
+    def call(module: Any, *given: Any) -> Any:
+        is_inside_another = torch.compiler.is_compiling()
+        if is_inside_another or not (module.compiled and module.training):
+            return method(module, *given)
+        return compiled_once(method)(module, *given)
+
+    return call
+
+
+@cache
+def compiled_once(method: Callable) -> Callable:
+    """The method, which is compiled when it is called, for any number of layers."""
+    return torch.compile(method, fullgraph=True, dynamic=False)
 
 
 LayerClass = TypeVar("LayerClass", bound=nn.Module)
@@ -133,8 +159,12 @@ def takes_distance_attention(x: Tensor, width: int | None = None) -> bool:
     It is for 16-bit numbers on a GPU since Ampere, with Triton, and heads of 16, 32, 64 or 128. The
     width of a head is x's last axis, if it is not given.
     """
-    fits = (width or x.shape[-1]) in (16, 32, 64, 128)
-    if x.device.type != "cuda" or x.itemsize != 2 or not fits or not HAS_TRITON:
+    return takes_kernels(x) and (width or x.shape[-1]) in (16, 32, 64, 128)
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether our kernels in Triton take x: 16-bit numbers on a GPU since Ampere."""
+    if x.device.type != "cuda" or x.itemsize != 2 or not HAS_TRITON:
         return False
     return torch.cuda.get_device_properties(x.device).major >= 8
 

@@ -51,6 +51,15 @@ def store_rows(tensor, values, lane_head, heads, rows, count, E: tl.constexpr):
 
 
 @triton.jit
+def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
+    """Write zeros to a query's first columns, whose distance has no key; `most` of any query."""
+    for start in range(0, most, KEYS):
+        column = start + tl.arange(0, KEYS)[None, :]
+        zeros = tl.zeros([counts.shape[0], KEYS], offsets.dtype.element_ty)
+        tl.store(offsets + column, zeros, mask=(column < counts) & is_row)
+
+
+@triton.jit
 def scores_of(first, second, offsets, i, j, N, K, C, shift, scale):
     """Scores in base 2 of the rows of queries and keys, their columns, and which are seen.
 
@@ -171,6 +180,7 @@ def query_kernel(
     doffsets = addresses(doffset, lane_head, heads, i[:, None])
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
+    store_zeros(doffsets, shift - i[:, None], shift - first, (i < N)[:, None], KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
     end = tl.minimum(first + QUERIES - 1 - shift + C, K)
@@ -326,8 +336,8 @@ def attend_backward(
     dvalue = torch.empty_like(value)
     if offset.dim() == 2:
         doffset = query.new_empty(batch, heads, length, offset.shape[-1])
-    else:  # the first keys' distances do not occur for all queries
-        doffset = torch.zeros_like(offset)
+    else:
+        doffset = torch.empty_like(offset)
     delta = torch.empty_like(log_sum)
     sizes = (heads, length, keys, offset.shape[-1], shift, scale, dropout, dropout > 0, width)
     inputs = (query, key, value, by_query(offset))

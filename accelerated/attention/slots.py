@@ -12,6 +12,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project,
+    region,
     split_heads,
 )
 
@@ -36,6 +37,7 @@ class Writer(Declared):
         self.value = parameter(width, width)  # (D, D)
         self.value_bias = parameter(width)  # (D,)
 
+    @region
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
         """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D).
 

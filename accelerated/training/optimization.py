@@ -8,11 +8,15 @@ from collections.abc import Callable
 
 import torch
 
+from accelerated.attention.heads import HAS_TRITON, Declared
 from accelerated.captured import CapturedBackprop
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model, Recomputable
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
+
+# Parameters of a model whose regions a GPU compiles by default: that takes 10 to 35 seconds
+LARGE = 2 * 10**7
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:
@@ -143,24 +147,15 @@ class TrainedModel:
         self.read = model.read
         self.advance = model.advance
         self.backprop = BACKPROP[training.backprop]
-        for layer in model.modules():
-            if isinstance(layer, Recomputable):
-                layer.recomputed = training.checkpoint_layers
-                layer.drops = model.config.dropout > 0
+        compiles = takes_regions(training, model)
+        for module in model.modules():
+            if isinstance(module, Recomputable):
+                module.recomputed = training.checkpoint_layers
+                module.drops = model.config.dropout > 0
+            if isinstance(module, Declared):
+                module.compiled = compiles
         if model.recordable and takes_graphs(training, model.embedding.device):
             self.backprop = CapturedBackprop(model, training.backprop)
-        if training.compile != "inductor":
-            return
-
-        from torch._inductor import config as inductor  # here: it takes a second
-
-        # Both passes of memory replay must drop the same. Compiled code then draws its random
-        # numbers as uncompiled code does, which is slower than its own generator
-        replays = training.backprop == "memory_replay"
-        inductor.fallback_random = replays
-        self.read = compiled(self.read)
-        if replays:
-            self.advance = compiled(self.advance)
 
 
 def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:
@@ -170,10 +165,9 @@ def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:
     return device.type == "cuda" and is_asked_for and not computes_again
 
 
-def compiled(function: Callable) -> Callable:
-    """The function, compiled as one graph.
-
-    It is compiled at most three times, all in the first two iterations: for a state with gradient,
-    for one without, and for one in which a document starts.
-    """
-    return torch.compile(function, fullgraph=True, dynamic=False)
+def takes_regions(training: TrainingConfig, model: Model) -> bool:
+    """Whether regions are compiled: if asked for, and on a GPU those of a large model."""
+    if training.compile != "auto":
+        return training.compile == "inductor"
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return model.embedding.device.type == "cuda" and HAS_TRITON and parameters >= LARGE

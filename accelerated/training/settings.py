@@ -88,8 +88,9 @@ class TrainingConfig:
         seed: seed of the weights, the order of documents and dropout
         device: auto (a GPU if there is one), cpu or cuda
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
-        compile: auto (on a GPU cudagraphs, otherwise none), none, inductor (torch.compile; on a CPU
-            it needs a C++ compiler), or cudagraphs (the GPU repeats recorded launches)
+        compile: auto (on a GPU cudagraphs, and inductor from 20M parameters on), none, inductor
+            (parts of layers by torch.compile; on a CPU it needs a C++ compiler), or cudagraphs (the
+            GPU repeats recorded launches)
         save_every: iterations between checkpoints; one is always written at the end
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at
             the end, -1: a tenth of --steps

@@ -32,9 +32,10 @@ TREES = {
 ROOMS = {
     "reference": set(),
     "program": set(),
-    "accelerated": {"presets", "attention", "data", "reference"},
+    "accelerated": {"presets", "attention", "loss", "data", "reference"},
     "presets": {"reference"},
     "attention": {"reference"},
+    "loss": {"attention"},
     "data": set(),
     "training": {"accelerated", "presets", "attention", "data", "reference"},
     "generation": {"accelerated", "attention", "data"},

@@ -1,0 +1,1 @@
+"""The loss of targets: its logits exist a chunk at a time."""

@@ -1,0 +1,79 @@
+"""Summed -log p of targets, with gradients at once: no logits are kept for a backward pass.
+
+It replaces a softmax whose logits and log-probabilities of all rows are kept. On a GPU one kernel
+makes a chunk's loss and gradient (on_a_gpu.py).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from accelerated.attention.heads import aligned, takes_kernels
+
+AT_ONCE = 2**28  # how many logits exist at once if the kernel takes them: half a GB in 16 bits
+
+
+def rows_at_once(matrix: Tensor) -> int:
+    """How many rows have at most AT_ONCE logits."""
+    return max(1, AT_ONCE // len(matrix))
+
+
+class ChunkedNats(torch.autograd.Function):
+    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), in chunks.
+
+    It keeps no logits (R, V). Each chunk's logits give its gradients at once, so that they need not
+    be made again; backward only scales the gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, matrix, targets, rows, ignored):
+        exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
+        words = len(matrix)
+        matrix = aligned(matrix)  # (V', D)
+        counts = (targets != ignored)[:, None]  # (R, 1)
+        total = 0.0
+        dhidden = torch.empty_like(hidden)
+        dmatrix = torch.zeros_like(matrix, dtype=exact)
+        given = (hidden, hidden * counts, targets, dhidden)
+        for chunk, counted, aims, dchunk in zip(*(x.split(rows) for x in given), strict=True):
+            logits = functional.linear(chunk, matrix)  # (n, V')
+            nats, dlogits = nats_and_gradient(logits, aims, words, ignored)
+            total = total + nats
+            torch.mm(dlogits, matrix, out=dchunk)
+            dmatrix += dlogits.T @ counted
+        dhidden *= counts  # what is ignored has none
+        ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dnats):
+        dhidden, dmatrix = ctx.saved_tensors
+        return dhidden * dnats, dmatrix * dnats, None, None, None
+
+
+def nats_and_gradient(
+    logits: Tensor, targets: Tensor, words: int, ignored: int
+) -> tuple[Tensor, Tensor]:
+    """Summed nats, in float32 or better, and the gradient of logits (n, V').
+
+    That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
+    overwritten. A row whose target is ignored counts no nats; its gradient means nothing.
+    """
+    if takes_kernels(logits):
+        from accelerated.loss.on_a_gpu import nats_in_place  # Triton: on a GPU alone
+
+        return nats_in_place(logits, targets, words, ignored).sum(), logits
+
+    if logits.shape[1] > words:
+        logits[:, words:] = -math.inf
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    logs = logits.log_softmax(-1, dtype=exact)
+    nats = functional.nll_loss(logs, targets, reduction="sum", ignore_index=ignored)
+    p = logs.exp_()
+    aim = targets.clamp(min=0)[:, None]
+    # Not scatter_add_: a GPU adds by atomics
+    return nats, p.scatter_(1, aim, p.gather(1, aim) - 1).to(logits.dtype)
