@@ -37,7 +37,7 @@ ADVICE = "give another --runs"
 # Parts of the minutes, if there are only so many; the rest is eval.py's
 FIRST_ENDS = 0.2
 TRAINING_ENDS = 0.7
-A_WEEK = 7 * 86_400  # seconds: threads cannot wait for infinitely many
+POLL = 0.5  # seconds between two looks whether a program is to stop
 
 
 class Trial(NamedTuple):
@@ -67,7 +67,6 @@ class Workshop:
         self.minutes = minutes
         self.began = time.monotonic()
         self.part = 1.0  # of the minutes: when it is over, programs are stopped
-        self.children = set()
         self.stopping = False
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
 
@@ -196,15 +195,15 @@ class Workshop:
             text=True,
         )
         with child:
-            self.children.add(child)
-            if self.stopping:  # since it was asked above
-                child.terminate()  # Python, while it starts, can lose a Ctrl-C
-            try:
-                output, errors = child.communicate(timeout=min(self.seconds_left, A_WEEK))
-            except subprocess.TimeoutExpired:
-                child.terminate()  # train.py saves
-                output, errors = child.communicate()
-        self.children.discard(child)
+            wait = POLL
+            while True:
+                try:
+                    output, errors = child.communicate(timeout=wait)
+                    break
+                except subprocess.TimeoutExpired:
+                    if self.stopping or self.seconds_left <= 0:
+                        child.terminate()  # once: train.py saves
+                        wait = None
         said = errors.strip() or output.strip() or "no output"
         return child.returncode, output, said.splitlines()[-1]
 
@@ -221,8 +220,6 @@ class Workshop:
                     self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
                 self.stopping = True
-                for child in tuple(self.children):
-                    child.terminate()
                 raise
 
 

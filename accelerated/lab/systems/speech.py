@@ -108,16 +108,15 @@ def main(argv: list[str]) -> None:
             "give a .wav and a .txt or .jsonl, or a .txt and a .wav, and a rate of at least 1"
         )
     with written_whole(target, "give another OUT", new=True) as temporary:
-        if target.suffix == ".txt":
-            values, rate = read_wav(source)
-            temporary.write_text(to_text(values), encoding="utf-8")
-        elif target.suffix == ".jsonl":
-            values, rate = read_wav(source)
-            rows = [values[at : at + CHUNK] for at in range(0, len(values), CHUNK)]
-            lines = [json.dumps({"text": to_text(row)}) + "\n" for row in rows]
-            temporary.write_text("".join(lines), encoding="utf-8")
-        else:
+        if target.suffix == ".wav":
             write_wav(temporary, from_text(source.read_text(encoding="utf-8")), rate)
+        else:
+            values, rate = read_wav(source)
+            text = to_text(values)
+            if target.suffix == ".jsonl":
+                rows = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
+                text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+            temporary.write_text(text, encoding="utf-8")
     print(f"wrote 1 file, {rate:,} samples a second")
 
 
