@@ -135,29 +135,23 @@ def numbers(table: Table, record: dict) -> str:
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
     if not forms:
         return ""
-    lost = "missing" if record.get("minutes") else "diverged"
-    cells = {}  # {row: {measure: text}}
-    for row in record["rows"]:
-        measured = row["measured"]
-        cells[row["name"]] = {
-            title: mean_and_spread(measured[title], form, lost) for title, form in forms.items()
-        }
-    if len(cells) <= 3 < len(forms):
-        lines = [[title, *(texts[title] for texts in cells.values())] for title in forms]
-        return markdown_table(["", *cells], *lines)
     if is_crossed(record):
         [title] = forms
         return crossed(table, record, title, forms[title])
 
-    columns = {"": list(cells)}
-    for title in forms:
-        columns[title] = [texts[title] for texts in cells.values()]
+    rows = record["rows"]
+    lost = "missing" if record.get("minutes") else "diverged"
+    columns = {"": [row["name"] for row in rows]}
+    for title, form in forms.items():
+        columns[title] = [mean_and_spread(row["measured"][title], form, lost) for row in rows]
+    if len(rows) <= 3 < len(forms):
+        return markdown_table(*([title, *texts] for title, texts in columns.items()))
     if table.headline:
         first = table.measures[0].title
-        columns["seeds"] = [str(len(row["measured"][first])) for row in record["rows"]]
+        columns["seeds"] = [str(len(row["measured"][first])) for row in rows]
     if record.get("minutes"):
-        columns["updates"] = ["; ".join(row["updates"]) for row in record["rows"]]
-    papers = [row["paper"] for row in record["rows"]]
+        columns["updates"] = ["; ".join(row["updates"]) for row in rows]
+    papers = [row["paper"] for row in rows]
     if any(papers):
         columns["the paper"] = papers
     columns |= cost_columns(record)
