@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
@@ -191,83 +192,81 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert recalled.readable.all()
 
 
-# Order, norms, residuals and projections of the layers, written again; attention, heads and masks
-# are the reference's
+# Order, norms, residuals and projections of the layers, by torch's functions. Positions are zero
+# here: tests/attention/test_signed_distance.py has them
 
 
-def oracle_norm(p, name, x):
-    normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    return normal * p[f"{name}.scale"] + p[f"{name}.bias"]
+def layer_params(name, prefix):
+    """A layer's random parameters, for NumPy and for torch."""
+    p = ref.subtree(PAPER.random_params(PAPER.variant(name), np.random.default_rng(0)), prefix)
+    p["attention.positions"] = np.zeros_like(p["attention.positions"])
+    return p, {key: torch.tensor(array) for key, array in p.items()}
 
 
-def oracle_attention(p, prefix, x, keyed, distances=None):
-    """What tokens x (N, D) find in keyed (K, D), by content alone or also by distance.
-
-    It is causal if distances begin at 0.
-    """
-
-    def by_head(name, rows):
-        return ref.split_heads((rows @ p[prefix + name].T + p[f"{prefix}{name}_bias"])[None], H)
-
-    heads = by_head("query", x), by_head("key", keyed), by_head("value", keyed)
-    if distances is None:
-        out, _ = ref.masked_attention_forward(*heads, np.ones((1, 1, 1, 1), bool), 0.0, None)
-    else:
-        causal = distances[0] == 0
-        mask = ref.self_attention_mask(N, len(keyed) - N, causal, None)
-        positions = {"positions": p[f"{prefix}positions"]}
-        out, _ = ref.simplified_attention_forward(
-            positions, *heads, np.array(distances), mask, 0.0, None
-        )
-    return ref.merge_heads(out)[0] @ p[f"{prefix}output"].T + p[f"{prefix}output_bias"]
+def norm(p, name, x):
+    return functional.layer_norm(x, (D,), p[f"{name}.scale"], p[f"{name}.bias"], eps=1e-6)
 
 
-def oracle_mlp(p, x):
-    hidden = np.maximum(oracle_norm(p, "mlp_norm", x) @ p["mlp_hidden"].T + p["mlp_hidden_bias"], 0)
-    return hidden @ p["mlp_output"].T + p["mlp_output_bias"]
+def affine(p, name, x):
+    return functional.linear(x, p[name], p[f"{name}_bias"])
 
 
-def encoder_layer(rng, x, memory, source):
+def attention(p, name, x, keyed, seen=None):
+    """What tokens x (N, D) find in keyed (K, D), of which each sees some (N, K)."""
+
+    def heads(part, rows):
+        return affine(p, f"{name}.{part}", rows).unflatten(-1, (H, -1)).transpose(0, 1)
+
+    query, key, value = heads("query", x), heads("key", keyed), heads("value", keyed)
+    found = functional.scaled_dot_product_attention(query, key, value, seen)  # (H, N, E)
+    return affine(p, f"{name}.output", found.transpose(0, 1).flatten(1))
+
+
+def mlp(p, x):
+    return affine(p, "mlp_output", affine(p, "mlp_hidden", norm(p, "mlp_norm", x)).relu())
+
+
+def encoder_layer(x, memory, source):
     """Figure 2a: self-attention both ways, then the slots, then the feed-forward."""
-    p = ref.subtree(PAPER.random_params(SMALL, rng), "encoder.layers.1.")
-    normal = oracle_norm(p, "attention.norm", x)
-    y = x + oracle_attention(p, "attention.", normal, normal, range(1 - N, N))
-    slots = oracle_norm(p, "read.memory_norm", memory)
-    y = y + oracle_attention(p, "read.", oracle_norm(p, "read.norm", y), slots)
-    out, _ = ref.encoder_layer_forward(p, SMALL, x[None], memory[None], None, None)
-    return {"out": y + oracle_mlp(p, y)}, {"out": out[0]}
+    p, w = layer_params("encoder-decoder", "encoder.layers.1.")
+    normal = norm(w, "attention.norm", x)
+    y = x + attention(w, "attention", normal, normal)
+    y = y + attention(w, "read", norm(w, "read.norm", y), norm(w, "read.memory_norm", memory))
+    out, _ = ref.encoder_layer_forward(p, SMALL, x[None].numpy(), memory[None].numpy(), None, None)
+    return {"out": y + mlp(w, y)}, {"out": out[0]}
 
 
-def decoder_layer(rng, x, memory, source):
+def decoder_layer(x, memory, source):
     """Figure 2a: causal self-attention, then the encoded segment, then the feed-forward."""
-    p = ref.subtree(PAPER.random_params(SMALL, rng), "decoder.layers.2.")
-    normal = oracle_norm(p, "attention.norm", x)
-    y = x + oracle_attention(p, "attention.", normal, normal, range(N + 1))
-    y = y + oracle_attention(p, "cross.", oracle_norm(p, "cross.norm", y), source)
-    out, _ = ref.decoder_layer_forward(p, SMALL, x[None], source[None], None, None)
-    return {"out": y + oracle_mlp(p, y)}, {"out": out[0]}
+    p, w = layer_params("encoder-decoder", "decoder.layers.2.")
+    normal = norm(w, "attention.norm", x)
+    earlier = torch.ones(N, N, dtype=torch.bool).tril()
+    y = x + attention(w, "attention", normal, normal, earlier)
+    y = y + attention(w, "cross", norm(w, "cross.norm", y), source)
+    out, _ = ref.decoder_layer_forward(p, SMALL, x[None].numpy(), source[None].numpy(), None, None)
+    return {"out": y + mlp(w, y)}, {"out": out[0]}
 
 
-def memory_layer(rng, x, memory, source):
+def memory_layer(x, memory, source):
     """Figure 1b: causal self-attention to slots and tokens, the feed-forward; slots read that."""
     config = PAPER.variant("decoder-only")
-    p = ref.subtree(PAPER.random_params(config, rng), "decoder.layers.1.")
-    normal = oracle_norm(p, "attention.norm", x)
-    keyed = np.concatenate([oracle_norm(p, "attention.memory_norm", memory), normal])
-    y = x + oracle_attention(p, "attention.", normal, keyed, range(N))
-    y = y + oracle_mlp(p, y)
-    writer = ref.subtree(p, "writer.")
-    written, _ = ref.slot_attention_forward(writer, config, memory[None], y[None], None)
-    out, after, _ = ref.memory_layer_forward(p, config, x[None], memory[None], None)
+    p, w = layer_params("decoder-only", "decoder.layers.1.")
+    normal = norm(w, "attention.norm", x)
+    keyed = torch.cat([norm(w, "attention.memory_norm", memory), normal])
+    slots_and_earlier = torch.ones(N, S + N, dtype=torch.bool).tril(S)
+    y = x + attention(w, "attention", normal, keyed, slots_and_earlier)
+    y = y + mlp(w, y)
+    slots = memory[None].numpy()
+    written = write(ref.subtree(p, "writer."), config, slots, y[None].numpy())
+    out, after, _ = ref.memory_layer_forward(p, config, x[None].numpy(), slots, None)
     return {"out": y, "memory": written}, {"out": out[0], "memory": after}
 
 
 @pytest.mark.parametrize("layer", [encoder_layer, decoder_layer, memory_layer])
 def test_layers_are_figures_1_and_2(layer):
     """Their order, norms and residuals."""
-    rng = np.random.default_rng(0)
-    x, memory, source = (rng.standard_normal((rows, D)) for rows in (N, S, N))
-    assert_agree(*layer(rng, x, memory, source), 1e-10, layer.__name__)
+    x, memory, source = torch.randn(N, D), torch.randn(S, D), torch.randn(N, D)
+    assert_agree(*layer(x, memory, source), 1e-10, layer.__name__)
 
 
 # Memory replay in NumPy
