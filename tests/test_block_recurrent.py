@@ -76,13 +76,6 @@ def test_segmented_run_equals_one_long_run(name):
     assert_agree(filled(expected), filled(found), 1e-12)
 
 
-def test_queries_and_keys_have_unit_length_and_values_have_not():
-    p = {name: draw(6, 5) for name in ("key", "value")}
-    projected, _ = ref.head_projections_forward(p, ("key", "value"), 2, draw(2, 4, 5))
-    assert np.allclose((projected["key"] ** 2).sum(-1), 1, atol=1e-4)
-    assert not np.isclose((projected["value"] ** 2).sum(-1), 1).any()
-
-
 @given(
     window=st.integers(1, 5),
     blocks=st.integers(1, 3),

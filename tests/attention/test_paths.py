@@ -168,8 +168,8 @@ def test_tiled_sliding_attention_in_bfloat16():
     assert_agree(expected, found, BFLOAT16)
 
 
-def test_the_tiled_paths_are_taken_if_possible_and_measure_when_asked(monkeypatch):
-    """Dropout, which they do not have, is the plain path's."""
+def test_sliding_attention_is_tiled_unless_it_drops(monkeypatch):
+    """Dropout, which the tiles do not have, is the plain path's."""
     plain = Mock(wraps=sliding_window.sliding_attention_plain)
     tiled = Mock(wraps=SlidingAttention.apply)
     monkeypatch.setattr(sliding_window, "sliding_attention_plain", plain)
@@ -180,12 +180,14 @@ def test_the_tiled_paths_are_taken_if_possible_and_measure_when_asked(monkeypatc
     sliding_window.sliding_attention(*inputs.values(), 0.5)
     assert (tiled.call_count, plain.call_count) == (1, 1)
 
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_usage_is_measured_only_if_it_is_asked_for(dropout):
+    """Before weights are dropped."""
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
-    out, usage = relative_shift.relative_attention(*inputs, measure=True)
-    dropped, same = relative_shift.relative_attention(*inputs, dropout=0.5, measure=True)
-    assert not torch.allclose(dropped, out)
-    assert torch.allclose(same, usage), "usage is measured before weights are dropped"
+    _, usage = relative_shift.relative_attention(*inputs, dropout)
+    assert usage is None
+    _, usage = relative_shift.relative_attention(*inputs, dropout, measure=True)
+    _, expected = relative_shift.relative_attention_plain(*inputs, measure=True)
     assert usage.shape == (2, 9)
-    for attend in (relative_shift.relative_attention_plain, relative_shift.relative_attention):
-        _, usage = attend(*inputs)
-        assert usage is None
+    torch.testing.assert_close(usage, expected)
