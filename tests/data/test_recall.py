@@ -1,6 +1,7 @@
 """The recall task: answers follow from what a document told, and are never in its input."""
 
-from itertools import islice, takewhile
+import dataclasses
+from itertools import dropwhile, islice
 
 import numpy as np
 import pytest
@@ -62,44 +63,33 @@ def test_keys_share_their_values_or_each_has_its_own():
         assert {len(keys) for keys in keys_of.values()} == ({1} if own_values else {4})
 
 
-def facts_at_the_end(opening):
-    """[(key, value)] of an opening; if it has fewer facts than others, marks come first."""
-    marks = len(list(takewhile(MARKS.__contains__, opening)))
-    facts = opening[marks:]
-    assert not MARKS & set(facts)
-    return list(zip(facts[::2], facts[1::2], strict=True))
-
-
 @given(drawn())
 def test_an_answer_is_what_the_document_told_last(config_and_document):
     """An oracle reads the document and answers.
 
-    A document is: [marks] facts | filler | questions `? key`.
+    A document is: [marks] facts | filler | questions `? key`. Marks stand for facts that it lacks.
     """
     config, document = config_and_document
     distance = distance_of(config, document)
     parts = np.split(document.inputs, [config.opening, config.opening + distance])
     opening, filler, rest = (part.tolist() for part in parts)
-    told = facts_at_the_end(opening)
-    known = dict(told)
+    told = [*dropwhile(MARKS.__contains__, opening)]
+    known = dict(zip(told[::2], told[1::2], strict=True))
 
-    assert len(told) == len(known), "each key is told once"
-    assert set(filler) <= MARKS
-    assert config.vary_pairs or len(told) == config.pairs
-    keys = SYMBOLS[::-1][: len(told)].tolist()
-    assert not set(keys) & set(known.values())
-    assert set(known) == set(keys)
+    assert len(told) == 2 * len(known), "each key is told once"
+    assert config.vary_pairs or len(known) == config.pairs
+    assert {*known} == {*SYMBOLS[::-1][: len(known)].tolist()}
+    assert not {*known.values()} & (MARKS | {*known})
+    assert {*filler} <= MARKS
+    assert {*rest} <= MARKS | {*known}, "the questions hold no answer"
     asked = document.inputs[document.scored].tolist()
     assert document.targets[document.scored].tolist() == [known[key] for key in asked]
-    assert not set(known.values()) & MARKS
-    assert set(rest) <= MARKS | set(known), "the questions hold no answer"
 
 
 @given(drawn())
 def test_a_document_has_the_sizes_of_its_config(config_and_document):
     config, document = config_and_document
-    for field in (document.inputs, document.targets, document.scored):
-        assert len(field) == config.length
+    assert {len(field) for field in document[1:]} == {config.length}
     asked = np.flatnonzero(document.scored)  # places of the questions' keys
     assert len(asked) == config.questions
     assert (np.diff(asked) == config.spacing).all()
@@ -172,10 +162,9 @@ def test_what_a_document_cannot_hold_is_refused():
     assert len(set(SYMBOLS.tolist())) == len(SYMBOLS)
     room = len(SYMBOLS) - 3
     assert RecallConfig(pairs=3, values=room)
-    with pytest.raises(ValueError, match="pairs is 3: with"):
-        RecallConfig(pairs=3, values=room + 1)
-    with pytest.raises(ValueError, match="pairs is 3: with"):
-        RecallConfig(pairs=3, values=room // 3 + 1, own_values=True)
+    for own_values, values in ((False, room + 1), (True, room // 3 + 1)):
+        with pytest.raises(ValueError, match="pairs is 3: with"):
+            RecallConfig(pairs=3, values=values, own_values=own_values)
 
 
 def right_without_keys(config, count):
@@ -188,16 +177,12 @@ def right_without_keys(config, count):
     return right / count
 
 
-@pytest.mark.parametrize("sizes", [{}, {"pairs": 1}, {"pairs": 9, "values": 2}])
+@pytest.mark.parametrize("sizes", [{}, {"pairs": 1}, {"pairs": 9, "values": 2}], ids=str)
 def test_chances_are_those_of_a_guess_and_of_who_knows_the_values_alone(sizes):
     config = RecallConfig(questions=40, distance=0, **sizes)
-    chance = chances(config)
-    assert chance["a guess"] == 1 / config.values
+    guess, told = chances(config).values()
+    assert guess == 1 / config.values
     found = right_without_keys(config, 3000)
-    told = chance["the values without their keys"]
     assert abs(told - found) < 0.02, f"{told:.1%} expected, {found:.1%} found in documents"
-
-
-def test_who_knows_the_values_knows_all_if_keys_have_their_own():
-    config = RecallConfig(own_values=True)
-    assert chances(config) == {"a guess": 0.1, "the values without their keys": 1.0}
+    of_own_values = dataclasses.replace(config, own_values=True)
+    assert [*chances(of_own_values).values()] == [guess, 1.0], "its values say all"

@@ -44,13 +44,15 @@ def test_the_papers_example():
     assert cut(25, 10, 3) == [Window(0, 10, 1), Window(7, 17, 11), Window(14, 24, 18)]
 
 
+FIGURE_3 = {  # {(tokens, overlap): first and last token of a window, and the first that is scored}
+    (8, 1): [(1, 3, 2), (3, 5, 5), (5, 7, 7)],
+    (7, 2): [(1, 3, 2), (2, 4, 5), (3, 5, 6), (4, 6, 7)],  # token by token
+    (7, 0): [(1, 3, 2), (4, 6, 5)],  # disjoint
+}
+
+
 def test_figure_3():
-    """T = 3, with overlaps 1, 2 (token by token) and 0 (disjoint); counted from 1."""
-
-    def counted_from_1(length, overlap):
-        windows = cut(length, 3, overlap)
-        return [(window.start + 1, window.stop, window.first + 1) for window in windows]
-
-    assert counted_from_1(8, overlap=1) == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
-    assert counted_from_1(7, overlap=2) == [(1, 3, 2), (2, 4, 5), (3, 5, 6), (4, 6, 7)]
-    assert counted_from_1(7, overlap=0) == [(1, 3, 2), (4, 6, 5)]
+    """T = 3; counted from 1."""
+    for (tokens, overlap), expected in FIGURE_3.items():
+        windows = cut(tokens, 3, overlap)
+        assert [(each.start + 1, each.stop, each.first + 1) for each in windows] == expected
