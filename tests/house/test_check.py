@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from docs.practice.tasks import changed
+from docs.practice.tasks import blocks, changed
 from reference import check, gradients
 from tests.helpers.variants import PAPERS
 from tests.tools.vectors import FOLDER, computed
@@ -40,14 +40,14 @@ def test_a_right_reference_passes_and_is_left_as_it_was(paper, capsys):
     assert gradients.guilty(case, calls)[-1] == "backward", "a right function is said to be wrong"
 
 
-FAULTS = [block.split("\n") for block in (ANSWERS / "faults.txt").read_text().strip().split("\n\n")]
+FAULTS = [*blocks(ANSWERS / "faults.txt")]
 
 
-@pytest.mark.parametrize("head,old,new", FAULTS)
-def test_a_wrong_backward_is_named_with_its_file(head, old, new, capsys, monkeypatch):
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.task)
+def test_a_wrong_backward_is_named_with_its_file(fault, capsys, monkeypatch):
     """One line of a backward function is wrong: the verdict comes first, then that function."""
-    paper, case, function = head.split()
-    wrong = changed(PAPERS[paper].reference, function, old[2:], new[2:])
+    paper, case, function = fault.task.split()
+    wrong = changed(PAPERS[paper].reference, function, fault.old, fault.new)
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
     verdict, *lines = capsys.readouterr().out.splitlines()
@@ -69,18 +69,23 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
 
 @pytest.fixture
 def checked(tmp_path, capsys):
-    """A function: (exit code, what is printed) for a port that wrote a case's rows after
-    change(rows).
-    """
+    """checked(case, rows, *options): (exit code, printed lines) for a port that wrote these rows."""
 
-    def run(case, change):
-        path = FOLDER / f"{case}.safetensors"
-        mine = tmp_path / "mine"
-        rows, _ = check.load(path)
-        save_file(change(rows), mine)
-        return check.main([str(path), str(mine)]), capsys.readouterr().out
+    def run(case, rows, *options):
+        vectors = FOLDER / f"{case}.safetensors"
+        theirs = tmp_path / vectors.name
+        save_file(rows, theirs)
+        capsys.readouterr()
+        code = check.main([str(vectors), str(theirs), *options])
+        return code, capsys.readouterr().out.splitlines()
 
     return run
+
+
+def rows_of(case):
+    """{name: array} of a case of the vectors."""
+    rows, _ = check.load(FOLDER / f"{case}.safetensors")
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -110,34 +115,27 @@ def checked(tmp_path, capsys):
     ids=["too far off", "NaN", "shape", "integers", "missing", "not zero", "float32", "inside"],
 )
 def test_one_wrong_tensor_is_named(name, change, says, checked):
-    def with_one_wrong(rows):
-        right = rows.pop(name)
-        return rows | ({name: np.asarray(change(right))} if change else {})
-
-    code, printed = checked("memformer/all-tasks", with_one_wrong)
+    rows = rows_of("memformer/all-tasks")
+    right = rows.pop(name)
+    if change:
+        rows[name] = np.asarray(change(right))
+    code, printed = checked("memformer/all-tasks", rows)
     assert code == 1
-    assert f"begin with {name}, " in printed
-    assert says in printed
-    assert printed.count("FAIL") == 1 and "look at: " in printed
-    assert re.match(r"memformer all-tasks: (\d+) of (\d+) tensors agree", printed)
+    verdict, first, hint, *_ = printed
+    assert re.match(r"memformer all-tasks: (\d+) of (\d+) tensors agree", verdict)
+    assert first.startswith(f"  begin with {name}, ") and says in "\n".join(printed)
+    assert hint.startswith("  look at: ")
+    assert sum("FAIL" in line for line in printed) == 1
 
 
 def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computation(checked):
-    wrong = (
-        "1/loss",
-        "1/grad_state/compressed",
-        "grad/layers.1.query",
-        "grad/layers.0.query",
-        "grad/embedding",
-        "sgd/embedding",
-    )
-
-    def change(rows):
-        del rows["0/logits"]
-        return rows | {name: np.asarray(rows[name] + 1) for name in wrong}
-
-    _, printed = checked("compressive/conv-bptt", change)
-    lines = printed.splitlines()
+    rows = rows_of("compressive/conv-bptt")
+    del rows["0/logits"]
+    wrong = ["1/loss", "1/grad_state/compressed", "grad/layers.1.query", "grad/layers.0.query"]
+    wrong += ["grad/embedding", "sgd/embedding"]
+    for name in wrong:
+        rows[name] = np.asarray(rows[name] + 1)
+    _, lines = checked("compressive/conv-bptt", rows)
     assert "1 missing" in lines[0] and "begin with 1/loss" in lines[1]
     assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", *wrong]
 
@@ -146,18 +144,12 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
     tmp_path, capsys
 ):
     """Not the first by its name, of which only the logits are wrong."""
-    for name, wrong in {
-        "attention": "0/logits",
-        "max": "inner/mixed",
-        "mean": "inner/weights",
-        "plain": "logit",
-    }.items():
-        rows, _ = check.load(FOLDER / "pretrained_recurrence" / f"{name}.safetensors")
-        save_file(
-            rows | {wrong: rows.get(wrong, np.zeros(2)) + 1}, tmp_path / f"{name}.safetensors"
-        )
-    folders = [str(FOLDER / "pretrained_recurrence"), str(tmp_path)]
-    assert check.main(folders) == 1
+    wrong = {"attention": "0/logits", "max": "inner/mixed", "mean": "inner/weights"}
+    for name, tensor in (wrong | {"plain": "logit"}).items():
+        rows = rows_of(f"pretrained_recurrence/{name}")
+        rows[tensor] = rows.get(tensor, np.zeros(2)) + 1
+        save_file(rows, tmp_path / f"{name}.safetensors")
+    assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(lines) if "cases agree" in line)
     cases, stage, first, hint = lines[at : at + 4]
@@ -169,41 +161,43 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
 
 
 def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp_path, capsys):
-    """A port without gradients has done stage 2; what is wrong later does not count."""
-    path = FOLDER / "memorizing" / "retrieval.safetensors"
-    rows, _ = check.load(path)
+    """A port without gradients has done stage 3; what is wrong later does not count."""
+    rows = rows_of("memorizing/retrieval")
     written = {name: row for name, row in rows.items() if "grad" not in name}
-    save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / path.name)
-    command = [str(path.parent), str(tmp_path)]
-    assert check.main([*command, "--stage", "state"]) == 0
+    save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / "retrieval.safetensors")
+    command = [str(FOLDER / "memorizing"), str(tmp_path), "--stage"]
+    assert check.main([*command, "state"]) == 0
     assert capsys.readouterr().out.endswith("\nstage 3 of 6 done: state\n")
-    assert check.main([*command, "--stage", "state", "--strict"]) == 1
+    assert check.main([*command, "state", "--strict"]) == 1
     capsys.readouterr()
-    theirs = tmp_path / "recall.safetensors"
-    path = FOLDER / "memformer" / theirs.name
-    rows, _ = check.load(path)
-    again = {f"replay/{name}": row for name, row in rows.items() if name.startswith("grad")}
-    for changes, code in (({}, 1), (again, 0), (again | {"replay/advance": np.array(0)}, 1)):
-        kept = {name: row for name, row in rows.items() if changes or "replay" not in name}
-        save_file(kept | changes, theirs)
-        assert check.main([str(path), str(theirs), "--stage", "replay"]) == code
-    capsys.readouterr()
-    assert check.main([*command, "--stage", "steps"]) == 1
+    assert check.main([*command, "steps"]) == 1
     assert "begin with retrieval.safetensors, sgd/embedding: shape" in capsys.readouterr().out
+
+
+def test_replay_is_asked_for_by_its_stage_alone(checked):
+    """How often what is called, and the same gradients again."""
+    rows = rows_of("memformer/recall")
+    without = {name: row for name, row in rows.items() if "replay" not in name}
+    again = {f"replay/{name}": row for name, row in rows.items() if name.startswith("grad")}
+    assert checked("memformer/recall", without)[0] == 0
+    for written, code in (
+        (without, 1),
+        (rows | again, 0),
+        (rows | again | {"replay/advance": np.array(0)}, 1),
+    ):
+        assert checked("memformer/recall", written, "--stage", "replay")[0] == code
 
 
 def test_operators_come_first_and_may_be_left_out(tmp_path, capsys):
     """Of a function that is wrong its formula is named; a case has no operators."""
-    path = FOLDER / "operators" / "memorizing.safetensors"
-    rows, _ = check.load(path)
-    wrong = {"operator/unit_norm/dx": rows["operator/unit_norm/dx"] * 2}
+    rows = rows_of("operators/memorizing")
     written = {name: row for name, row in rows.items() if "layer_norm" not in name}
-    command = [str(path.parent), str(tmp_path), "--stage", "operators"]
-    save_file(written, tmp_path / path.name)
+    command = [str(FOLDER / "operators"), str(tmp_path), "--stage", "operators"]
+    save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command[:2]) == 0
     assert capsys.readouterr().out.endswith("\nstage 1 of 6 done: operators\n"), "and no other"
-    save_file(written | wrong, tmp_path / path.name)
-    capsys.readouterr()
+    written["operator/unit_norm/dx"] = rows["operator/unit_norm/dx"] * 2
+    save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command) == 1
     stage, first, hint = capsys.readouterr().out.splitlines()[-3:]
     assert stage == "stage 1 of 6, operators, is not done"
@@ -253,10 +247,7 @@ def test_gradients_are_checked_with_numpy_alone():
         "from reference.gradients import main; "
         "sys.exit(main('pretrained_recurrence', ['--check']))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode
-        == 0
-    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -264,9 +255,8 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
     shutil.copy(ROOT / "reference" / "check.py", tmp_path)
     program = "import sys; sys.modules['reference'] = None; import check; sys.exit(check.main())"
     command = [sys.executable, "-c", program, FOLDER / "memformer", FOLDER / "memformer"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
     if not reads:
         process.stdout.close()
     printed, error = process.communicate()
@@ -277,34 +267,15 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
 # Wrong conventions
 
 
-def read_wrong():
-    """(rule, paper, case, first, old, new) of each block of wrong_conventions.txt, whose lines
-    after the head begin with - or +.
-
-    A port that breaks the rule is wrong in that case of docs/vectors, and `first` is the tensor
-    that the checker has to name.
-    """
-    for block in (
-        (ROOT / "tests" / "tools" / "wrong_conventions.txt").read_text().strip().split("\n\n")
-    ):
-        head, *lines = block.splitlines()
-        rule, _, words = head.partition(": ")
-        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
-        yield rule, *words.split(), old, new
+# A port that breaks the rule is wrong in that case of docs/vectors, first in that tensor
+WRONG = [*blocks(ROOT / "tests" / "tools" / "wrong_conventions.txt")]
 
 
-WRONG = [*read_wrong()]
-
-
-@pytest.mark.parametrize(
-    "rule,paper,case,first,old,new", WRONG, ids=[f"{paper}: {rule}" for rule, paper, *_ in WRONG]
-)
-def test_a_broken_rule_is_noticed_and_named(rule, paper, case, first, old, new):
+@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: f"{rule.sentence.split()[0]}: {rule.task}")
+def test_a_broken_rule_is_noticed_and_named(rule):
     """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
+    paper, case, first = rule.sentence.split()
     expected, _ = check.load(FOLDER / paper / f"{case}.safetensors")
-    found = computed(paper, case, changed(PAPERS[paper].reference, "", old, new), steps=False)
-    rows = check.compare(expected, found)
-    failing = [
-        row.name for row in rows if not row.passes and not row.name.startswith(("sgd/", "adamw/"))
-    ]
-    assert failing[:1] == [first]
+    wrong = changed(PAPERS[paper].reference, "", rule.old, rule.new)
+    rows = check.compare(expected, expected | computed(paper, case, wrong, steps=False))
+    assert check.first_wrong(rows).name == first
