@@ -1,6 +1,7 @@
 """Losses by position equal a count by hand."""
 
 import dataclasses
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -18,32 +19,10 @@ from tests.helpers.variants import PAPERS, variant
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
 def test_doubling_ranges(first, length):
-    ranges = list(doubling_ranges(first, length))
-    places = []
-    for start, stop in ranges:
-        places += range(start, stop)
-    assert places == list(range(length))
-    for index, (start, stop) in enumerate(ranges):
-        assert start == (0 if index == 0 else first * 2 ** (index - 1))
-        assert stop == min(length, first * 2**index)
-
-
-def counted_by_hand(nats, documents, tokenizer, start, stop):
-    """(nats, tokens, bytes, documents) of the tokens at positions start .. stop - 1."""
-    total = 0.0
-    tokens = 0
-    text_bytes = 0
-    reached = set()
-    for number, document in enumerate(documents):
-        for place, target in enumerate(document.targets):
-            if not start <= place + 1 < stop:
-                continue
-            reached.add(number)
-            if document.scored[place]:
-                total += nats[number][place]
-                tokens += 1
-                text_bytes += len(tokenizer.decode([target]))
-    return total, tokens, text_bytes, len(reached)
+    """They cover everything; from the second on each begins at twice the one before."""
+    starts = [0, *(first * 2**index for index in range(9))]
+    edges = [*(start for start in starts if start < length), length]
+    assert list(doubling_ranges(first, length)) == [*itertools.pairwise(edges)]
 
 
 @given(corpus=documents_and_tokenizer(), first=st.integers(1, 9), seed=st.integers(0, 3))
@@ -55,17 +34,22 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     ranges = list(doubling_ranges(first, longest + 1)) if longest else []
     assert [(row["start"], row["stop"]) for row in rows] == ranges
     for row in rows:
-        by_hand = counted_by_hand(nats, documents, tokenizer, row["start"], row["stop"])
-        total, tokens, text_bytes, reached = by_hand
-        assert row["documents"] == reached
-        assert row["tokens"] == tokens
-        assert row["text_bytes"] == text_bytes
-        assert row["nats"] == pytest.approx(total, rel=1e-12)
-        for name, units in (("bits_per_token", tokens), ("bits_per_byte", text_bytes)):
-            rate = total / units / math.log(2) if units else math.nan
+        losses = []
+        targets = []
+        reached = 0
+        for document, of_document in zip(documents, nats, strict=True):
+            places = range(max(row["start"] - 1, 0), min(row["stop"] - 1, len(of_document)))
+            reached += len(places) > 0
+            scored = [place for place in places if document.scored[place]]
+            losses += of_document[scored].tolist()
+            targets += document.targets[scored].tolist()
+        text_bytes = len(tokenizer.decode(targets))
+        found = [row[name] for name in ("documents", "tokens", "text_bytes")]
+        assert found == [reached, len(losses), text_bytes]
+        assert row["nats"] == pytest.approx(sum(losses), rel=1e-12)
+        for name, units in (("bits_per_token", len(losses)), ("bits_per_byte", text_bytes)):
+            rate = sum(losses) / units / math.log(2) if units else math.nan
             assert row[name] == pytest.approx(rate, nan_ok=True)
-    scored = sum(int(document.scored.sum()) for document in documents)
-    assert sum(row["tokens"] for row in rows) == scored
 
 
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():

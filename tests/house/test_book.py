@@ -132,29 +132,6 @@ def test_pages_are_small_and_load_nothing(book):
             assert not re.search(loads, re.sub(r"<pre>.*?</pre>", "", text, flags=re.S)), page.name
 
 
-def test_every_value_of_a_page_is_shown_somewhere(book):
-    for method in METHODS:
-        data = data_of(book / f"{method}.html")
-        reached = {number for pair in data["states"] for number in pair}
-        for call in data["calls"]:
-            reached.update(call["held"])
-            reached.update(of for of, _ in call["beside"].values())
-        left = set(range(len(data["values"]))) - parts_too(data["values"], reached)
-        assert not left, f"{method}.html has {len(left)} values that no place shows"
-
-
-def parts_too(values, numbers):
-    """Numbers of values, and of the parts in them."""
-    found = set()
-    left = [number for number in numbers if number >= 0]
-    while left:
-        number = left.pop()
-        if number not in found:
-            found.add(number)
-            left += values[number].get("parts", {}).values()
-    return found
-
-
 def test_every_page_of_docs_is_in_the_menu():
     pages = {path for paths in BOOK.menu().values() for path in paths}
     left = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - pages

@@ -69,7 +69,7 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
 
 @pytest.fixture
 def checked(tmp_path, capsys):
-    """checked(case, rows, *options): (exit code, printed lines) for a port that wrote these rows."""
+    """checked(case, rows, *options): (exit code, printed lines) of a port that wrote these."""
 
     def run(case, rows, *options):
         vectors = FOLDER / f"{case}.safetensors"

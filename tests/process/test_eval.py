@@ -10,7 +10,6 @@ import sys
 import pytest
 
 import eval as evaluation_script
-from accelerated.data.config import DataConfig
 from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
@@ -162,13 +161,9 @@ def test_predictions_that_are_nan_are_refused(runs, tmp_path, capsys):
             parameter.fill_(3e38)  # products of two are infinite
 
     run = with_parameters(runs.windowed, tmp_path, enlarge)
-    for report, *options in (
-        ("score",),
-        ("overlap",),
-        ("dynamic", "--learning-rate", 1e-4),
-        ("positions",),
-        ("view", "--out", tmp_path / "page"),
-    ):
+    view = ["view", "--out", tmp_path / "page"]
+    dynamic = ["dynamic", "--learning-rate", 1e-4]
+    for report, *options in (["score"], ["overlap"], dynamic, ["positions"], view):
         line = refused(capsys, report, run, *options)
         assert "the model's predictions are NaN: its numbers overflow" in line
     line = refused(capsys, "sample", run)
@@ -187,24 +182,23 @@ def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(
     argv.append("--carry-over-documents")
     shown = printed(capsys, *argv)
     record = as_json(capsys, *argv)
-    assert record["run"] == str(runs.recurrent)
-    assert record["step"] == 2
-    assert record["memory_cleared"] is False
-    assert record["split"] == "train"
-    assert record["data"] == str(long)
-    assert record["config"]["width"] == 16
     tokens = 11 * 300 * 90 // 100 - 1
-    assert record["tokens"] == record["split_tokens"] == tokens
+    expected = {"run": str(runs.recurrent), "step": 2, "memory_cleared": False, "split": "train"}
+    expected |= {"data": str(long), "tokens": tokens, "split_tokens": tokens}
+    assert expected.items() <= record.items()
+    assert record["config"]["width"] == 16
 
     words = record["words"]
     nats = record["nats"]
     perplexity = math.exp(nats / words)
     assert record["word_perplexity"] == perplexity
-    assert f"bits per byte       {record['bits_per_byte']:.4f}\n" in shown
-    counted = f"({words:,} words of the original text, counted"
-    assert f"per word            {perplexity:,.5g} {counted}" in shown
-    assert f"log-probability     {-nats:,.2f} nats\n" in shown
-    assert f"tokens scored       {tokens:,} of {tokens:,} in the split\n" in shown
+    for line in (
+        f"bits per byte       {record['bits_per_byte']:.4f}\n",
+        f"per word            {perplexity:,.5g} ({words:,} words of the original text, counted",
+        f"log-probability     {-nats:,.2f} nats\n",
+        f"tokens scored       {tokens:,} of {tokens:,} in the split\n",
+    ):
+        assert line in shown
 
 
 def test_other_data_is_read(runs, tmp_path, capsys, monkeypatch):
@@ -250,14 +244,6 @@ def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_other_data_is_read_whole_and_joined_as_in_training():
-    trained = DataConfig("other", carry_over_documents=True, training_documents=1)
-    read_as = evaluation_script.data_config
-    assert read_as(trained, "other") == trained
-    for other in ("book.txt", "pg19"):
-        assert read_as(trained, other) == DataConfig(other, carry_over_documents=True)
-
-
 SIZES = "--memory 5 --compressed-memory 9"
 DIFFERENCES = [  # (kind of run, options, what the title says)
     ("plain", "", ", no memory\n"),
@@ -294,6 +280,8 @@ def test_memories_of_each_layer_do_not_change(runs, tmp_path, capsys):
 
 # Memory carried over documents
 
+UNITS = ("tokens", "words", "text_bytes")
+
 
 def test_the_heading_says_how_memory_is_carried(joined, runs, capsys):
     """As in training, or as asked; the documents of recall are never joined."""
@@ -310,30 +298,22 @@ def test_the_heading_says_how_memory_is_carried(joined, runs, capsys):
         assert f", {how}\n" in printed(capsys, run, *argv)
 
 
-def test_joined_documents_have_the_same_tokens_and_words_whatever_the_lanes(joined, capsys):
-    default = as_json(capsys, joined.compressive)
-    alone = as_json(capsys, joined.compressive, "--no-carry-over-documents")
-    many = as_json(capsys, joined.compressive, "--batch", 10**15)
-    assert default["carry_over_documents"] is True
-    assert alone["carry_over_documents"] is False
-    assert default["nats"] != alone["nats"]
-    for key in ("tokens", "words", "text_bytes"):
-        assert default[key] == alone[key] == many[key]
-
-
 def test_every_report_reads_joined_documents(joined, capsys):
-    """The scoring reports give the same sum over the same tokens, at the same positions."""
+    """The scoring reports give the same sum over the same tokens, whatever the lanes."""
     run = joined.compressive
     score = as_json(capsys, run)
+    assert score["carry_over_documents"]
     rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
-    apart = as_json(capsys, "positions", run, "--no-carry-over-documents")
-    own_rows = apart["by_position"]["memory_carried"]
-    assert [row["tokens"] for row in rows] == [row["tokens"] for row in own_rows]
-    assert sum(row["tokens"] for row in rows) == score["tokens"]
-    assert sum(row["nats"] for row in rows) == pytest.approx(score["nats"], rel=1e-6)
     dynamic = as_json(capsys, "dynamic", run, "--learning-rate", 1e-4)
-    assert dynamic["dynamic"]["tokens"] == score["tokens"]
-    assert dynamic["static"]["nats"] == pytest.approx(score["nats"], rel=1e-6)
+    for nats, tokens in (
+        (sum(row["nats"] for row in rows), sum(row["tokens"] for row in rows)),
+        (dynamic["static"]["nats"], dynamic["dynamic"]["tokens"]),
+    ):
+        assert (nats, tokens) == (pytest.approx(score["nats"], rel=1e-6), score["tokens"])
+    apart = as_json(capsys, run, "--no-carry-over-documents")
+    assert apart["nats"] != score["nats"]
+    for other in (apart, as_json(capsys, run, "--batch", 10**15)):
+        assert [other[key] for key in UNITS] == [score[key] for key in UNITS]
     assert as_json(capsys, "attention", run)["carry_over_documents"]
 
 
@@ -345,21 +325,16 @@ def test_joined_documents_are_long_enough_for_range(joined, capsys):
 
 def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
     """At each overlap, with its windows' own pooling; notes say what differs from training."""
-    argv = ["overlap", runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2"]
-    rows = as_json(capsys, *argv, "--split", "test", "--clear-memory")["rows"]
+    argv = ["--split", "test", "--clear-memory", "--pool", "advance"]
+    given = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2"]
+    rows = as_json(capsys, "overlap", *given, *argv)["rows"]
     assert [row["run"] for row in rows] == [str(runs.plain)] * 2 + [str(runs.windowed)] * 2
     assert [row["config"]["overlap"] for row in rows] == [0, 2, 0, 2]
-    assert rows[2]["notes"] == ["trained with overlap 2", "memory cleared"]
-    same = as_json(capsys, runs.windowed, "--split", "test", "--clear-memory")
+    changed = ["trained with overlap 2", "trained with pool all", "memory cleared"]
+    assert rows[2]["notes"] == changed
+    assert rows[3]["notes"] == changed[1:]
+    same = as_json(capsys, runs.windowed, *argv)
     assert rows[3]["splits"]["test"]["nats"] == same["nats"]
-
-
-def test_the_table_of_overlaps_takes_other_sizes(runs, joined, capsys):
-    pool = ["--split", "test", "--pool", "advance"]
-    zero, two = as_json(capsys, "overlap", runs.windowed, *pool, "--overlaps", "0,2")["rows"]
-    assert zero["notes"] == ["trained with overlap 2", "trained with pool all"]
-    assert two["notes"] == ["trained with pool all"]
-    assert two["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *pool)["nats"]
 
 
 def test_the_table_of_overlaps_reads_one_text(runs, joined, capsys):
@@ -474,42 +449,36 @@ def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, cou
     assert len(steps) == count
 
 
-def lines_of(log):
-    """The records of a metrics.jsonl."""
-    return [json.loads(line) for line in log.read_text().splitlines()]
+def lines_of(run):
+    """The records of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def write_lines(log, records):
-    """Write records as a metrics.jsonl."""
-    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+def copied(run, folder, records):
+    """A copy of a run whose log has these records instead."""
+    copy = shutil.copytree(run, folder / run.name)
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    return copy
 
 
 def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
     """No model is opened. One run is not validated yet; each is shown once."""
-    validated = shutil.copytree(runs.recurrent, tmp_path / "recurrent")
-    new = shutil.copytree(runs.windowed, tmp_path / "windowed")
-    training, _ = lines_of(new / "metrics.jsonl")
-    write_lines(new / "metrics.jsonl", [training])
-    later = [
-        {"step": 3, "validation_bits_per_byte": 0.5},
-        {"step": 4, "validation_bits_per_byte": 0.75},
-    ]
-    log = validated / "metrics.jsonl"
-    write_lines(log, lines_of(log) + later)
+    later = [{"step": 3, "validation_bits_per_byte": 0.5}]
+    later.append({"step": 4, "validation_bits_per_byte": 0.75})
+    validated = copied(runs.recurrent, tmp_path, lines_of(runs.recurrent) + later)
+    training, _ = lines_of(runs.windowed)
+    new = copied(runs.windowed, tmp_path, [training])
     forbid(monkeypatch, "open_trained_run", "a model was loaded")
     first, second = as_json(capsys, "curves", validated, new, validated)["runs"]
-    assert first["best_validation_bits_per_byte"] == 0.5
-    assert first["best_step"] == 3
-    assert first["validation_bits_per_byte"] == 0.75
+    names = ("best_step", "best_validation_bits_per_byte", "validation_bits_per_byte")
+    assert [first[name] for name in names] == [3, 0.5, 0.75]
+    assert [second[name] for name in names] == [None] * 3
     assert second["step"] == 2
     assert second["bits_per_byte"] == training["bits_per_byte"]
-    for name in ("best_step", "validation_bits_per_byte", "best_validation_bits_per_byte"):
-        assert second[name] is None
 
 
 def test_curves_of_a_run_that_has_not_trained_are_refused(runs, tmp_path, capsys):
-    run = shutil.copytree(runs.windowed, tmp_path / "windowed")
-    _, final = lines_of(run / "metrics.jsonl")
-    write_lines(run / "metrics.jsonl", [final])
+    _, final = lines_of(runs.windowed)
+    run = copied(runs.windowed, tmp_path, [final])
     words = "windowed has no line of training in its metrics.jsonl yet; wait for it"
     assert words in refused(capsys, "curves", runs.recurrent, run)

@@ -22,11 +22,6 @@ def play(worlds, choose):
     return np.array(seen), np.array(rewards)
 
 
-def then_take(actions, steps):
-    """So many actions: these, then TAKE."""
-    return [*actions, *[TAKE] * steps][:steps]
-
-
 @pytest.mark.parametrize("hall", [0, 3, STEPS])
 @pytest.mark.parametrize(
     "way, reward", [([DOWN], -1), ([DOWN, RIGHT], 1)], ids=["the first object", "the other one"]
@@ -35,25 +30,24 @@ def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
     """Object 3 is right of the entrance in the first room.
 
     In the second one it is below it, and object 1 beside it. Walls stop the agent; only objects of
-    the second room are taken.
+    the second room are taken. Nothing is seen after the end.
     """
     objects = np.array([[3, 1]])
     places = np.array([[1, 2, 3]])
     world = matching.World(hall, 0, np.array([ENTRANCE]), objects, places, np.array([False]))
-    actions = then_take([UP, RIGHT, RIGHT, TAKE], STEPS)
-    actions += then_take([DOWN], hall)
-    actions += then_take([*way, TAKE], STEPS)
-    actions += [TAKE] * (STEPS - hall)  # after the end
+    waits = STEPS - 4
+    actions = [UP, RIGHT, RIGHT, TAKE, *[TAKE] * waits]
+    actions += [DOWN, *[TAKE] * STEPS][:hall]
+    actions += [*way, *[TAKE] * LENGTH]
     seen, rewards = play(world, lambda clock, _: np.array([actions[clock]]))
 
-    left = LENGTH - STEPS - hall - 1 - len(way)  # steps after what was taken
-    first, between, second = np.split(seen[:, 0], [STEPS, STEPS + hall])
-    assert first.tolist() == [0, 0] + [OBJECT + 3] * (STEPS - 2)
-    in_the_hall = [CELLS] + [CELLS + 2] * (STEPS - 1)
-    assert between.tolist() == in_the_hall[:hall]
-    on_the_way = [OBJECT + 3, OBJECT + 1]
-    assert second.tolist() == [2 * CELLS] + on_the_way[: len(way)] + [NOTHING] * left
-    assert rewards[:, 0].tolist() == [0] * (LENGTH - left - 1) + [reward] + [0] * left
+    first = [0, 0, *[OBJECT + 3] * (STEPS - 2)]
+    in_the_hall = [CELLS, *[CELLS + 2] * (STEPS - 1)][:hall]
+    second = [2 * CELLS, OBJECT + 3, OBJECT + 1][: 1 + len(way)]
+    expected = first + in_the_hall + second
+    left = LENGTH - len(expected)  # steps after what was taken
+    assert seen[:, 0].tolist() == expected + [NOTHING] * left
+    assert rewards[:, 0].tolist() == [0] * (len(expected) - 1) + [reward] + [0] * left
 
 
 def test_an_episode_ends_when_the_time_in_the_second_room_is_over():

@@ -26,10 +26,9 @@ class Drawn:
     """A reference's parameters, a model with them in evaluation mode, and an example."""
 
     def __init__(self, config, seed):
-        self.config = config
-        self.rng = np.random.default_rng(seed)
-        self.params = roberta_params(config, self.rng)
-        self.windows, self.answer = roberta_example(config, self.rng)
+        rng = np.random.default_rng(seed)
+        self.params = roberta_params(config, rng)
+        self.windows, self.answer = roberta_example(config, rng)
         self.model = Roberta(config).eval()
         params = {name: torch.tensor(value) for name, value in self.params.items()}
         self.model.load_state_dict(params)
@@ -40,16 +39,6 @@ class Drawn:
         places = np.stack([self.answer.start, self.answer.end], 1)
         kind = torch.tensor(self.answer.kind)
         return self.model.answer_loss(windows, kind, torch.tensor(places))
-
-    def compare(self, loss, expected, grads):
-        """The loss and the gradients of all parameters.
-
-        Of those that it does not reach they are zero.
-        """
-        parameters = dict(self.model.named_parameters())
-        found = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
-        found = dict(zip(parameters, found, strict=True))
-        assert_agree({"loss": expected} | grads, {"loss": loss} | found, 1e-9)
 
 
 @st.composite
@@ -86,10 +75,14 @@ def test_outputs_and_states_are_the_references(config, length, seed):
 @examples(12)
 @given(configs(), seeds)
 def test_losses_and_gradients_are_the_references(config, seed):
-    """Of answering over windows."""
+    """Of answering over windows; of parameters that the loss does not reach they are zero."""
     own = Drawn(config, seed)
-    expected = ref.loss_and_gradients(own.params, config, own.windows, own.answer)
-    own.compare(own.answer_loss(), *expected)
+    expected, grads = ref.loss_and_gradients(own.params, config, own.windows, own.answer)
+    loss = own.answer_loss()
+    parameters = dict(own.model.named_parameters())
+    found = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
+    found = dict(zip(parameters, found, strict=True))
+    assert_agree({"loss": expected} | grads, {"loss": loss} | found, 1e-9)
 
 
 def test_a_seed_gives_the_references_weights():
@@ -136,16 +129,10 @@ def published(tmp_path_factory):
 
 def as_old(folder, tmp_path):
     """The folder as the hub had it: pytorch_model.bin."""
-    weights = safetensors_of(folder)
-    shutil.copy(folder / "config.json", tmp_path)
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    return tmp_path
-
-
-def safetensors_of(folder):
-    """The tensors of a folder."""
     package = pytest.importorskip("safetensors.torch", reason="reading needs the extra gpt2")
-    return package.load_file(folder / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    torch.save(package.load_file(folder / "model.safetensors"), tmp_path / BIN)
+    return tmp_path
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -180,20 +167,20 @@ def test_a_first_window_is_that_of_transformers_roberta(published, tmp_path, rec
 
 def test_the_seed_draws_what_a_published_roberta_has_not(published, tmp_path):
     """The answer's head and the vector's network; of a model without its head, that too."""
-    _, folder = published
-    weights = load_roberta(folder, 16, True, 0).state_dict()
-    for name, value in load_roberta(folder, 16, True, 1).state_dict().items():
-        is_drawn = name in ("answer.span", "answer.kind", "module.inserted", "module.hidden_1")
-        assert is_drawn or name.startswith("module.") or torch.equal(value, weights[name]), name
-        assert not (is_drawn and torch.equal(value, weights[name])), name
+    old = as_old(published[1], tmp_path)
+    first = load_roberta(old, 16, True, 0).state_dict()
+    second = load_roberta(old, 16, True, 1).state_dict()
+    drawn = {name for name, value in first.items() if not torch.equal(value, second[name])}
+    assert {"answer.span", "answer.kind", "module.inserted", "module.hidden_1"} <= drawn
+    assert all(name.startswith(("answer.", "module.")) for name in drawn)
 
-    old = as_old(folder, tmp_path)
-    kept = {n: t for n, t in safetensors_of(folder).items() if not n.startswith("lm_head")}
-    torch.save({name.removeprefix("roberta."): t for name, t in kept.items()}, old / BIN)
+    weights = torch.load(old / BIN)
+    kept = {name: value for name, value in weights.items() if not name.startswith("lm_head")}
+    torch.save({name.removeprefix("roberta."): value for name, value in kept.items()}, old / BIN)
     headless = load_roberta(old, 16, True, 0).state_dict()
-    same = {name for name, value in headless.items() if torch.equal(value, weights[name])}
-    assert {name for name in weights if not name.startswith("masked.")} <= same
-    assert "masked.hidden" not in same
+    other = {name for name, value in headless.items() if not torch.equal(value, first[name])}
+    assert "masked.hidden" in other
+    assert all(name.startswith("masked.") for name in other)
 
 
 BIN = "pytorch_model.bin"
@@ -234,15 +221,18 @@ def test_another_model_is_refused(published, tmp_path, what):
 
 
 def test_a_damaged_or_missing_file_is_refused(published, tmp_path):
+    """The weights, then the other form of them, then the config."""
     folder = tmp_path / "whole"
     shutil.copytree(published[1], folder)
+
+    def refused():
+        return refusal(load_roberta, folder, 16, True, 0)
+
     (folder / "model.safetensors").write_bytes(b"<html>")
-    assert "model.safetensors is no whole file of weights (" in refusal(
-        load_roberta, folder, 16, True, 0
-    )
+    assert "model.safetensors is no whole file of weights (" in refused()
     (folder / "model.safetensors").unlink()
-    assert f"{BIN} is no whole file of weights (" in refusal(load_roberta, folder, 16, True, 0)
+    assert f"{BIN} is no whole file of weights (" in refused()
     (folder / BIN).write_bytes(b"<html>")
-    assert f"{BIN} is no whole file of weights (" in refusal(load_roberta, folder, 16, True, 0)
+    assert f"{BIN} is no whole file of weights (" in refused()
     (folder / "config.json").write_text("[1]")
-    assert "config.json cannot be read (" in refusal(load_roberta, folder, 16, True, 0)
+    assert "config.json cannot be read (" in refused()

@@ -111,21 +111,17 @@ def test_what_is_read_aloud_is_split_by_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(speech, "docstrings", lambda: ((name, "") for name in names))
     monkeypatch.setattr(speech, "spoken", lambda text, recording: unread.pop(recording.stem))
     monkeypatch.setattr(speech.shutil, "which", lambda program: program)
-    speech.read_aloud(tmp_path / "speech")
-    speech.read_aloud(tmp_path / "speech")  # asks for none again
+    for _ in range(2):  # the second time none is left to ask for
+        speech.read_aloud(tmp_path / "speech")
 
     data = DataConfig(str(tmp_path / "speech"), tokenizer=str(TOKENIZER))
     tokenizer = open_tokenizer(str(TOKENIZER))
     splits = load_corpus(data, tokenizer, RecallConfig(), tmp_path).splits
-    tokens = {
-        split: [[*document.inputs.tolist(), document.targets[-1]] for document in documents]
-        for split, documents in splits.items()
-    }
-    assert tokens == {
-        "train": [[*range(90)], [*range(50, 158)]],
-        "valid": [[*range(90, 95)], [*range(158, 164)]],
-        "test": [[*range(95, 100)], [*range(164, 171)]],
-    }
+    tokens = {"train": [(0, 90), (50, 158)], "valid": [(90, 95), (158, 164)]}
+    for split, spans in (tokens | {"test": [(95, 100), (164, 171)]}).items():
+        for document, (start, stop) in zip(splits[split], spans, strict=True):
+            assert document.inputs.tolist() == [*range(start, stop - 1)]
+            assert document.targets.tolist() == [*range(start + 1, stop)]
 
 
 def test_without_a_voice_nothing_is_written(tmp_path, monkeypatch):
