@@ -126,25 +126,6 @@ def test_what_is_no_state_of_the_model_or_no_token_of_each_lane_is_refused():
         stepper.step(torch.zeros(3, dtype=torch.long), stream)
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
-def test_progress_counts_the_prompts_tokens_once(overlap, monkeypatch):
-    """Windows that overlap read some tokens twice, but these are counted once."""
-    model = random_model("pretrained_recurrence", "overlapping", overlap=overlap)
-    counted = []
-
-    class Bar(contextlib.nullcontext):
-        update = staticmethod(counted.append)
-
-    def shown(title, total, show):
-        counted.append(-total)
-        return Bar(Bar)
-
-    monkeypatch.setattr(continuation, "Progress", shown)
-    read_prompt(stepper_of(model), torch.randint(11, (1, 4 * model.config.segment + 1)))
-    assert len(counted) > 3
-    assert sum(counted) == 0
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mode(training):
     model = random_model("block_recurrent", "fixed-skip", dropout=0.5).train(training)
@@ -234,7 +215,7 @@ DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 
     Sampling(top_p=0.75): [0, 4 / 9, 2 / 9, 3 / 9],
     Sampling(temperature=0.5, top_p=0.5): [0, 1, 0, 0],  # sharpened, the first has 0.53
     # Flattened, two have 0.61
-    Sampling(temperature=2.0, top_p=0.63): [0, 0.4**0.5, 0.2**0.5, 0.3**0.5],
+    Sampling(temperature=2.0, top_p=0.63): np.sqrt([0, 0.4, 0.2, 0.3]),
     Sampling(0, 0.9): [0, 1, 0, 0],
 }
 
@@ -244,10 +225,9 @@ def test_what_is_drawn():
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().repeat(4000, 1)
     for sampling, expected in DRAWN.items():
         tokens = continuation.draw(logits, sampling, torch.Generator().manual_seed(0))
-        for token, weight in enumerate(expected):
-            share = (tokens == token).double().mean().item()
-            margin = 0.03 if weight else 0
-            assert share == pytest.approx(weight / sum(expected), abs=margin), sampling
+        shares = tokens.bincount(minlength=4) / 4000
+        assert not shares[np.equal(expected, 0)].any(), sampling
+        assert shares.tolist() == pytest.approx(expected / np.sum(expected), abs=0.03), sampling
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)

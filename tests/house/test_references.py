@@ -33,19 +33,14 @@ def test_imports_are_numpy_and_the_standard_library():
     """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that
     paper's file.
     """
-    nodes = [(name, node) for name, tree in TREES.items() for node in ast.walk(tree)]
-    imported = {
-        (name, part.name)
-        for name, node in nodes
-        if isinstance(node, ast.Import)
-        for part in node.names
-    }
-    imported |= {(name, node.module) for name, node in nodes if isinstance(node, ast.ImportFrom)}
-    other = {
-        (name, module)
-        for name, module in imported
-        if module.split(".")[0] not in sys.stdlib_module_names | {"numpy"}
-    }
+    allowed = {*sys.stdlib_module_names, "numpy"}
+    other = set()
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module]
+            other |= {(name, each) for each in modules if each.split(".")[0] not in allowed}
     assert other == {("roberta", "reference.pretrained_recurrence")}
 
 

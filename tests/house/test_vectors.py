@@ -14,24 +14,6 @@ from tests.tools.vectors import FOLDER, case_file, operators_file, rules
 every_case = pytest.mark.parametrize(
     "paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE]
 )
-LETTERS = {
-    "segment": "N",
-    "width": "D",
-    "heads": "H",
-    "feed_forward": "F",
-    "head_width": "E",
-    "window": "W",
-    "layers": "L",
-}
-LETTERS |= {
-    "compression_rate": "c",
-    "states": "S",
-    "slots": "S",
-    "vectors": "S",
-}  # of the config's fields
-SHAPES = re.findall(
-    r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", (FOLDER.parent / "porting.md").read_text(), re.M
-)  # of the guide
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,28 +31,28 @@ def test_a_file_is_what_its_command_writes(paper, name):
 
 @pytest.mark.parametrize("paper", VARIANTS)
 def test_operators_are_what_their_command_writes(paper):
-    """Each has a result, gradients of a result that arrives, and finite numbers."""
+    """Each has a result, and gradients of a result that arrives."""
     rows, about = operators_file(paper)
     is_written(FOLDER / "operators" / f"{paper}.safetensors", rows, about)
-    for function in {key.split("/")[1] for key in rows if key.startswith("operator/")}:
-        computed = [key.split("/")[2] for key in rows if key.startswith(f"operator/{function}/")]
-        arriving = [key for key in rows if key.startswith(f"given/operator/{function}/d")]
-        results = [name for name in computed if f"given/operator/{function}/d{name}" in arriving]
-        assert len(computed) > len(results) if results else len(computed) == 1
+    for key in rows:
+        if re.match("operator/.*/d", key):
+            function = key.split("/")[1]
+            assert any(key.startswith(f"given/operator/{function}/d") for key in rows), key
 
 
 def is_written(path, rows, about):
     """Assert that a file holds these rows, in their order, and what stands beside them."""
     rows = {key: row for key, row in rows.items() if row.size}
     held, metadata = check.load(path)
-    assert json.loads(path.with_suffix(".json").read_text()) == json.loads(json.dumps(about))
-    assert json.loads(metadata["config"]) == json.loads(json.dumps(about["config"]))
+    about = json.loads(json.dumps(about))
+    assert json.loads(path.with_suffix(".json").read_text()) == about
+    assert json.loads(metadata["config"]) == about["config"]
     assert [*rows] == [*held]
     for key, row in rows.items():
-        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype)
+        assert row.dtype == held[key].dtype
         assert np.isfinite(row).all(), key
         assert str(row.dtype) in ("float64", "int64", "bool"), key
-        np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key)
+        np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key, strict=True)
 
 
 def test_every_file_is_a_case_and_together_they_are_small():
@@ -84,39 +66,6 @@ def test_every_file_is_a_case_and_together_they_are_small():
 
 def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
-
-
-@every_case
-def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
-    shapes = {}
-    of = ""
-    for title, shape, names in SHAPES:
-        of = title or of
-        shapes |= {
-            (of, key): shape.replace("H E", "H * E").replace("2 ", "2 * ")
-            for key in re.findall(r"`(\w+)`", names)
-        }
-    rows, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
-    config = json.loads(metadata["config"])
-    sizes = {letter: config[field] for field, letter in LETTERS.items() if field in config} | {
-        "B": 3
-    }
-    sizes.setdefault("E", sizes["D"] // sizes["H"])
-    sizes["K"] = sum(config.get(part, 0) for part in ("compressed_memory", "memory", "segment"))
-    if "feedback" in name:
-        sizes["N"] = sizes["W"]
-    held = {
-        key.removeprefix("inner/"): row.shape
-        for key, row in rows.items()
-        if key.startswith("inner/")
-    }
-    sizes["R"] = held.get("scores_by_distance", [0])[
-        -1
-    ]  # rows of distances, as many as a value says
-    for key, found in held.items():
-        if key == "mixed" or (key == "weights" and config.get("encoder_layers") == 0):
-            continue  # of the pooled rows; of slots and tokens
-        assert found == eval(f"({shapes[paper, key]},)", {"__builtins__": {}}, sizes), key
 
 
 def test_a_negative_seed_is_one_line_and_exit_code_2(tmp_path, capsys):

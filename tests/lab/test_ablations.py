@@ -12,7 +12,6 @@ import torch
 from accelerated import block_recurrent, compressive
 from accelerated.lab import ablations
 from tests.helpers.programs import as_json, train
-from tests.helpers.texts import documents_of
 
 SIZES = {
     "vocabulary": 7,
@@ -76,18 +75,6 @@ def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
     agree(ablations.MixedNorm.difference(x, y), norms.mean())
     ablations.MixedNorm.difference(x, x.detach()).backward()
     assert not x.grad.any(), "of equal ones it is 0, not NaN"
-
-
-def test_what_is_watched_has_neither_norms_nor_weights_in_it():
-    fields = COMPRESSIVE | {"vocabulary": 256, "compression_loss": "attention_reconstruction"}
-    model = compressive.Compressive(compressive.Config(**fields))
-    square = ablations.target_square(model, documents_of([60]))
-    assert square > 0
-    ablations.ABLATIONS["compression-loss"].ways["norm-x0.1"](model)
-    for layer in model.layers:
-        assert type(layer) is ablations.MixedNorm
-        assert layer.weight == 0.1
-    assert ablations.target_square(model, documents_of([60])) == square
 
 
 def test_without_normalization_scores_are_dot_products():

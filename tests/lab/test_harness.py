@@ -133,16 +133,6 @@ def test_a_task_is_scored_with_the_state_carried_or_as_lm_eval_cuts_it(task, tmp
     assert cleared != carried
 
 
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": False, "temperature": 1}])
-def test_a_task_that_does_not_sample_is_answered_greedily_whatever_its_temperature(sides, options):
-    """lm_eval settles what a task's options mean; LongBench's have both."""
-    _, ours, _ = sides
-    asked = {"until": "", "max_new_tokens": 12}
-    greedy = ours.continuation(TEXT[:20], asked)
-    assert greedy
-    assert ours.continuation(TEXT[:20], asked | options) == greedy
-
-
 def test_a_text_begins_with_its_ends_token_or_any_that_the_tokenizer_has():
     """A SentencePiece vocabulary spells an end as </s>, and a line's end as nothing."""
     from accelerated.lab.harness import HarnessModel

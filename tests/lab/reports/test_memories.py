@@ -97,19 +97,6 @@ def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
     assert torch.allclose(found.sum(1), torch.ones(len(alone)))
 
 
-def test_a_part_of_the_memory_has_mean_standard_error_and_sum():
-    weights = torch.zeros(2, 18)
-    weights[0, :6] = 0.1
-    weights[1, :6] = 0.3
-    record, _ = memories.bucket_table(weights)
-    expected = {
-        "mean": pytest.approx([0.2] * 6),
-        "standard_error": pytest.approx([0.1] * 6),
-        "sum": pytest.approx(1.2),
-    }
-    assert record["attention"]["compressed memory"] == expected
-
-
 @pytest.mark.parametrize(
     "segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)]
 )

@@ -16,7 +16,6 @@ from accelerated.lab.tables.measure import settings_of, step_times, train_rows
 from accelerated.lab.tables.notes import draw
 from accelerated.lab.tables.orderings import (
     differences,
-    in_words,
     mean_and_interval,
     mean_of,
     over_documents,
@@ -91,16 +90,13 @@ def test_a_measure_is_what_its_title_says(table, title, answer, expected):
 
 
 def test_figure_3a_is_measured_on_the_validations_of_a_log():
-    validations = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
+    bits = [3.0, 2.0, 2.5, 4.5]
     records = [{"step": 25, "loss": 1.0}]
-    for step, bits in validations.items():
-        records.append({"step": step, "validation_bits_per_byte": bits})
+    records += [{"step": 25 * n, "validation_bits_per_byte": b} for n, b in enumerate(bits, 1)]
     records.append({"step": 100, "validation_bits_per_byte": 4.25, "final": True})
     measures = TABLES["memformer-3a"].measures[:7]
     best, last_above_best, rough, *points = (each.pick(records) for each in measures)
-    assert best == 2.0
-    assert last_above_best == 2.5
-    assert points == [3.0, 2.0, 2.5, 4.5]
+    assert (best, last_above_best, points) == (2.0, 2.5, bits)
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
     assert Measure("", LOG, "last tenth").pick(LOSSES) == 2.0
 
@@ -145,12 +141,9 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     """
     shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 3": 0.25})
     grid = ["--rate 1", "--rate 2", "--rate 3"]
-    table = TWO._replace(
-        options="--init FIRST --width 8",
-        first="--width 8 --long",
-        rows=TWO.rows | {"c": Row("--x 3")},
-        grid=grid,
-    )
+    rows = TWO.rows | {"c": Row("--x 3")}
+    fields = {"options": "--init FIRST --width 8", "first": "--width 8 --long"}
+    table = TWO._replace(rows=rows, grid=grid, **fields)
     tuning, trials = train_rows(table, shop)
     first = shop.folder(Trial("", "--width 8 --long"))
     assert first.exists()
@@ -163,7 +156,6 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     for name, own in chosen.items():
         options = f"--init {first} --width 8 {own}"
         assert trials[name] == [Trial(name, options, seed) for seed in (0, 1, 2)]
-        assert all(shop.folder(trial).exists() for trial in trials[name])
 
     _, trials = train_rows(table._replace(headline=["b"]), shop)
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
@@ -171,10 +163,12 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     assert tuning["b"]["--rate 3"] == -0.25, "a table's own score chooses"
 
 
-def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch, capsys):
-    """Two rows with one choice each, one seed, trained and evaluated by the real scripts.
+@pytest.fixture
+def measured(text, tmp_path, monkeypatch, capsys):
+    """measured(words, folder) is the command for a small table; returns what it prints.
 
-    They run in this process.
+    Two rows with one choice each, one seed, trained and evaluated by the real scripts, which run in
+    this process.
     """
     scripts = {"train.py": train, "eval.py": evaluate}
 
@@ -191,12 +185,10 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
     monkeypatch.setattr(Workshop, "in_parallel", one_by_one)
     monkeypatch.setattr(module, "SEEDS", (0,))
     small = "--width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
+    sizes = "--window 8 --segment 8"
     table = TWO._replace(
         options=f"--data {text} {small} --batch 2 --steps 2 --warmup 1",
-        rows={
-            "a": Row("--window 8 --segment 8", asked="--clear-memory"),
-            "b": Row("--window 8 --segment 8"),
-        },
+        rows={"a": Row(sizes, asked="--clear-memory"), "b": Row(sizes)},
         measures=[
             Measure("test", "score --split test", "bits_per_byte"),
             Measure("end", LOG, "validation"),
@@ -204,32 +196,39 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
         grid=["--learning-rate 0.01"],
     )
     monkeypatch.setitem(TABLES, "a-table", table)
-    main(["a-table", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--jobs", "3"])
-    record = json.loads((tmp_path / "a-table.json").read_text())
+
+    def command(words, out):
+        main(["a-table", "--runs", str(tmp_path / "runs"), "--out", str(out), *words.split()])
+        return capsys.readouterr().out
+
+    return command
+
+
+def test_a_small_table_from_the_command_to_the_page(measured, tmp_path):
+    """A table that is measured again is compared with its record, and nothing is written."""
+    measured("--jobs 3", tmp_path)
+    file = tmp_path / "a-table.json"
+    record = json.loads(file.read_text())
     a, b = record["rows"]
     assert len([*(tmp_path / "runs").iterdir()]) == 1, "rows with the same options share a run"
     assert a["measured"]["end"] == b["measured"]["end"]
+    assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert a["parameters"] == b["parameters"] > 0
     assert len(a["step_seconds"]) == 15
-    assert record["jobs"] == 3
-    assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
-    assert (tmp_path / "a-table.md").read_text() == page(table, record)
+    assert (record["jobs"], record["python"]) == (3, platform.python_version())
+    assert (tmp_path / "a-table.md").read_text() == page(TABLES["a-table"], record)
     assert (tmp_path / "a-table.svg").exists(), "the page shows it, of orderings too"
 
-    assert record["python"] == platform.python_version()
-    record["corpus"] = "another text"
-    kept = json.dumps(record)
-    (tmp_path / "a-table.json").write_text(kept)
-    again = ["a-table", "--rows", "b", "--seeds", "0", "--runs", str(tmp_path / "again")]
-    main([*again, "--out", str(tmp_path)])
-    said = capsys.readouterr().out
+    kept = json.dumps(record | {"corpus": "another text"})
+    file.write_text(kept)
+    said = measured("--rows b --seeds 0", tmp_path)
     was = b["measured"]["test"][0]
     assert f"b, test, seeds [0]: [{was}], in the record [{was}]" in said
     assert ", in the record another text" in said, "it would explain other numbers"
     assert "a, test" not in said
-    assert (tmp_path / "a-table.json").read_text() == kept, "nothing is written"
+    assert file.read_text() == kept
     with pytest.raises(InputError, match="is not there; measure the whole table"):
-        main([*again, "--out", str(tmp_path / "empty")])
+        measured("--rows b --seeds 0", tmp_path / "empty")
 
 
 def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
@@ -244,18 +243,6 @@ def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
     assert "stopped in time for a page after 9 minutes" in " ".join(text.split())
     assert "python -m accelerated.lab.tables a-table --minutes 9 --jobs 6\n" in text
     draw(TWO, record, tmp_path / "drawn.svg")
-
-
-def test_rows_with_one_choice_train_all_seeds_at_once(tmp_path):
-    """A table that is not tuned need not wait for seed 0."""
-    calls = []
-    shop = Rehearsal(tmp_path)
-    train_once = shop.train
-    shop.train = lambda trials: calls.append(list(trials)) or train_once(calls[-1])
-    tuning, trials = train_rows(TWO._replace(grid=["--rate 1"]), shop)
-    assert [len(call) for call in calls] == [6]
-    assert tuning == {"a": {"--rate 1": 1.0}, "b": {"--rate 1": 1.0}}
-    assert [trial.seed for trial in trials["a"]] == [0, 1, 2]
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
@@ -309,11 +296,6 @@ def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
     assert 2 < high <= 6, "drawn thrice, it is the difference"
 
 
-def test_each_side_of_an_ordering_is_said_with_its_own_measure():
-    """`a < b @ last above best` could be read in two ways."""
-    assert in_words("a @ cleared < b @ cleared") == "a, cleared against b, cleared"
-
-
 def test_a_page_says_what_diverged_and_what_a_training_takes():
     """What the published pages show, which are compared with their records, is not said again."""
     record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75])
@@ -352,12 +334,3 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
         seeds = 5 if label in table.headline else len(record.get("seeds", SEEDS))
         assert [*own["measured"]] == [each.title for each in table.measures]
         assert {len(values) for values in own["measured"].values()} == {seeds}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_what_a_table_asks_of_eval_py_is_about_the_test_split(name):
-    """Only the measure `cleared` is with a cleared memory."""
-    for measure in TABLES[name].measures:
-        if measure.report != LOG:
-            assert "--split test" in measure.report
-            assert ("--clear-memory" in measure.report) == (measure.title == "cleared")
