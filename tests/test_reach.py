@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS, over, pairs
-from tests.tools.reach import ALL, COLUMNS, PART, ZERO, expected_cells, group_of
+from tests.tools.reach import ALL, GROUPS, PART, ZERO, expected_cells, group_of
 
 TASKS = ("own", "infilling", "recall")
 PAIRS = pairs(  # variants that differ in what trains what
@@ -53,7 +53,7 @@ def by_the_reference(paper, params, config, tokens, first, state, task):
 
     def of_first_segment(*arriving):
         grads, dstate = ref.backward(params, config, cache, *arriving)
-        if first and "first" in COLUMNS[paper]:  # the initial state is learned
+        if first and "first" in GROUPS[paper]:  # the initial state is learned
             grads |= ref.initial_state_backward(config, dstate)
         return reached(grads)
 
@@ -61,7 +61,7 @@ def by_the_reference(paper, params, config, tokens, first, state, task):
         "": of_first_segment(dlogits),
         "next-": of_first_segment(np.zeros_like(dlogits), dnext),
     }
-    if "compression" in COLUMNS[paper]:
+    if "compression" in GROUPS[paper]:
         _, auxiliary = ref.auxiliary_forward(params, config, cache)
         found["compression"] = reached(ref.auxiliary_backward(config, 1.0, auxiliary))
         found["next-compression"] = set()

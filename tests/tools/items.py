@@ -9,33 +9,27 @@ and a sentence that says why. The named tests run, and if one does not exist, is
 nothing is written. What the page says beside its tables stays.
 """
 
-import re
 import sys
 import textwrap
 from pathlib import Path
 
-from tests.tools.trust import ROOT, Claim, folded_tests, shown
+from tests.tools.trust import ROOT, Claim, by_chapter, folded_tests, in_turn, listed, shown
 
 ITEMS = Path(__file__).with_name("items.txt")
 PAGE = ROOT / "docs" / "items.md"
 
 
-def read_items(text: str = ITEMS.read_text()) -> list[Claim]:
-    """The items of a text in the form of items.txt.
+def read_items() -> list[Claim]:
+    """The items of items.txt.
 
     `how` is the command; without one the item is not here, and `test` is the sentence.
     """
     found = []
-    for part in text.split("== ")[1:]:
-        chapter, *lines = part.splitlines()
-        for number, (item, test) in enumerate(zip(lines[::2], lines[1::2], strict=True), 1):
-            says, _, how = item.partition(" = ")
-            says, _, place = says.rpartition(" (")
-            test, _, word = test.strip().partition(" -k ")
-            test = f"tests/{test}" if how else test.removeprefix("- ")
-            found.append(
-                Claim(chapter, str(number), says, place.removesuffix(")"), test, word, how)
-            )
+    for chapter, number, says, place, line in listed(ITEMS.read_text()):
+        place, _, how = place.partition(") = ")
+        test, _, word = line.partition(" -k ")
+        test = f"tests/{test}" if how else test.removeprefix("- ")
+        found.append(Claim(chapter, str(number), says, place.removesuffix(")"), test, word, how))
     return found
 
 
@@ -55,13 +49,7 @@ def chapter_part(items: list[Claim]) -> str:
 
 def with_items(page: str, items: list[Claim]) -> str:
     """The page with the tables and lists of these items."""
-    chapters = dict.fromkeys(item.chapter for item in items)
-    parts = iter(
-        [chapter_part([item for item in items if item.chapter == name]) for name in chapters]
-    )
-    return re.sub(
-        r"^\| \| item .*?(?=\n\n## |\n\Z)", lambda _: next(parts), page, flags=re.M | re.S
-    )
+    return in_turn(page, r"\| \| item ", r"\n\n## |\n\Z", by_chapter(items, chapter_part))
 
 
 def main() -> int:

@@ -7,10 +7,8 @@ decorators, class variables and demonstrations.
 import ast
 import copy
 import functools
-import itertools
 import random
 import re
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -25,15 +23,7 @@ for pair in PAIRS.split(","):
     first, second = pair.split()
     OTHER |= {first: second, second: first}
 COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
-REPORTS = [
-    "TrainedRun",
-    "as_cell",
-    "check_score",
-    "describe",
-    "report",
-    "score_lines",
-    "score_record",
-]
+REPORTS = "TrainedRun as_cell check_score describe report score_lines score_record"
 
 
 class Mutant(NamedTuple):
@@ -71,10 +61,8 @@ def operators(node):
 
 def ends(node):
     """Ends of slices and ranges, off by one; constants() changes those that are literals."""
-    found = []
-    if isinstance(node, ast.Slice):
-        found = [node.lower, node.upper]
-    elif called(node) in ("range", "slice", "arange"):
+    found = [node.lower, node.upper] if isinstance(node, ast.Slice) else []
+    if called(node) in ("range", "slice", "arange"):
         found = node.args[:2]
     for end in found:
         if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp):
@@ -225,7 +213,7 @@ def is_said(node):
     """Whether a node is a docstring, or prints or describes what was computed."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) or called(node.value) == "print"
-    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in REPORTS
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in REPORTS.split()
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
@@ -285,14 +273,6 @@ def planted(mutant: Mutant) -> ast.Module:
 
 
 def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of the mutants, drawn in turn from every file and kind."""
-    groups = defaultdict(list)
-    rng = random.Random(seed)
-    for mutant in mutants:
-        groups[mutant.file, mutant.kind].append(mutant)
-    rows = [rng.sample(group, len(group)) for group in groups.values()]
-    rng.shuffle(rows)
-    drawn = []
-    for turn in itertools.zip_longest(*rows):
-        drawn += [mutant for mutant in turn if mutant is not None]
-    return sorted(drawn[:count], key=lambda mutant: (mutant.file, mutant.line))
+    """`count` of the mutants, or all if there are no more, in the order of files and lines."""
+    drawn = random.Random(seed).sample(mutants, min(count, len(mutants)))
+    return sorted(drawn, key=lambda mutant: (mutant.file, mutant.line))

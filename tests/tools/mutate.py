@@ -35,23 +35,13 @@ FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "referen
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:
     FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))
-FILES += [
-    "accelerated/data/windows.py",
-    "accelerated/evaluation/score.py",
-    "accelerated/training/optimization.py",
-]
+OTHERS = "data/windows evaluation/score training/optimization"
+FILES += [f"accelerated/{name}.py" for name in OTHERS.split()]
 TESTS = ["tests/reference", "tests/attention", "tests/generation"]
 TESTS += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))
-TESTS += [
-    "tests/data/test_lanes.py",
-    "tests/data/test_windows.py",
-    "tests/evaluation/test_positions.py",
-    "tests/evaluation/test_score.py",
-    "tests/lab/reports",
-    "tests/lab/systems/test_roberta.py",
-    "tests/training/test_optimization.py",
-    "tests/house/test_check.py",
-]
+TESTS += ["tests/data/test_lanes.py", "tests/data/test_windows.py", "tests/evaluation"]
+TESTS += ["tests/lab/reports", "tests/lab/systems/test_roberta.py"]
+TESTS += ["tests/training/test_optimization.py", "tests/house/test_check.py"]
 EQUIVALENT = ROOT / "tests" / "tools" / "equivalent_mutants.txt"
 FORK = multiprocessing.get_context("fork")
 
@@ -80,8 +70,7 @@ def parse_options() -> argparse.Namespace:
     summary = __doc__.partition("\n\n")[0]
     parser = argparse.ArgumentParser("python -m tests.tools.mutate", description=summary)
     add = parser.add_argument
-    drawn = "faults, drawn in turn from every file and kind (default 400)"
-    add("--count", type=int, default=400, help=drawn)
+    add("--count", type=int, default=400, help="faults that are drawn (default 400)")
     add("--seed", type=int, default=0, help="of the draw")
     add("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
     tests = [str(ROOT / test) for test in TESTS]

@@ -57,9 +57,6 @@ GROUPS = {
     }
     | {"key biases": "key_bias"},
 }
-COLUMNS = {
-    paper: tuple(groups) for paper, groups in GROUPS.items()
-}  # in the order of a row's cells
 # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of
 # earlier ones
 ROWS = {
@@ -147,7 +144,7 @@ def expected_cells(paper: str, subject: str) -> dict[str, str]:
     for _, pattern, row in ROWS[paper]:
         if not re.search(pattern, subject):
             continue
-        for group, cell in zip(COLUMNS[paper], row, strict=True):
+        for group, cell in zip(GROUPS[paper], row, strict=True):
             if cell != SAME:
                 cells[group] = cell
     return cells

@@ -13,11 +13,11 @@ that comparison.py measures are gathered. A claim whose test does not exist, is 
 compares nothing is an error, and nothing is written. What the page says between its tables stays.
 """
 
-import argparse
 import os
 import re
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.tools.reach import COLUMNS, ROWS, SAME
+from tests.tools.reach import GROUPS, ROWS, SAME
 
 CLAIMS = Path(__file__).with_name("claims.txt")
 ROOT = Path(__file__).parents[2]
@@ -49,20 +49,26 @@ class Claim(NamedTuple):
         return node.startswith(self.test) and case[:1] in ("", "[", ":") and self.word in case
 
 
-def read_claims(text: str = CLAIMS.read_text()) -> list[Claim]:
-    """The claims of a text in the form of claims.txt."""
-    found = []
+def listed(text: str) -> Iterator[tuple[str, int, str, str, str]]:
+    """(head of the chapter, number, says, place, second line) of each entry of a list's text."""
     for part in text.split("== ")[1:]:
         head, *lines = part.splitlines()
+        entries = zip(lines[::2], lines[1::2], strict=True)
+        for number, (first, second) in enumerate(entries, 1):
+            says, _, place = first.rpartition(" (")
+            yield head, number, says, place, second.strip()
+
+
+def read_claims() -> list[Claim]:
+    """The claims of claims.txt."""
+    found = []
+    for head, number, says, place, line in listed(CLAIMS.read_text()):
         chapter, letter = head.split()
-        for number, (claim, test) in enumerate(zip(lines[::2], lines[1::2], strict=True), 1):
-            says, _, place = claim.rpartition(" (")
-            test, _, how = test.partition(" = ")
-            test, _, word = test.partition(" -k ")
-            test = f"tests/{test.strip()}"
-            found.append(
-                Claim(chapter, f"{letter}{number}", says, place.removesuffix(")"), test, word, how)
-            )
+        line, _, how = line.partition(" = ")
+        test, _, word = line.partition(" -k ")
+        name = f"{letter}{number}"
+        place = place.removesuffix(")")
+        found.append(Claim(chapter, name, says, place, f"tests/{test}", word, how))
     return found
 
 
@@ -81,12 +87,11 @@ class Record:
         """Leave out other cases; have tests/helpers/comparison.py report here."""
         from tests.helpers import comparison  # not before pytest has begun: it imports Hypothesis
 
-        items[:] = [
-            item for item in items if any(claim.covers(item.nodeid) for claim in self.claims)
-        ]
-        comparison.measured = lambda error, tolerance: self.errors[self.now].append(
-            (error, tolerance)
-        )
+        def measured(error: float, tolerance: float) -> None:
+            self.errors[self.now].append((error, tolerance))
+
+        comparison.measured = measured
+        items[:] = [each for each in items if any(one.covers(each.nodeid) for one in self.claims)]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Errors belong to this case from here on."""
@@ -116,13 +121,10 @@ class Record:
 
         What a test expects to fail does not count.
         """
-        pairs = [
-            pair
-            for node, errors in self.errors.items()
-            if claim.covers(node)
-            for pair in errors
-            if pair[0] <= pair[1]
-        ]
+        pairs = []
+        for node, errors in self.errors.items():
+            if claim.covers(node):
+                pairs += [(error, most) for error, most in errors if error <= most]
         return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
 
 
@@ -148,6 +150,18 @@ def folded_tests(claims: list[Claim]) -> list[str]:
     return [*lines, "", "</details>"]
 
 
+def by_chapter(claims: list[Claim], written: Callable[[list[Claim]], str]) -> list[str]:
+    """What a function writes of the claims of each chapter."""
+    chapters = dict.fromkeys(claim.chapter for claim in claims)
+    return [written([claim for claim in claims if claim.chapter == each]) for each in chapters]
+
+
+def in_turn(page: str, first: str, end: str, texts: Iterable[str]) -> str:
+    """The page with these texts in place of those that begin and end so, one after another."""
+    left = iter(texts)
+    return re.sub(rf"^{first}.*?(?={end})", lambda _: next(left), page, flags=re.M | re.S)
+
+
 def claim_table(claims: list[Claim], record: Record) -> str:
     """A table of claims, and the folded list of their tests below it."""
     lines = ["| | claim | place | error | tolerance |", "| --- | --- | --- | --- | --- |"]
@@ -160,34 +174,25 @@ def claim_table(claims: list[Claim], record: Record) -> str:
 
 def reach_table(paper: str) -> str:
     """The table of what each loss of a paper trains."""
-    lines = [f"| loss | {' | '.join(COLUMNS[paper])} |", "| --- |" + " :-: |" * len(COLUMNS[paper])]
-    lines += [
-        f"| {label} | {' | '.join(cell.replace(SAME, '') for cell in cells)} |"
-        for label, _, cells in ROWS[paper]
-    ]
+    groups = GROUPS[paper]
+    lines = [f"| loss | {' | '.join(groups)} |", "| --- |" + " :-: |" * len(groups)]
+    for label, _, cells in ROWS[paper]:
+        shown_cells = [cell.replace(SAME, "") for cell in cells]
+        lines.append(f"| {label} | {' | '.join(shown_cells)} |")
     return "\n".join(lines)
 
 
 def measured_anew(page: str, claims: list[Claim], record: Record, seconds: float) -> str:
     """The page with its tables, lists of tests and line about the run as they are now."""
-    chapters = dict.fromkeys(claim.chapter for claim in claims)
-    tables = (
-        claim_table([claim for claim in claims if claim.chapter == chapter], record)
-        for chapter in chapters
-    )
-    page = re.sub(r"^\| \| claim .*?(?=\n\n##)", lambda _: next(tables), page, flags=re.M | re.S)
-    losses = map(reach_table, ROWS)
-    page = re.sub(r"^\| loss .*?(?=\n\n|\n\Z)", lambda _: next(losses), page, flags=re.M | re.S)
-    cores = f"on {os.cpu_count()} cores"
-    lines = [
-        "| | |",
-        "| --- | --- |",
-        f"| written | {date.today()}, with torch {torch.__version__} |",
-        f"| rows | {len(claims)} |",
-        f"| tests | {len(record.outcomes):,}, in {seconds / 60:.1f} minutes {cores} |",
-    ]
-    run = "\n".join(lines)
-    return re.sub(r"^\| \| \|\n.*?(?=\n\n)", run, page, count=1, flags=re.M | re.S)
+    tables = by_chapter(claims, lambda own: claim_table(own, record))
+    page = in_turn(page, r"\| \| claim ", "\n\n##", tables)
+    page = in_turn(page, r"\| loss ", r"\n\n|\n\Z", map(reach_table, ROWS))
+    run = f"""| | |
+| --- | --- |
+| written | {date.today()}, with torch {torch.__version__} |
+| rows | {len(claims)} |
+| tests | {len(record.outcomes):,}, in {seconds / 60:.1f} minutes on {os.cpu_count()} cores |"""
+    return in_turn(page, r"\| \| \|\n", "\n\n", [run])
 
 
 def shown(claims: list[Claim]) -> Record | None:
@@ -208,31 +213,24 @@ def main(words: list[str]) -> int:
 
     Returns 1 if a claim cannot be shown.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.trust", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="of the page, as C14 (default all)")
-    out_help = "where to write it (default docs/trust.md)"
-    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help=out_help)
-    options = parser.parse_args(words)
-    out = options.out.resolve()
     claims = read_claims()
-    unknown = set(options.rows) - {claim.name for claim in claims}
+    unknown = set(words) - {claim.name for claim in claims}
     if unknown:
-        parser.error(f"no row is called {', '.join(sorted(unknown))}; docs/trust.md has them")
-    if options.rows:
-        claims = [claim for claim in claims if claim.name in options.rows]
-
+        print(f"no row is called {', '.join(sorted(unknown))}; docs/trust.md has them")
+        return 2
+    if words:
+        claims = [claim for claim in claims if claim.name in words]
     began = time.monotonic()
     record = shown(claims)
     if record is None:
         return 1
-    if options.rows:
-        for claim in claims:
-            error, tolerance = outcome(claim, record)
-            print(f"{claim.name} {claim.says} Error {error}, tolerance {tolerance}.")
+    if not words:
+        page = measured_anew(PAGE.read_text(), claims, record, time.monotonic() - began)
+        PAGE.write_text(page)
         return 0
-    out.write_text(measured_anew(PAGE.read_text(), claims, record, time.monotonic() - began))
+    for claim in claims:
+        error, tolerance = outcome(claim, record)
+        print(f"{claim.name} {claim.says} Error {error}, tolerance {tolerance}.")
     return 0
 
 
