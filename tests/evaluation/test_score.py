@@ -128,9 +128,11 @@ def test_a_score_has_its_units():
     assert "per word            2 (6 words" in lines[3]
 
 
-def test_scores_have_no_dropout_and_clearing_matters():
+@pytest.mark.parametrize("training", [True, False])
+def test_scores_have_no_dropout_and_clearing_matters(training):
+    """The model is afterwards in the mode in which it was before."""
     config = dataclasses.replace(BLOCKS, dropout=0.5)
-    model = PAPERS["block_recurrent"].model(config).train()
+    model = PAPERS["block_recurrent"].model(config).train(training)
     documents = [document_from("the theatre " * 4, BYTES)]
     [first] = token_nats(model, documents, 1)
     [again] = token_nats(model, documents, 1)
@@ -138,12 +140,6 @@ def test_scores_have_no_dropout_and_clearing_matters():
     assert (first == again).all()
     assert (first != cleared).any()
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_restored(training):
-    model = PAPERS["block_recurrent"].model(BLOCKS).train(training)
-    evaluate(model, [document_from("the theatre", BYTES)], BYTES, 1)
     assert model.training == training
 
 
@@ -208,8 +204,6 @@ OFFICIAL = "official count"
     [
         ("pg19", 900, 4, (900, OFFICIAL)),
         ("pg19", 891, 9, (900, "official count; here 891 are counted")),
-        ("pg19", 909, 0, (900, "official count; here 909 are counted")),
-        ("pg19", 890, 10, (890, COUNTED)),
         ("pg19", 910, 0, (910, COUNTED)),
         ("wikitext-103", 600, 300, (900, OFFICIAL)),
         ("wikitext-103-raw", 700, 191, (900, "official count; here 891 are counted")),

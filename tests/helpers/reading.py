@@ -14,7 +14,7 @@ def read_alone(model, text, is_cleared=lambda index: False):
     The last window is padded, and its padding's logits left out. Before window i the state is the
     initial one if is_cleared(i). A graph ends with its window.
     """
-    text = torch.from_numpy(np.array(text, np.int64))
+    text = torch.tensor(np.asarray(text), dtype=torch.long)
     segment = model.config.segment
     windows = cut(text.shape[1] + 1, segment, overlap_of(model.config))
     for index, window in enumerate(windows):

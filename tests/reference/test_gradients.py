@@ -62,23 +62,22 @@ def test_model_gradient_with_dropout(paper, name):
     task = [own.random_task(config, rng, [0, 1, 2])] if name in own.tasks else []
 
     def run(inputs):
+        """{name: what a gradient arrives at}, and the cache of the segment."""
         moved = state._replace(**{field: inputs[f"state.{field}"] for field in own.carried})
         draws = np.random.default_rng(8)
-        return own.reference.forward(inputs, config, tokens, moved, draws, *task)
+        logits, after, cache = own.reference.forward(inputs, config, tokens, moved, draws, *task)
+        return {"logits": logits} | {name: getattr(after, name) for name in own.carried}, cache
 
     inputs = params | {f"state.{field}": getattr(state, field) for field in own.carried}
-    logits, after, cache = run(inputs)
-    dlogits = rng.standard_normal(logits.shape)
-    arriving = {field: rng.standard_normal(getattr(after, field).shape) for field in own.carried}
-    dnext = after._replace(**arriving) if arriving else None
-    grads, dstate = own.reference.backward(params, config, cache, dlogits, dnext)
+    outputs, cache = run(inputs)
+    arriving = {name: rng.standard_normal(value.shape) for name, value in outputs.items()}
 
     def objective(moved):
-        logits, after, _ = run(moved)
-        value = (logits * dlogits).sum()
-        for field, gradient in arriving.items():
-            value = value + (getattr(after, field) * gradient).sum()
-        return value
+        found, _ = run(moved)
+        return sum((found[name] * arriving[name]).sum() for name in found)
 
+    dlogits, *of_state = arriving.values()
+    dnext = state._replace(**dict(zip(own.carried, of_state, strict=True))) if of_state else None
+    grads, dstate = own.reference.backward(params, config, cache, dlogits, dnext)
     found = grads | named("state", dstate)
     check_directions(objective, inputs, {key: found[key] for key in inputs}, rng, f"{paper} {name}")

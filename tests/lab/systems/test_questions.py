@@ -295,36 +295,6 @@ def small(monkeypatch):
     questions.task.cache_clear()
 
 
-def test_both_rows_begin_with_the_same_pretrained_weights(small):
-    """The seed draws the recurrence's weights alone."""
-    fresh = questions.small_model(CONFIG.vocabulary, False, 0).state_dict()
-    model = questions.task().model
-    weights = model(False, 0).state_dict()
-    assert any(not torch.equal(value, fresh[name]) for name, value in weights.items())
-    recurrent = model(True, 5).state_dict()
-    same = model(True, 5).state_dict()
-    other = model(True, 6).state_dict()
-    for name, value in weights.items():
-        assert torch.equal(value, recurrent[name])
-        assert torch.equal(value, other[name])
-    drawn = "module.inserted"
-    assert torch.equal(recurrent[drawn], same[drawn])
-    assert not torch.equal(recurrent[drawn], other[drawn])
-
-
-def test_the_task_has_short_texts_then_longer_ones_and_asks_about_unseen_lines(small):
-    task = questions.task()
-    (short, first), (long, second) = task.stages
-    assert (first, second) == (1, 2)
-    assert (len(short), len(long), len(task.asked)) == (20, 20, 10)
-    assert {example.question.text.count("\n") for example in short} == {4, 6}
-    assert {len(example.tokens) for example in long} == {9, 10, 11, 12}, "windows"
-    assert "Three" not in "".join(example.question.text for example in short + long)
-    for example in task.asked:
-        text = example.question.text
-        assert text.count("Test\n Three.\n") == text.count("Test") > 0
-
-
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
     """Parts are by whether an answer is a span, and whether its hops are in one window."""
     task = questions.task()
