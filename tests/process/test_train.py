@@ -104,11 +104,12 @@ def texts(tmp_path):
 def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at):
     """Printed commands can be pasted into a shell, and eval.py finds the score that was printed."""
     run, data, other = tmp_path / "a run; of mine", tmp_path / "the data", tmp_path / "other"
-    options = [*programs.TINY, "--batch", 24, "--steps", 3]
     stop_at(1)
+    options = [*programs.TINY, "--batch", 24, "--steps", 3]
     train("--data", text, *options, "--out", run, "--data-dir", data)
     stop_at(None)
     train("--resume", run, "--data-dir", data)
+    assert saved(run)["step"] == 3
     printed = capsys.readouterr().out
     assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed)
     for command in ("continue with: python train.py --resume", "evaluate it with: python eval.py"):
@@ -116,13 +117,13 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at):
         assert shlex.split(words) == [str(run), "--data-dir", str(data)]
 
     [both] = re.findall(r"bits per byte: (.*) with the memory, (.*) cleared each segment", printed)
-    carried = as_json(capsys, run, "--data-dir", other)
-    cleared = as_json(capsys, run, "--clear-memory", "--data-dir", other)
-    evaluated = [carried["bits_per_byte"], cleared["bits_per_byte"]]
+    evaluated = []
+    for clear in (False, True):
+        record = as_json(capsys, run, *["--clear-memory"] * clear, "--data-dir", other)
+        assert record["memory_cleared"] is clear
+        evaluated.append(record["bits_per_byte"])
     assert [float(bits) for bits in both] == pytest.approx(evaluated, abs=6e-4)
     assert evaluated[0] != evaluated[1]
-    assert (carried["memory_cleared"], cleared["memory_cleared"]) == (False, True)
-    assert saved(run)["step"] == 3
     assert (data / "tokens").is_dir()
     assert (other / "tokens").is_dir()
 
@@ -394,17 +395,14 @@ def test_a_resumed_run_does_not_forget_its_best(text, tmp_path, monkeypatch):
     monkeypatch.setattr(training_script.score, "evaluate", scored)
     run = tmp_path / "run"
     options = [*programs.TINY, "--data", text, "--save-every", 1, "--validate-every", 2, *BRIEF]
-    bits += [5.0, 3.0, 4.0, 3.5, 6.0]  # after steps 2, 4, 6, 8, and with the memory cleared
-    train(*options, "--steps", 8, "--out", run)
-    bits += [3.2, 6.0]  # after step 9, and with the memory cleared
-    train("--resume", run, "--steps", 9)
+    bits += [5.0, 3.0, 4.0, 6.0]  # after steps 2, 4, 6, and with the memory cleared
+    train(*options, "--steps", 6, "--out", run)
+    bits += [3.2, 6.0]  # after step 7, and with the memory cleared
+    train("--resume", run, "--steps", 7)
     assert not bits
     assert load_checkpoint(run / "best.pt")["step"] == 4
     assert saved(run)["best"] == pytest.approx(3.0)
     assert names[:5] == [*["checkpoint"] * 3, "best", "checkpoint"]
-    steps = [record["step"] for record in read_metrics(run)]
-    expected = [2, 2, 4, 4, 6, 6, 8, 8, 8, 9, 9, 9]
-    assert steps == expected, "a line before each validation; then the report"
 
 
 def test_speed_is_that_of_the_bar():
@@ -464,8 +462,7 @@ def test_recurrence_is_added_to_a_plain_run_and_left_out_again(text, tmp_path):
     """As in docs/pretrained_recurrence.md; the recurrence module comes whole or not at all."""
     base, recurrent, without = (tmp_path / name for name in ("base", "recurrent", "without"))
     brief = ["--steps", 1, *BRIEF]
-    plain = [*programs.WINDOWED, "--vectors", 0, "--horizon", 1]
-    train(*plain, "--data", text, *brief, "--out", base)
+    train(*programs.WINDOWED, "--vectors", 0, "--horizon", 1, "--data", text, *brief, "--out", base)
     added = ["--vectors", 1, "--module-width", 8, "--overlap", 2]
     train("--init", base, *added, *brief, "--out", recurrent)
     contents = saved(recurrent)
@@ -476,6 +473,5 @@ def test_recurrence_is_added_to_a_plain_run_and_left_out_again(text, tmp_path):
         train("--init", recurrent, "--module-layers", 2, *brief, "--out", tmp_path / "x")
     train("--init", recurrent, "--vectors", 0, *brief, "--out", without)
     for run in (base, recurrent, without):
-        names = saved(run)["parameters"]
-        has_module = any(name.startswith("module.") for name in names)
+        has_module = "module." in " ".join(saved(run)["parameters"])
         assert has_module == (run == recurrent), run
