@@ -1,103 +1,79 @@
-"""Operations that several references share, against finite differences in every entry.
+"""Operations of the references against finite differences in every entry.
 
-Each is tested once, because sources are equal. What else a paper has of its own is differentiated
-in whole models, in all variants (test_gradients.py).
+They are those of docs/vectors/operators, with the shapes that a model calls them with. What else a
+paper has of its own is differentiated in whole models, in all variants (test_gradients.py).
 """
 
 import ast
 import collections
-import dataclasses
+import inspect
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from reference import block_recurrent as ref
-from reference import compressive, memformer, pretrained_recurrence, roberta
-from tests.helpers.comparison import check_operation, draw
-from tests.helpers.variants import PAPERS
+from tests.helpers.comparison import check_operation
+from tests.tools import operators
+from tests.tools.cases import VARIANTS
+from tests.tools.vectors import inputs_of
 
-SEEN = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
 FILES = sorted((Path(__file__).parents[2] / "reference").glob("*.py"))
+OPERATIONS = {}  # {title: paper, case, how operators.txt calls the function, its gradients}
+for paper in VARIANTS:
+    for case, functions in operators.listed(paper).items():
+        for call, names in functions.items():
+            if not names[0].startswith("="):
+                title = f"{paper} {call}: {', '.join(names)}"
+                OPERATIONS[title] = paper, case, call, names
 
 
-def dropping():
-    """A rate of dropout, and the same random numbers each time."""
-    return 0.4, np.random.default_rng(8)
+def arrays(prefix, value):
+    """{name: array} of an array, or of the arrays in a dict, whose names begin with the prefix."""
+    if isinstance(value, dict):
+        return {f"{prefix}.{key}": array for key, array in value.items()}
+    return {prefix: value}
 
 
-TARGETS = np.array([[1, 3, 0], [2, 2, 1]])
-SCORED = np.array([[1, 0, 1], [1, 1, 0]], bool)
-OPERATIONS = {  # {name: (forward, backward, shapes of the inputs)}
-    "linear": (ref.linear_forward, ref.linear_backward, {"x": (2, 3, 4), "weight": (5, 4)}),
-    "affine": (
-        lambda x, **p: memformer.affine_forward(p, "own", x),
-        memformer.affine_backward,
-        {"x": (2, 3, 4), "own": (5, 4), "own_bias": (5,)},
-    ),
-    "layer_norm": (
-        lambda x, **p: ref.layer_norm_forward(p, "own", x),
-        ref.layer_norm_backward,
-        {"x": (2, 3, 5), "own.scale": (5,), "own.bias": (5,)},
-    ),
-    "unit_norm": (ref.unit_norm_forward, ref.unit_norm_backward, {"x": (2, 3, 5)}),
-    "softmax": (ref.softmax_forward, ref.softmax_backward, {"scores": (3, 5)}),
-    "dropout": (lambda x: ref.dropout_forward(x, *dropping()), ref.dropout_backward, {"x": (3, 5)}),
-    "cross_entropy": (
-        lambda logits: ref.cross_entropy_forward(logits, TARGETS, SCORED),
-        ref.cross_entropy_backward,
-        {"logits": (2, 3, 5)},
-    ),
-    "gelu": (
-        pretrained_recurrence.gelu_forward,
-        pretrained_recurrence.gelu_backward,
-        {"x": (3, 4)},
-    ),
-    "exact_gelu": (roberta.exact_gelu_forward, roberta.exact_gelu_backward, {"x": (3, 5)}),
-    "masked_attention": (
-        lambda **inputs: memformer.masked_attention_forward(*inputs.values(), SEEN, *dropping()),
-        memformer.masked_attention_backward,
-        dict.fromkeys(("query", "key", "value"), (2, 2, 4, 3)),
-    ),
-    "scaled attention": (
-        lambda **inputs: ref.attention_forward(*inputs.values(), SEEN[:3], *dropping()),
-        ref.attention_backward,
-        {
-            "query": (1, 2, 3, 5),
-            "key": (1, 2, 4, 5),
-            "value": (1, 2, 4, 5),
-            "scale": (2,),
-            "bias": (2, 3, 4),
-        },
-    ),
-}
+@pytest.mark.parametrize("title", OPERATIONS)
+def test_operation_gradient(title, monkeypatch):
+    """By every input and parameter, of the sum of all results times what arrives at them."""
+    monkeypatch.setattr(operators, "LARGE", {})  # differences of large numbers are rounded
+    paper, name, call, names = OPERATIONS[title]
+    case = inputs_of(paper, name)
+    function = call.removesuffix("[-1]")
+    found = operators.calls_of(case, {call: names})[call]
+    given, computed = operators.operator(case.reference, function, found, names)
+    forward = getattr(case.reference, f"{function}_forward")
+    own = {key: given.pop(key) for key in inspect.signature(forward).parameters if key in given}
+    arriving = list(given.values())
 
-CONFIG = dataclasses.replace(
-    PAPERS["compressive"].small, dilations=(1, 3), compression_rate=2, segment=6
-)
-USAGE = np.random.default_rng(2).random((2, 6))
+    inputs = {}
+    gradients = {}
+    for key, value in own.items():
+        gradient = computed.get("dparams" if key in operators.PARAMS else f"d{key}")
+        if gradient is not None:
+            inputs |= arrays(key, value)
+            gradients |= arrays(key, gradient)
+    for key in [*inputs]:
+        if key not in gradients or key.endswith("key_bias"):  # softmax cancels a bias of keys
+            del inputs[key]
+    assert inputs, "no gradient is compared"
 
+    def objective(**moved):
+        """The sum, and no cache."""
+        arguments = dict(own)
+        for key, value in own.items():
+            if isinstance(value, dict):
+                arguments[key] = {part: moved.get(f"{key}.{part}", value[part]) for part in value}
+            elif key in moved:
+                arguments[key] = moved[key]
+        *outs, _ = forward(**arguments)
+        parts = [(out * dout).sum() for out, dout in zip(outs, arriving, strict=False)]
+        return sum(parts), None
 
-def compression(name):
-    """A compression. In a model what is evicted is data, so that its gradient shows here alone."""
-    compress, backward = compressive.COMPRESSIONS[name]
+    def backward(dsum, _):
+        return {key: dsum * gradients[key] for key in inputs}
 
-    def forward(evicted, **p):
-        return compress(p, CONFIG, evicted, USAGE)
-
-    config = dataclasses.replace(CONFIG, compression=name)
-    p = compressive.init_compression(config, np.random.default_rng(1))
-    shapes = {"evicted": (2, 6, 6)} | {key: value.shape for key, value in p.items()}
-    return forward, backward, shapes
-
-
-OPERATIONS |= {f"compression {name}": compression(name) for name in compressive.COMPRESSIONS}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_gradient(name):
-    forward, backward, shapes = OPERATIONS[name]
-    check_operation(forward, backward, {each: draw(*shape) for each, shape in shapes.items()}, name)
+    check_operation(objective, backward, inputs, title)
 
 
 OWN = {  # what a paper defines for itself
