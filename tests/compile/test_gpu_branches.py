@@ -31,7 +31,7 @@ from tests.helpers.programs import (
     train,
 )
 from tests.helpers.rollouts import filled
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
 REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
 RUNS = {
@@ -101,16 +101,12 @@ def test_doubles_are_refused():
             make(torch.ones(4, dtype=torch.float32))
 
 
-def take_a_gpus_branches(monkeypatch):
+@pytest.fixture
+def on_a_gpus_branches(monkeypatch):
     """Let a CPU take the branches that any GPU takes."""
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)
     for module in (block_recurrent, content, relative_shift, sliding_window, signed_distance):
         monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
-
-
-@pytest.fixture
-def on_a_gpus_branches(monkeypatch):
-    take_a_gpus_branches(monkeypatch)
 
 
 def without_doubles(function, name, calls):
@@ -235,13 +231,20 @@ def mean_error(expected, found):
     return sum(errors) / len(errors)
 
 
-def check_numbers(paper, name, kind, compute):
-    """What `compute` finds is what a CPU finds in float32, or as near as a CPU in bfloat16."""
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@over(EVERY_VARIANT)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
+    """Logits, states, losses and gradients, and a Stepper's logits.
+
+    In float32 they are a CPU's, in bfloat16 as near to these as a CPU comes. A GPU's branches on a
+    CPU: attention/test_sdpa.py.
+    """
     torch.set_default_dtype(torch.float32)
     cpu = torch.device("cpu")
     exact = results(paper, name, cpu, torch.float32)
     rough = results(paper, name, cpu, kind)
-    found = compute()
+    found = results(paper, name, torch.device("cuda"), kind)
     for what, *rows in zip(("outputs", "gradients"), exact, rough, found, strict=True):
         expected, of_a_cpu, given = rows
         if kind == torch.float32:
@@ -251,24 +254,3 @@ def check_numbers(paper, name, kind, compute):
         error = mean_error(expected, given)
         message = f"the {what} have a mean error of {error:.3f}, on a CPU of {own:.3f}"
         assert error <= FURTHER * own + BESIDES, message
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@over(EVERY_VARIANT)
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
-    """Logits, states, losses and gradients, and a Stepper's logits."""
-    cuda = torch.device("cuda")
-    check_numbers(paper, name, kind, lambda: results(paper, name, cuda, kind))
-
-
-@over(ONE_OF_EACH)
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_gpus_branches_give_it_on_a_cpu(paper, name, kind, monkeypatch):
-    """So that the comparison has run before a GPU comes."""
-
-    def compute():
-        take_a_gpus_branches(monkeypatch)
-        return results(paper, name, torch.device("cpu"), kind)
-
-    check_numbers(paper, name, kind, compute)

@@ -10,8 +10,6 @@ import sys
 import pytest
 import torch
 
-from tests.helpers.comparison import assert_agree
-
 pytest.importorskip("triton", reason="Triton comes with torch's builds for CUDA")
 INTERPRETED = "TRITON_INTERPRET"
 ON_A_GPU = torch.cuda.is_available()
@@ -153,4 +151,3 @@ def test_whole_models_take_the_kernel():
     query = torch.zeros(2, 3, 4, 64, device="cuda")
     assert takes_distance_attention(query.bfloat16()) and not takes_distance_attention(query)
     assert not takes_distance_attention(query.bfloat16(), 48)
-    assert_agree({"": query}, {"": query}, 0)

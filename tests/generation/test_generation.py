@@ -194,11 +194,10 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))
     drawn = [PAPERS[paper].random_state(config, rng, 2) for _ in range(2)]
     states = [*map(PAPERS[paper].to_torch, drawn), captured.model.initial_state(2)]
-    _, in_the_middle = plain.step(tokens[0], plain.start(states[0]))
-    _, again = plain.step(tokens[0], plain.start(states[0]))
-    before = [tensor.clone() for tensor in tensors_in(states, in_the_middle.rows)]
-    pairs = [(in_the_middle, again)]
-    pairs += [(captured.start(state), plain.start(state)) for state in states[1:]]
+    in_the_middle = [plain.step(tokens[0], plain.start(states[0]))[1] for _ in range(2)]
+    pairs = [in_the_middle, *([captured.start(each), plain.start(each)] for each in states[1:])]
+    given = (states, in_the_middle[0].rows)
+    before = [tensor.clone() for tensor in tensors_in(*given)]
     for stream, expected_stream in pairs:
         for token in tokens:
             logits, stream = captured.step(token, stream)
@@ -207,7 +206,7 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
             assert stream.position == expected_stream.position
             assert all(map(torch.equal, tensors_in(stream), tensors_in(expected_stream)))
     assert len(graph.calls) == 2, "once to prepare, once to record"
-    assert all(map(torch.equal, before, tensors_in(states, in_the_middle.rows)))
+    assert all(map(torch.equal, before, tensors_in(*given)))
 
 
 DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 0.2 and 0.3}
