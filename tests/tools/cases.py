@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
@@ -40,16 +41,8 @@ CONFIGS = {
 ONE = {"layers": 1}  # where a file shows the inside of the layer
 TWO = {"encoder_layers": 2, "decoder_layers": 2}
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-# Less, because all files together may have 3,000,000 bytes; and these have it too
+# Less, because all files together may have 3,000,000 bytes
 LESS = {"layers": 1, "head_width": 2, "feed_forward": 3, "vocabulary": 5}
-HAVE_LESS = ("fixed-single", "fixed-dual", "lstm-single")
-HAVE_LESS += ("conv-none", "dilated_conv-none", "dilated_conv-auto_encoding")
-HAVE_LESS += ("compressed-only", "short-memory-most_used")
-HAVE_LESS += tuple(
-    f"{compression}-{loss}"
-    for compression in ("max_pooling", "mean_pooling", "most_used")
-    for loss in compressive.COMPRESSION_LOSSES
-)
 LITTLE = {
     "layers": 1,
     "head_width": 2,
@@ -68,31 +61,48 @@ SECOND = {
     "segment": 4,
     "states": 2,
 }
+PROJECTED = {"vocabulary": 3, "head_width": 2, "feed_forward": 2, "segment": 3, "slots": 2}
+NO_BLOCK = {"recurrent_layers": ()}
+# {case: sizes} of gates and configurations, and of compressions and losses, which have others
+OTHER_GATES = {"fixed-skip": ONE, "lstm-dual": ONE}
+OTHER_GATES |= dict.fromkeys(("fixed-single", "fixed-dual", "lstm-single"), LESS)
+OTHER_COMPRESSIONS = {"conv-attention_reconstruction": ONE, "conv-none": LESS}
+OTHER_COMPRESSIONS |= {"dilated_conv-none": LESS, "dilated_conv-auto_encoding": LESS}
+for loss in compressive.COMPRESSION_LOSSES:
+    for pooling in ("max_pooling", "mean_pooling", "most_used"):
+        OTHER_COMPRESSIONS[f"{pooling}-{loss}"] = LESS
+
+
+def pairs_of(fields: dict[str, Iterable[str]], others: dict) -> dict:
+    """{"a-b": its fields} of all pairs of two fields' values, with what others says of a case."""
+    first, second = fields
+    found = {}
+    for pair in itertools.product(*fields.values()):
+        name = "-".join(pair)
+        found[name] = {first: pair[0], second: pair[1]} | others.get(name, {})
+    return found
+
+
+GATES = {"gate": ("fixed", "lstm"), "configuration": ("skip", "single", "dual")}
+COMPRESSIONS = {
+    "compression": compressive.COMPRESSIONS,
+    "compression_loss": compressive.COMPRESSION_LOSSES,
+}
 VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
-    "block_recurrent": {
-        f"{gate}-{configuration}": {"gate": gate, "configuration": configuration}
-        | (ONE if f"{gate}-{configuration}" in ("fixed-skip", "lstm-dual") else {})
-        for gate, configuration in itertools.product(("fixed", "lstm"), ("skip", "single", "dual"))
-    }
+    "block_recurrent": pairs_of(GATES, OTHER_GATES)
     | {
         "feedback": {"feedback": True},
         "feedback-of-layer-2": SECOND | {"feedback": True, "recurrent_layers": (2,)},
         "two-recurrent": {"layers": 3, "recurrent_layers": (1, 3)},
-        "slide": {"recurrent_layers": ()},
-        "xl": {"recurrent_layers": (), "segment": 4},
+        "slide": NO_BLOCK,
+        "xl": NO_BLOCK | {"segment": 4},
     },
-    "compressive": {
-        f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
-        | (ONE if f"{compression}-{loss}" == "conv-attention_reconstruction" else {})
-        for compression, loss in itertools.product(
-            compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES
-        )
-    }
+    "compressive": pairs_of(COMPRESSIONS, OTHER_COMPRESSIONS)
     | {
         "short-memory": SHORT,
         "short-memory-bptt": SHORT | {"compression_loss": "bptt"},
-        "short-memory-most_used": SHORT | {"compression": "most_used"},
-        "compressed-only": {"memory": 0},
+        "short-memory-most_used": LESS | SHORT | {"compression": "most_used"},
+        "compressed-only": LESS | {"memory": 0},
         "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
         "transformer-xl": {"compressed_memory": 0},
         "transformer-xl-short": ONE | {"compressed_memory": 0, "memory": 2},
@@ -101,27 +111,20 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3},
         "adaptive": LITTLE | {"cutoffs": (3, 5), "div_value": 2},
     },
-    "memformer": {name: {} for name in ("continuation", "infilling", "recall", "all-tasks")}
-    | {
+    "memformer": {
+        "continuation": {},
+        "infilling": {},
+        "recall": {},
+        "all-tasks": {},
         "two-layers": TWO,
         "two-layers-transformer-xl": TWO | {"positions": "transformer_xl"},
         "max_distance-of-a-segment": {"max_distance": 6},
-        "projected-slots": {
-            "slot_value": "projected",
-            "vocabulary": 3,
-            "head_width": 2,
-            "feed_forward": 2,
-            "segment": 3,
-            "slots": 2,
-        },
+        "projected-slots": PROJECTED | {"slot_value": "projected"},
         "max_distance-by-default": {"max_distance": 64},
         "transformer-xl": {"positions": "transformer_xl"},
         "decoder-only": {"encoder_layers": 0},
-        "decoder-only-transformer-xl": {
-            "encoder_layers": 0,
-            "decoder_layers": 2,
-            "positions": "transformer_xl",
-        },
+        "decoder-only-transformer-xl": {"encoder_layers": 0, "decoder_layers": 2}
+        | {"positions": "transformer_xl"},
     },
     "memorizing": {"retrieval": ONE | {"memory_layer": 1}, "short-memory": {"memory": 3}},
     "pretrained_recurrence": {
@@ -153,5 +156,4 @@ STEPPED = ("slide", "conv-bptt", "recall", "retrieval", "mean")
 
 def config_of(paper: str, name: str) -> object:
     """The config of a case."""
-    less = LESS if name in HAVE_LESS else {}
-    return dataclasses.replace(CONFIGS[paper], **(VARIANTS[paper][name] | less))
+    return dataclasses.replace(CONFIGS[paper], **VARIANTS[paper][name])
