@@ -26,17 +26,12 @@ TOKENS = 200  # timed together
 def step_variant(
     config: Any, method: str, segments: int, options: Namespace, compiler: str = "auto"
 ) -> Variant:
-    """A training step of our model, compiled as --compile says.
-
-    If Inductor does not compile it, the Variant has the FLOPs of its plain path's products.
-    """
+    """A training step of our model, compiled as --compile says, with its plain path's FLOPs."""
     network = random_model(options.model, config, options.device)
     training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
     trained = TrainedModel(network, training)
-    flops = None
-    if compiler != "inductor":
-        step = meta_step(options.model, config, segments, options.batch, method)
-        flops = counted(step, written_out=True).flops
+    step = meta_step(options.model, config, segments, options.batch, method)
+    flops = counted(step, written_out=True).flops
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 
