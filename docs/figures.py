@@ -183,32 +183,30 @@ def gates():
     """
     record = Path(__file__).parent / "figures" / "block_recurrent_gates.json"
     runs = json.loads(record.read_text())
-    figure, axes = new_figure(10.6, 3.8)
+    new_figure(10.6, 3.8)
     panels = (
         (0, ("kept", "written"), "share of a state, at each block"),
         (24, ("left",), "what later blocks have left of the facts"),
     )
     for left, shares, title in panels:
-        frame(axes, left + 9 / 32, 0, 16, 1, HIDDEN)  # 9 tokens of facts, 16 blocks of filler
+        frame(left + 9 / 32, 0, 16, 1, HIDDEN)  # 9 tokens of facts, 16 blocks of filler
         for run, share in itertools.product(runs, shares):
             blocks = left + 20.5 - len(run[share]) + np.arange(len(run[share]))
             style = "--" if share == "written" else "-"
             colour = STATE if run["gate"] == "lstm" else TOKEN
-            axes.plot(blocks, run[share], color=colour, linestyle=style, lw=1.2)
-        label(axes, left + 10, 1.13, title)
-        label(axes, left - 0.2, 0, "0", FAINT, 8, ha="right")
-        label(axes, left - 0.2, 1, "1", FAINT, 8, ha="right")
+            plt.plot(blocks, run[share], color=colour, linestyle=style, lw=1.2)
+        label(left + 10, 1.13, title)
+        note(left - 0.2, 0, "0", 8, ha="right")
+        note(left - 0.2, 1, "1", 8, ha="right")
         for x, part in ((0.2, "facts"), (8.3, "512 tokens of filler"), (18.2, "questions")):
-            label(axes, left + x, -0.08, part, FAINT, 8)
-    label(axes, 8.3, 0.86, "LSTM gate keeps, $f_t$", STATE, 9)
-    label(axes, 8.3, 0.1, "LSTM gate writes, $i_t$", STATE, 9)
-    label(axes, 8.3, 0.67, "fixed gate keeps, $g$", TOKEN, 9)
-    label(axes, 8.3, 0.33, "fixed gate writes, $1-g$", TOKEN, 9)
-    label(axes, 24 + 11, 0.64, "LSTM gate", STATE, 9)
-    label(axes, 24 + 7.5, 0.2, "fixed gate", TOKEN, 9)
-    axes.set_xlim(-0.8, 44.4)
-    axes.set_ylim(-0.15, 1.2)
-    save(figure, "block_recurrent_gates")
+            note(left + x, -0.08, part, 8)
+    label(8.3, 0.86, "LSTM gate keeps, $f_t$", STATE, 9)
+    label(8.3, 0.1, "LSTM gate writes, $i_t$", STATE, 9)
+    label(8.3, 0.67, "fixed gate keeps, $g$", TOKEN, 9)
+    label(8.3, 0.33, "fixed gate writes, $1-g$", TOKEN, 9)
+    label(24 + 11, 0.64, "LSTM gate", STATE, 9)
+    label(24 + 7.5, 0.2, "fixed gate", TOKEN, 9)
+    save("block_recurrent_gates", -0.8, 44.4, -0.15, 1.2)
 
 
 def positions_in_memory(config, segments):
