@@ -133,6 +133,7 @@ def validated(lengths, *options):
     documents = documents_of([length + 1 for length in lengths])
     corpus = SimpleNamespace(splits={"train": documents, "valid": documents})
     _, validation = opening.documents_of(settings, corpus)
+    assert validation is not documents, "all of the split is validated on"
     return validation.spans
 
 
