@@ -330,19 +330,17 @@ def auxiliary_forward(params, config, cache):
 
     cache is forward's. Both are empty if the compression has no loss of its own.
     """
-    kind = config.compression_loss.removesuffix("_norm")
-    if kind not in AUXILIARY:
-        return {}, []
-    loss_forward, _ = AUXILIARY[kind]
     _, layer_caches, _ = cache
     losses = {}
     caches = []
-    for layer in range(config.layers):
+    for layer, (_, compression_cache, h, pair) in enumerate(layer_caches):
+        if pair is None or config.compression_loss in ("bptt", "none"):
+            continue  # no compressed memory, or no loss of its own
         p = subtree(params, f"layers.{layer}.")
-        _, compression_cache, h, pair = layer_caches[layer]
-        if pair is None:
-            continue  # no compressed memory
-        loss, loss_cache = loss_forward(p, config, h, *pair)
+        if config.compression_loss.startswith("auto_encoding"):
+            loss, loss_cache = auto_encoding_forward(p, config, h, *pair)
+        else:
+            loss, loss_cache = attention_reconstruction_forward(p, config, h, *pair)
         losses[f"layers.{layer}.compression"] = loss
         caches.append((layer, compression_cache, loss_cache))
     return losses, caches
@@ -350,14 +348,15 @@ def auxiliary_forward(params, config, cache):
 
 def auxiliary_backward(config, dloss, caches):
     """Gradients of the summed auxiliary losses: of the compression's parameters alone."""
+    _, compress_backward = COMPRESSIONS[config.compression]
     grads = {}
     for layer, compression_cache, loss_cache in caches:
-        _, loss_backward = AUXILIARY[config.compression_loss.removesuffix("_norm")]
-        _, compress_backward = COMPRESSIONS[config.compression]
-        dnew, dloss_params = loss_backward(dloss, loss_cache)
+        if config.compression_loss.startswith("auto_encoding"):
+            dnew, dloss_params = auto_encoding_backward(dloss, loss_cache)
+        else:
+            dnew, dloss_params = attention_reconstruction_backward(dloss, loss_cache)
         _, dparams = compress_backward(dnew, compression_cache)  # stop: evicted is data
-        grads |= prefixed(f"layers.{layer}.compression.", dparams)
-        grads |= prefixed(f"layers.{layer}.compression.", dloss_params)
+        grads |= prefixed(f"layers.{layer}.compression.", dparams | dloss_params)
     return grads
 
 
@@ -394,12 +393,18 @@ def attend_forward(p, config, h, remembered, rng, sinusoids):
     query, query_cache = project_heads_forward(h, p["query"], config.heads)
     key, key_cache = project_heads_forward(source, p["key"], config.heads)
     value, value_cache = project_heads_forward(source, p["value"], config.heads)
+    compressed = remembered[0].shape[1]  # C
+    bias_scale = config.head_width**0.5 if config.authors_code else 1.0  # decision 6: not divided
     count = source.shape[1]
     own = None
     own_cache = None
-    if config.authors_code and remembered[0].shape[1]:
-        own, own_cache = own_distance_keys_forward(p, config, h, remembered[0], sinusoids[1])
-        count -= remembered[0].shape[1]
+    if config.authors_code and compressed:  # as if memory were not in between
+        count = count - compressed
+        own_p = subtree(p, "compressed_")
+        own_key, own_cache = distance_keys_forward(
+            own_p, config, compressed + h.shape[1], sinusoids[1]
+        )
+        own = (own_key, own_p["distance_bias"] * bias_scale)
     # (H, K, E)
     distance_key, distance_cache = distance_keys_forward(p, config, count, sinusoids[0])
 
@@ -410,73 +415,58 @@ def attend_forward(p, config, h, remembered, rng, sinusoids):
         value = value + p["value_bias"][:, None]
         biases = (p["query_bias"], p["query_bias"])
     else:
-        biases = (p["content_bias"], p["distance_bias"])
-    if config.authors_code:
-        biases = [bias * config.head_width**0.5 for bias in biases]  # decision 6: not divided by it
-    attended, attention_cache = relative_attention_forward(
+        biases = (p["content_bias"] * bias_scale, p["distance_bias"] * bias_scale)
+    attended, weights, attention_cache = relative_attention_forward(
         query, key, value, distance_key, *biases, config.dropout, rng, simplified, own
     )
 
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
     if config.authors_code:
         out = out + p["output_bias"]  # decision 12: a bias
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
+    out, dropout_mask = dropout(out, config.dropout, rng)  # decision 13: where dropout is
     projection_caches = (query_cache, key_cache, value_cache, distance_cache, own_cache)
-    cache = (projection_caches, attention_cache, output_cache, dropout_mask, remembered[0].shape[1])
-    return out, attention_cache.weights, cache
+    cache = (projection_caches, attention_cache, output_cache, dropout_mask, bias_scale, compressed)
+    return out, weights, cache
 
 
 # source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T:
 # dsource = dk W_k + dx W_x + [0; dq W_q]
 def attend_backward(config, dout, cache):
     """dh (B, N, D), those of compressed memory and memory, and the parameters' gradients."""
-    projection_caches, attention_cache, output_cache, dropout_mask, c = cache
+    projection_caches, attention_cache, output_cache, dropout_mask, bias_scale, compressed = cache
     query_cache, key_cache, value_cache, distance_cache, own_cache = projection_caches
-    dout = dropout_backward(dout, dropout_mask)
+    dout = dout * dropout_mask
     dattended, doutput = linear_backward(dout, output_cache)
     dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
         split_heads(dattended, config.heads), attention_cache
     )
-    if config.positions == "simplified":
-        dbiases = {
-            "query_bias": dbiases["content_bias"] + dbiases["distance_bias"],
-            # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
-            "key_bias": np.zeros_like(dbiases["content_bias"]),
-            "value_bias": dvalue.sum((0, 2)),
-        }
-    grads = {"output": doutput}
-    if config.authors_code:
-        down = dbiases.pop("own", None)
-        dbiases = {name: dbias * config.head_width**0.5 for name, dbias in dbiases.items()}
-        grads["output_bias"] = dout.sum((0, 1))
-        if down is not None:
-            grads |= own_distance_keys_backward(config, down, own_cache)
-
     # remembered rows count in the weights' gradient
     dh, dquery_weight = project_heads_backward(dquery, query_cache)
     dsource_by_key, dkey_weight = project_heads_backward(dkey, key_cache)
     dsource_by_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
-    ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
+    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "output": doutput}
+    grads |= distance_keys_backward(config, ddistance_key, distance_cache)
+
+    dcontent_bias = dbiases["content_bias"] * bias_scale
+    ddistance_bias = dbiases["distance_bias"] * bias_scale
+    if config.positions == "simplified":
+        grads["query_bias"] = dcontent_bias + ddistance_bias
+        # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
+        grads["key_bias"] = np.zeros_like(dcontent_bias)
+        grads["value_bias"] = dvalue.sum((0, 2))
+    else:
+        grads |= {"content_bias": dcontent_bias, "distance_bias": ddistance_bias}
+    if config.authors_code:
+        grads["output_bias"] = dout.sum((0, 1))
+    if own_cache is not None:
+        down_key, down_bias = dbiases["own"]
+        grads |= prefixed("compressed_", distance_keys_backward(config, down_key, own_cache))
+        grads["compressed_distance_bias"] = down_bias * bias_scale
+
     dsource = dsource_by_key + dsource_by_value
     before = dsource.shape[1] - dh.shape[1]  # C + M
-    grads |= {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight}
-    dremembered = (dsource[:, :c], dsource[:, c:before])
-    return dh + dsource[:, before:], dremembered, grads | ddistance | dbiases
-
-
-class AttentionCache(NamedTuple):
-    """What the backward of relative attention needs."""
-
-    content_query: np.ndarray  # q + u, (B, H, N, E)
-    distance_query: np.ndarray  # q + v, (B, H, N, E)
-    key: np.ndarray  # (B, H, K, E)
-    value: np.ndarray  # (B, H, K, E)
-    distance_key: np.ndarray  # (H, K, E)
-    weights: np.ndarray  # (B, H, N, K)
-    dropped: np.ndarray  # weights after dropout
-    dropout_mask: np.ndarray | None
-    in_values: bool
-    own: tuple | None  # the cache of the compressed rows' own distances
+    dremembered = (dsource[:, :compressed], dsource[:, compressed:before])
+    return dh + dsource[:, before:], dremembered, grads
 
 
 def relative_attention_forward(
@@ -497,68 +487,78 @@ def relative_attention_forward(
     and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
     i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value
     is x_j + r_{i-j}. own: distance_key and distance_bias of the compressed rows, if not those.
+    Returns the weights too.
     """
     content_query = query + content_bias[:, None]  # for Transformer-XL's terms a and c
-    distance_query = query + distance_bias[:, None]  # for b and d
-    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
-    by_key, _ = relative_shift_forward(by_distance)
+    by_key, distance_cache = distance_scores_forward(query, distance_key, distance_bias)  # b and d
     own_cache = None
     if own is not None:
-        by_own, own_cache = own_distances_forward(query, *own)
-        by_key = np.concatenate([by_own, by_key], axis=-1)
-    scores = content_query @ key.swapaxes(-1, -2) + by_key
+        by_own, own_cache = distance_scores_forward(query, *own)  # by [compressed | segment]
+        compressed = key.shape[2] - by_key.shape[3]
+        by_key = np.concatenate([by_own[..., :compressed], by_key], axis=-1)
+    scores = content_query @ key.mT + by_key
     n, k = scores.shape[-2:]
     masked = np.where(causal_mask(n, k), scores * query.shape[-1] ** -0.5, -np.inf)
     weights, _ = softmax_forward(masked)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13: where dropout is
+    dropped, dropout_mask = dropout(weights, rate, rng)  # decision 13: where dropout is
     out = dropped @ value  # (B, H, N, E)
     if in_values:
         # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance
         out += relative_shift_backward(dropped, None) @ distance_key
-    cache = AttentionCache(
-        content_query,
-        distance_query,
-        key,
-        value,
-        distance_key,
-        weights,
-        dropped,
-        dropout_mask,
-        in_values,
-        own_cache,
-    )
-    return out, cache
+    attention_cache = (content_query, key, value, weights, dropped, dropout_mask, in_values)
+    return out, weights, (attention_cache, distance_cache, own_cache)
 
 
-# s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)):
-# dq = ds k + dt r, dt = shift'(ds), dr = dt^T (q + v)
+# s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)), y = w x:
+# dx = w^T dy, dw = dy x^T, dk = ds^T (q + u), dq = ds k + that by distance
 # y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), dr gets shift'(w)^T dy
 def relative_attention_backward(dout, cache):
     """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
-    dvalue = cache.dropped.swapaxes(-1, -2) @ dout
-    ddropped = dout @ cache.value.swapaxes(-1, -2)  # (B, H, N, K)
-    if cache.in_values:
-        ddropped += relative_shift_forward(dout @ cache.distance_key.swapaxes(-1, -2))[0]
-    dweights = dropout_backward(ddropped, cache.dropout_mask)
-    dscores = softmax_backward(dweights, cache.weights) * dout.shape[-1] ** -0.5  # 0 where masked
-    compressed = dscores.shape[-1] - cache.distance_key.shape[1]  # C with own distances, else 0
-    dby_distance = relative_shift_backward(dscores[..., compressed:], None)
+    attention_cache, distance_cache, own_cache = cache
+    content_query, key, value, weights, dropped, dropout_mask, in_values = attention_cache
+    _, distance_key = distance_cache
+    dvalue = dropped.mT @ dout
+    ddropped = dout @ value.mT  # (B, H, N, K)
+    if in_values:
+        ddropped += relative_shift_forward(dout @ distance_key.mT)[0]
+    dweights = ddropped * dropout_mask
+    dscores = softmax_backward(dweights, weights) * dout.shape[-1] ** -0.5  # 0 where masked
 
-    dcontent = dscores @ cache.key  # of q + u, (B, H, N, E)
-    ddistance = dby_distance @ cache.distance_key  # of q + v
-    dkey = dscores.swapaxes(-1, -2) @ cache.content_query
-    ddistance_key = (dby_distance.swapaxes(-1, -2) @ cache.distance_query).sum(0)  # (H, K, E)
-    if cache.in_values:
-        weights_by_distance = relative_shift_backward(cache.dropped, None)
-        ddistance_key += (weights_by_distance.swapaxes(-1, -2) @ dout).sum(0)
-    dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
+    dcontent = dscores @ key  # of q + u, (B, H, N, E)
+    dkey = dscores.mT @ content_query
+    compressed = key.shape[2] - distance_key.shape[1]  # C with own distances, else 0
+    ddistance, ddistance_key, ddistance_bias = distance_scores_backward(
+        dscores[..., compressed:], distance_cache
+    )
+    if in_values:
+        weights_by_distance = relative_shift_backward(dropped, None)
+        ddistance_key += (weights_by_distance.mT @ dout).sum(0)
     dquery = dcontent + ddistance
-    if cache.own is not None:
-        dquery_by_own, *dbiases["own"] = own_distances_backward(
-            dscores[..., :compressed], cache.own
-        )
+    dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance_bias}
+    if own_cache is not None:
+        not_read = (0, dscores.shape[2])  # the segment's columns
+        by_own = np.pad(dscores[..., :compressed], ((0, 0), (0, 0), (0, 0), not_read))
+        dquery_by_own, *dbiases["own"] = distance_scores_backward(by_own, own_cache)
         dquery = dquery + dquery_by_own
     return dquery, dkey, dvalue, ddistance_key, dbiases
+
+
+def distance_scores_forward(query, distance_key, distance_bias):
+    """(q + v)·r_{i-j} by key, (B, H, N, K): query (B, H, N, E), r (H, K, E), v (H, E)."""
+    distance_query = query + distance_bias[:, None]
+    by_distance = distance_query @ distance_key.mT  # (B, H, N, K)
+    by_key, _ = relative_shift_forward(by_distance)
+    return by_key, (distance_query, distance_key)
+
+
+# t = (q + v) r^T, s = shift(t): dt = shift'(ds), dq = dt r, dr = dt^T (q + v), dv = sum of dq
+def distance_scores_backward(dby_key, cache):
+    """Gradients of query, distance_key and distance_bias."""
+    distance_query, distance_key = cache
+    dby_distance = relative_shift_backward(dby_key, None)
+    dquery = dby_distance @ distance_key
+    ddistance_key = (dby_distance.mT @ distance_query).sum(0)  # (H, K, E)
+    return dquery, ddistance_key, dquery.sum((0, 2))
 
 
 def relative_shift_forward(by_distance):
@@ -663,12 +663,6 @@ def check_gradients(loss, params, grads, rng):
     )
 
 
-def signed_step(params, grads, step):
-    """The parameters after a step against the signs of their gradients; later steps are smaller."""
-    rate = 0.02 * 0.98**step
-    return {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-
-
 def bits_per_token(params, config, segment, state):
     """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
     tokens, targets = segment
@@ -681,16 +675,16 @@ def check_both_losses(params, config, segments, rng):
     """Check the gradients of each loss, by the parameters that it trains."""
     # states are data, so they are held
     _, _, grads, held = loss_and_gradients(params, config, segments)
+    compression = {name: grad for name, grad in grads.items() if ".compression." in name}
+    task = {name: grad for name, grad in grads.items() if name not in compression}
+
+    def losses(moved):
+        return loss_and_gradients(moved, config, segments, held)
+
     print("The task loss, by the parameters that it trains:")
-    part = {name: grad for name, grad in grads.items() if ".compression." not in name}
-    check_gradients(
-        lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, part, rng
-    )
+    check_gradients(lambda moved: losses(moved)[0], params, task, rng)
     print("The compression loss, by the parameters that it trains:")
-    part = {name: grad for name, grad in grads.items() if ".compression." in name}
-    check_gradients(
-        lambda moved: loss_and_gradients(moved, config, segments, held)[1], params, part, rng
-    )
+    check_gradients(lambda moved: losses(moved)[1], params, compression, rng)
 
 
 def demonstrate():
@@ -724,7 +718,8 @@ def demonstrate():
     states = []
     for step in range(1, 201):
         loss, compression, grads, states = loss_and_gradients(params, config, segments)
-        params = signed_step(params, grads, step)
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
             bits = loss / np.log(2)
             print(
@@ -750,7 +745,7 @@ NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon
 
 def content_attention_forward(query, key, value):
     """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
-    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
+    weights, _ = softmax_forward(query @ key.mT * query.shape[-1] ** -0.5)
     return weights @ value, (query, value, weights)
 
 
@@ -759,10 +754,10 @@ def content_attention_forward(query, key, value):
 def content_attention_backward(dout, cache):
     """Gradients of key and value; the query is data."""
     query, value, weights = cache
-    dweights = dout @ value.swapaxes(-1, -2)
+    dweights = dout @ value.mT
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
-    dkey = dscores.swapaxes(-1, -2) @ query
-    dvalue = weights.swapaxes(-1, -2) @ dout
+    dkey = dscores.mT @ query
+    dvalue = weights.mT @ dout
     return dkey, dvalue
 
 
@@ -785,13 +780,10 @@ def sinusoids_of(config, rng):
     """
     if not config.authors_code:
         return None, None
-    segment = config.segment
-    keys = config.compressed_memory + config.memory + segment
-    sinusoids = distance_sinusoids(keys, config.width)
-    of_keys, _ = dropout_forward(sinusoids, config.dropout, rng)
-    of_compressed, _ = dropout_forward(
-        sinusoids[-config.compressed_memory - segment :], config.dropout, rng
-    )
+    own_rows = config.compressed_memory + config.segment
+    sinusoids = distance_sinusoids(own_rows + config.memory, config.width)
+    of_keys, _ = dropout(sinusoids, config.dropout, rng)
+    of_compressed, _ = dropout(sinusoids[-own_rows:], config.dropout, rng)
     return of_keys, of_compressed
 
 
@@ -840,13 +832,13 @@ def project_heads_backward(dy, cache):
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(x):
     """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
     batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+    return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def linear_forward(x, weight):
@@ -860,7 +852,8 @@ def linear_backward(dy, cache):
     """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    rows = tuple(range(dy.ndim - 1))  # all axes but the last
+    dweight = np.tensordot(dy, x, (rows, rows))
     return dx, dweight
 
 
@@ -902,29 +895,26 @@ def softmax_backward(dweights, weights):
     return weights * (dweights - mean)
 
 
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+def dropout(x, rate, rng):
+    """(x with random entries dropped and the others enlarged, what each is multiplied by).
+
+    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
+    """
     if rng is None or rate == 0:
-        return x, None
+        return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
     return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def mlp_forward(p, config, x, rng):
     """dropout(W_2 relu(W_1 x + b_1) + b_2); authors_code drops after the relu too."""
     before, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
-    dropped = hidden
-    hidden_mask = None
-    if config.authors_code:
-        dropped, hidden_mask = dropout_forward(hidden, config.dropout, rng)
+    rate = config.dropout if config.authors_code else 0.0
+    dropped, hidden_mask = dropout(hidden, rate, rng)
     out, output_cache = linear_forward(dropped, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
+    out, dropout_mask = dropout(out + p["mlp_output_bias"], config.dropout, rng)
     return out, (hidden_cache, hidden, hidden_mask, output_cache, dropout_mask)
 
 
@@ -932,9 +922,9 @@ def mlp_forward(p, config, x, rng):
 def mlp_backward(dout, cache):
     """Gradients of x and of the parameters."""
     hidden_cache, hidden, hidden_mask, output_cache, dropout_mask = cache
-    dout = dropout_backward(dout, dropout_mask)
+    dout = dout * dropout_mask
     ddropped, doutput = linear_backward(dout, output_cache)
-    dhidden = dropout_backward(ddropped, hidden_mask)
+    dhidden = ddropped * hidden_mask
     dbefore = dhidden * (hidden > 0)
     dx, dweight = linear_backward(dbefore, hidden_cache)
     grads = {
@@ -950,15 +940,14 @@ def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    loss = -of_targets[scored].sum()
-    return loss, (log_probabilities, targets, scored)
+    one_hot = np.arange(logits.shape[-1]) == targets[..., None]  # (B, N, V)
+    loss = -log_probabilities[one_hot & scored[..., None]].sum()
+    return loss, (log_probabilities, one_hot, scored)
 
 
 # loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    log_probabilities, one_hot, scored = cache
     dlogits = dloss * (np.exp(log_probabilities) - one_hot)
     return dlogits * scored[..., None]
 
@@ -980,7 +969,7 @@ def subtree(params, prefix):
 def add_into(total, part):
     """Sum a dict of gradients into another; total is ours to change."""
     for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+        total[name] = total.get(name, 0.0) + array
 
 
 # ----------------------------------------------------------------------------
@@ -1024,8 +1013,10 @@ def dilated_conv_forward(p, config, evicted, usage):
     x = evicted
     caches = []
     for rate in config.dilations:
-        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate, not config.authors_code)
-        caches.append((rate, cache))
+        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
+        first = rate if config.authors_code else 0  # decision 8: rows that read zeros are left out
+        x = x[:, first:]
+        caches.append((rate, first, cache))
     new, conv_cache = conv_forward(p, config, x, usage)
     return new, (caches, conv_cache)
 
@@ -1035,30 +1026,27 @@ def dilated_conv_backward(dnew, cache):
     """Gradients of evicted and of the parameters."""
     caches, conv_cache = cache
     dx, grads = conv_backward(dnew, conv_cache)
-    for rate, layer_cache in reversed(caches):
+    for rate, first, layer_cache in reversed(caches):
+        dx = np.pad(dx, ((0, 0), (first, 0), (0, 0)))
         dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
     return dx, grads
 
 
-def dilated_layer_forward(x, weight, rate, padded):
-    """relu(W [x_{i-rate}; x_i]) (decision 8: zeros on the left, or first rows are left out)."""
-    first = 0 if padded else rate
-    earlier = np.pad(x, ((0, 0), (rate - first, 0), (0, 0)))[:, : x.shape[1] - first]
-    pairs = np.concatenate([earlier, x[:, first:]], axis=-1)
-    before, linear_cache = linear_forward(pairs, weight)
-    positive = before > 0
-    return np.maximum(before, 0), (linear_cache, positive, rate, first)
+def dilated_layer_forward(x, weight, rate):
+    """relu(W [x_{i-rate}; x_i]), with zeros before the first row."""
+    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
+    before, linear_cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
+    return np.maximum(before, 0), (linear_cache, before > 0, rate)
 
 
 # y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
 def dilated_layer_backward(dy, cache):
     """Gradients of x and of the weight."""
-    linear_cache, positive, rate, first = cache
+    linear_cache, positive, rate = cache
     dpair, dweight = linear_backward(dy * positive, linear_cache)
     dearlier, dx = np.split(dpair, 2, axis=-1)
-    dx = np.pad(dx, ((0, 0), (first, 0), (0, 0)))
     kept = max(0, dx.shape[1] - rate)
-    dx[:, :kept] += dearlier[:, rate - first :]
+    dx[:, :kept] += dearlier[:, rate:]
     return dx, dweight
 
 
@@ -1134,58 +1122,9 @@ def auto_encoding_backward(dloss, cache):
     return dnew, {"decoder": ddecoder}
 
 
-AUXILIARY = {
-    "attention_reconstruction": (
-        attention_reconstruction_forward,
-        attention_reconstruction_backward,
-    ),
-    "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
-}
+AUXILIARY = ("attention_reconstruction", "auto_encoding")  # losses of the compression alone (3.2)
 COMPRESSION_LOSSES = (*AUXILIARY, "bptt", "none")  # bptt: the task loss
 NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences
-
-
-def own_distance_keys_forward(p, config, h, compressed, sinusoids):
-    """The compressed rows' own r (H, C + N, E) and v (H, E) (decision 6: the authors' ones).
-
-    Distances are those of [compressed | h], as if memory were not in between.
-    """
-    rows = compressed.shape[1] + h.shape[1]
-    distance_key, cache = project_heads_forward(
-        sinusoids[None, -rows:], p["compressed_distance_key"], config.heads
-    )
-    return (distance_key[0], p["compressed_distance_bias"] * config.head_width**0.5), cache
-
-
-# r_t = W_R R_t and v sqrt(E): dW_R = sum of dr_t R_t^T
-def own_distance_keys_backward(config, down, cache):
-    """{name: gradient} of W_R and v."""
-    ddistance_key, dbias = down
-    _, dweight = project_heads_backward(ddistance_key[None], cache)
-    dbias = dbias * config.head_width**0.5
-    return {"compressed_distance_key": dweight, "compressed_distance_bias": dbias}
-
-
-def own_distances_forward(query, distance_key, distance_bias):
-    """(q + v)·r of the C compressed rows, by key (B, H, N, C)."""
-    distance_query = query + distance_bias[:, None]
-    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, C + N)
-    by_key, _ = relative_shift_forward(by_distance)
-    compressed = distance_key.shape[1] - query.shape[2]
-    return by_key[..., :compressed], (distance_query, distance_key)
-
-
-# s = shift((q + v) r^T) without its last N columns: dt = shift'([ds; 0]), dq = dt r,
-# dr = dt^T (q + v)
-def own_distances_backward(dby_key, cache):
-    """Gradients of query, distance_key and distance_bias."""
-    distance_query, distance_key = cache
-    n = distance_query.shape[2]
-    padded = np.pad(dby_key, ((0, 0), (0, 0), (0, 0), (0, n)))
-    dby_distance = relative_shift_backward(padded, None)
-    dquery = dby_distance @ distance_key
-    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)
-    return dquery, ddistance_key, dquery.sum((0, 2))
 
 
 def adaptive_embedding_forward(params, config, tokens):
@@ -1301,32 +1240,30 @@ def init_params(config, rng):
 def init_layer(config, rng, compressed):
     """Parameters of one layer with that many compressed rows (decision 12: what has biases)."""
     d = config.width
-    h = config.heads
     e = config.head_width
+    he = config.heads * e
     f = config.feed_forward
-    scale = (2 / config.layers**0.5) ** 0.5 if config.authors_code else 1.0
-
-    def matrix(fan_out, fan_in):
-        return init_linear(rng, fan_out, fan_in, scale * fan_in**-0.5)
-
-    p = {name: matrix(h * e, d) for name in ("query", "key", "value")}
+    gain = (2 / config.layers**0.5) ** 0.5 if config.authors_code else 1.0
+    p = {name: init_linear(rng, he, d, gain) for name in ("query", "key", "value")}
     if config.positions == "simplified":
-        p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
+        for name in ("query_bias", "key_bias", "value_bias"):
+            p[name] = np.zeros((config.heads, e))
         p["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_distance + 1, e))
     else:
-        p["distance_key"] = matrix(h * e, d)
-        p |= {name: init_bias(config, rng) for name in ("content_bias", "distance_bias")}
-    p["output"] = init_linear(rng, d, h * e, cut_deviation(config, h * e))
-    p |= prefixed("norm.", init_norm(d))
-    p["mlp_hidden"] = matrix(f, d)
+        p["distance_key"] = init_linear(rng, he, d, gain)
+        for name in ("content_bias", "distance_bias"):
+            p[name] = init_bias(config, rng)
+    p["output"] = init_linear(rng, d, he, gain_of_cut(config))
+    p |= init_norm("norm", d)
+    p["mlp_hidden"] = init_linear(rng, f, d, gain)
     p["mlp_hidden_bias"] = np.zeros(f)
-    p["mlp_output"] = matrix(d, f)
+    p["mlp_output"] = init_linear(rng, d, f, gain)
     p["mlp_output_bias"] = np.zeros(d)
-    p |= prefixed("mlp_norm.", init_norm(d))
+    p |= init_norm("mlp_norm", d)
     if config.authors_code:
         p["output_bias"] = np.zeros(d)
     if config.authors_code and compressed:
-        p["compressed_distance_key"] = matrix(h * e, d)
+        p["compressed_distance_key"] = init_linear(rng, he, d, gain)
         p["compressed_distance_bias"] = init_bias(config, rng)
     if compressed:
         p |= prefixed("compression.", init_compression(config, rng))
@@ -1342,10 +1279,9 @@ def init_bias(config, rng):
     return rng.normal(0, 0.02, shape)
 
 
-def cut_deviation(config, fan_in):
-    """1 / sqrt(in), which the authors' code has before the cut, not after it."""
-    before = 0.8796256610342398 if config.authors_code else 1.0  # as in init_linear
-    return before * fan_in**-0.5
+def gain_of_cut(config):
+    """The gain of matrices of deviation 1 / sqrt(in), in the authors' code before the cut."""
+    return 0.8796256610342398 if config.authors_code else 1.0  # as in init_linear
 
 
 def init_compression(config, rng):
@@ -1354,57 +1290,51 @@ def init_compression(config, rng):
     They are matrices alone (decision 7: no bias anywhere).
     """
     d = config.width
-    c = config.compression_rate
-
-    def matrix(fan_out, fan_in):
-        return init_linear(rng, fan_out, fan_in, cut_deviation(config, fan_in))
-
+    rows = config.compression_rate * d  # c rows end to end
+    gain = gain_of_cut(config)
     p = {}
     if config.compression == "dilated_conv":
-        p |= {f"dilated_{rate}": matrix(d, 2 * d) for rate in config.dilations}
+        for rate in config.dilations:
+            p[f"dilated_{rate}"] = init_linear(rng, d, 2 * d, gain)
     if config.compression in ("conv", "dilated_conv"):
-        p["weight"] = matrix(d, c * d)
+        p["weight"] = init_linear(rng, d, rows, gain)
     if config.compression_loss.startswith("auto_encoding"):
-        p["decoder"] = matrix(c * d, d)
+        p["decoder"] = init_linear(rng, rows, d, gain)
     return p
 
 
-def init_linear(rng, fan_out, fan_in, deviation=None):
-    """A matrix (out, in) of a normal cut at two sigma; deviation after the cut, or 1 / sqrt(in)."""
-    if deviation is None:
-        deviation = fan_in**-0.5
+def init_linear(rng, fan_out, fan_in, gain=1.0):
+    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
     draw = rng.standard_normal((fan_out, fan_in))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
         outside = np.abs(draw) > 2
+    deviation = gain * fan_in**-0.5
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
+def init_norm(name, width):
+    return {f"{name}.scale": np.ones(width), f"{name}.bias": np.zeros(width)}
 
 
 # ----------------------------------------------------------------------------
 # checks: sizes that cannot work; a first reading skips them
-POSITIONS = ("simplified", "transformer_xl")  # Memformer's Eqs. 2-4, Transformer-XL's
-
-
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name, kind in config.__annotations__.items():
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    known = {
+    choices = {
         "compression": COMPRESSIONS,
         "compression_loss": (*COMPRESSION_LOSSES, *NORMS),
-        "positions": POSITIONS,
+        "positions": ("simplified", "transformer_xl"),  # Memformer's Eqs. 2-4, Transformer-XL's
     }
-    for name, names in known.items():
+    for name, known in choices.items():
         value = getattr(config, name)
-        if value not in names:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(names)}")
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(
             f"width {config.width} is odd; "
@@ -1469,10 +1399,6 @@ def check_cutoffs(config):
 
 
 if __name__ == "__main__":
-    import signal
-
-    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "compressive")
         runpy.run_module("reference.gradients", run_name="__main__")

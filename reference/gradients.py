@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.check import CheckError, exit_code, load
-from reference.rollout import Segment, rollout_backward, rollout_forward
+from reference.memformer import Segment, subtree
+from reference.rollout import rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
 # Steps of the differences; smaller ones are tried because a kink of ReLU may lie inside the first
@@ -68,31 +69,23 @@ def read_case(paper: str, name: str) -> Case:
     rows, metadata = load(path_of(paper, name))
     reference = importlib.import_module(f"reference.{paper}")
     config = reference.Config(**fields_of(metadata["config"]))
-    params = below(rows, "given/param/")
+    params = subtree(rows, "given/param/")
     fresh = reference.initial_state(params, config, len(rows["given/0/starts"]))
-    state = fresh._replace(**below(rows, "given/state/"))
+    state = fresh._replace(**subtree(rows, "given/state/"))
     count = sum(row.startswith("given/") and row.endswith("/tokens") for row in rows)
-    segments = [segment_of(reference, below(rows, f"given/{k}/")) for k in range(count)]
+    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(count)]
     return Case(reference, config, params, state, segments)
 
 
 def fields_of(text: str) -> dict:
     """A config's fields from JSON, which has lists where they are tuples."""
     fields = json.loads(text)
-    for name, value in fields.items():
-        if isinstance(value, list):
-            fields[name] = tuple(value)
-    return fields
-
-
-def below(rows: dict, prefix: str) -> dict:
-    """The rows whose names begin with prefix, by their names without it."""
-    return {name[len(prefix) :]: row for name, row in rows.items() if name.startswith(prefix)}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
 def segment_of(reference: ModuleType, rows: dict) -> Segment:
     """A segment from its arrays."""
-    task = reference.Task(**below(rows, "task.")) if "task.kind" in rows else None
+    task = reference.Task(**subtree(rows, "task.")) if "task.kind" in rows else None
     return Segment(rows["tokens"], rows["targets"], rows["scored"], rows["starts"], task)
 
 
@@ -155,8 +148,8 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
 
         def objective(inputs: dict) -> float:
             holder.begin()
-            params = below(inputs, "grad/")
-            state = case.state._replace(**below(inputs, "grad_state/"))
+            params = subtree(inputs, "grad/")
+            state = case.state._replace(**subtree(inputs, "grad_state/"))
             rows, _, _ = rollout_forward(case.reference, params, case.config, case.segments, state)
             return float(rows["objective"])
 
@@ -168,19 +161,13 @@ def held_functions(case: Case) -> Iterator[Holder]:
     """Inside the block the reference's functions hold what is stopped; gives the Holder."""
     reference = case.reference
     holder = Holder()
-    before = dict(vars(reference))
-    losses = getattr(reference, "AUXILIARY", {})  # which also knows functions
-    losses_before = dict(losses)
-    held = {name: holder.holding(before[name], names) for name, names in stopped(case).items()}
-    instead_of = {before[name]: function for name, function in held.items()}
+    before = {name: vars(reference)[name] for name in stopped(case)}
+    for name, names in stopped(case).items():
+        vars(reference)[name] = holder.holding(before[name], names)
     try:
-        vars(reference).update(held)
-        for loss, (forward, backward) in losses_before.items():
-            losses[loss] = (instead_of.get(forward, forward), backward)
         yield holder
     finally:
         vars(reference).update(before)
-        losses.update(losses_before)
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
@@ -194,19 +181,18 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
         objective(inputs)  # the values at which what is stopped is held
         for name in inputs:
             direction = rng.standard_normal(inputs[name].shape)
-            by_hand = float((grads[name] * direction).sum())
-            numeric, error = nearest_difference(objective, inputs, name, direction, by_hand)
-            found[name] = (by_hand, numeric, error)
+            found[name] = compared(objective, inputs, name, grads[name], direction)
     return found
 
 
-def nearest_difference(
-    objective: Callable, inputs: dict, name: Any, direction: np.ndarray, by_hand: float
-) -> tuple[float, float]:
-    """(derivative along the direction by differences, relative error of the one by hand).
+def compared(
+    objective: Callable, inputs: dict, name: Any, gradient: np.ndarray, direction: np.ndarray
+) -> tuple[float, float, float]:
+    """(derivative along a direction by hand, by differences, relative error).
 
     Of the steps it takes the first whose error is small enough, or else the best.
     """
+    by_hand = float((gradient * direction).sum())
     tried = []
     for step in STEPS:
         above = objective(inputs | {name: inputs[name] + step * direction})
@@ -217,7 +203,7 @@ def nearest_difference(
         if error <= TOLERANCE:
             break
     error, numeric = min(tried)
-    return numeric, error
+    return by_hand, numeric, error
 
 
 def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
@@ -229,15 +215,13 @@ def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
         for index in np.ndindex(gradient.shape):
             one = np.zeros(gradient.shape)
             one[index] = 1.0
-            by_hand = float(gradient[index])
-            numeric, _ = nearest_difference(objective, inputs, name, one, by_hand)
+            by_hand, numeric, _ = compared(objective, inputs, name, gradient, one)
             found.append((abs(by_hand - numeric), index, by_hand, numeric))
     return max(found)
 
 
 # ----------------------------------------------------------------------------
 # who is guilty: each backward function by itself, on random numbers
-JOINED = {"window_projections_backward": ("inserted", "x")}  # inputs with one gradient, in order
 
 
 class Calls:
@@ -341,7 +325,7 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
     for argument in inspect.signature(backward).parameters:
         if argument in ("config", "params"):
             arguments.append(given[argument])
-        elif not argument.startswith("d") or argument == "dropout_mask":
+        elif not argument.startswith("d"):
             arguments.append(cache)
         elif len(arriving) < len(results):
             is_second = argument == "dnext_compressed"  # the first result is data
@@ -362,8 +346,6 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
         return total
 
     returned = backward(*arguments)
-    if name in JOINED:
-        returned = [taken_apart(returned[0], given, JOINED[name]), *returned[1:]]
     gradients = [*leaves(returned), *leaves(added_to)]
     parameters = {key for key, _ in leaves(given.get("p", given.get("params", {})))}
     return Alone([*names], dict(enumerate(arrays)), objective, gradients, parameters)
@@ -374,14 +356,6 @@ def without_data(case: Case, gradient: Any) -> Any:
     data = {argument for arguments in stopped(case).values() for argument in arguments}
     arrays = (0 * array if name in data else array for name, array in leaves(gradient))
     return rebuilt(gradient, arrays)
-
-
-def taken_apart(gradient: np.ndarray, given: dict, names: tuple) -> dict:
-    """{input: its rows of a gradient} of inputs (B, rows, D) that were joined, or are None."""
-    there = [name for name in names if given[name] is not None]
-    rows = [given[name].shape[1] for name in there]
-    parts = np.split(gradient, np.cumsum(rows)[:-1], axis=1)
-    return dict(zip(there, parts, strict=True))
 
 
 def is_derivative(alone: Alone) -> bool:
@@ -417,8 +391,7 @@ def is_derivative(alone: Alone) -> bool:
 def is_by(alone: Alone, number: int, gradient: np.ndarray) -> bool:
     """Whether an array is the gradient by an input."""
     direction = np.random.default_rng([1, number]).standard_normal(gradient.shape)
-    by_hand = float((gradient * direction).sum())
-    _, error = nearest_difference(alone.objective, alone.inputs, number, direction, by_hand)
+    *_, error = compared(alone.objective, alone.inputs, number, gradient, direction)
     return error <= TOLERANCE
 
 

@@ -44,9 +44,11 @@ import numpy as np
 # configuration: sizes and variants, and what a segment hands to the next one; read it first
 TASKS = ("continuation", "infilling", "recall")  # section 2.3
 SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ... (decision 10: one embedding)
-POSITIONS = ("simplified", "transformer_xl")  # Eqs. 2-4, Eq. 1
-SLOT_VALUES = ("itself", "projected")  # section 2.2.3, its last sentence and its third
-SLOT_NORMALIZATIONS = ("none", "biased")  # decision 17: biased normalisation
+CHOICES = {
+    "positions": ("simplified", "transformer_xl"),  # Eqs. 2-4, Eq. 1
+    "slot_value": ("itself", "projected"),  # section 2.2.3, its last sentence and its third
+    "slot_normalization": ("none", "biased"),  # decision 17: biased normalisation
+}
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def slot_scores_forward(query, self_key, key, mask):
     """
     scale = query.shape[-1] ** -0.5
     self_score = (query * self_key).sum(-1, keepdims=True) * scale  # (B, H, S, 1)
-    similarity = query @ key.swapaxes(-1, -2) * scale  # (B, H, S, N)
+    similarity = query @ key.mT * scale  # (B, H, S, N)
     scores = np.where(mask, similarity, -np.inf)
     scores = np.concatenate([self_score, scores], axis=-1)  # (B, H, S, 1 + N)
     return scores, (query, self_key, key)
@@ -186,7 +188,7 @@ def slot_scores_backward(dscores, cache):
     dothers = dscores[..., 1:]  # (B, H, S, N)
     dquery = (dself_score * self_key + dothers @ key) * scale
     dself_key = dself_score * query * scale
-    dkey = dothers.swapaxes(-1, -2) @ query * scale
+    dkey = dothers.mT @ query * scale
     return dquery, dself_key, dkey
 
 
@@ -202,11 +204,11 @@ def slot_mean_backward(dnew, cache):
     """Gradients of scores, slots and value."""
     weights, slots, value = cache
     dself_weight = (slots * dnew).sum(-1, keepdims=True)  # (B, H, S, 1)
-    dothers = dnew @ value.swapaxes(-1, -2)  # (B, H, S, N)
+    dothers = dnew @ value.mT  # (B, H, S, N)
     dweights = np.concatenate([dself_weight, dothers], axis=-1)
     dscores = softmax_backward(dweights, weights)
     dslots = weights[..., :1] * dnew
-    dvalue = weights[..., 1:].swapaxes(-1, -2) @ dnew
+    dvalue = weights[..., 1:].mT @ dnew
     return dscores, dslots, dvalue
 
 
@@ -220,14 +222,14 @@ def cross_attention_forward(p, config, x, source, readable, rng):
     mask = readable_mask(readable)
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
 
 
 def cross_attention_backward(config, dy, cache):
     """Gradients of x, of source and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
-    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
     dnormal, dsource, dprojection_params = projections_backward(
@@ -288,23 +290,20 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     latter at the segment's end. Token ids have no gradient: dstate.previous is zeros.
     """
     slots_cache, stack_cache, output_cache = cache
-    batch = len(dlogits)
+    zero_state = State(*map(np.zeros_like, initial_state(params, config, len(dlogits))))
     if dnext_state is None:
-        dnext_memory = np.zeros((batch, config.memories, config.slots, config.width))
-    else:
-        dnext_memory = dnext_state.memory
+        dnext_state = zero_state
 
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
     stack_backward = encoder_decoder_backward if config.encoder_layers else decoder_only_backward
-    dslots, grads = stack_backward(params, config, dhidden, dnext_memory, stack_cache)
+    dslots, grads = stack_backward(params, config, dhidden, dnext_state.memory, stack_cache)
     dmemory, dslot_params = slot_normalization_backward(dslots, slots_cache)
     grads |= dslot_params
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's second gradient
 
     zeros = {name: np.zeros_like(value) for name, value in params.items()}
-    length = config.segment if config.encoder_layers else 0
-    return zeros | grads, State(dmemory, np.zeros((batch, length)))
+    return zeros | grads, zero_state._replace(memory=dmemory)
 
 
 def advance(params, config, tokens, state, rng=None, task=None):
@@ -502,14 +501,14 @@ def self_attention_forward(p, config, x, memory, causal, readable, rng):
     out, attention_cache = attend(p, query, key, value, distances, mask, config.dropout, rng)
 
     out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
 
 
 def self_attention_backward(config, dy, cache):
     """Gradients of x, of memory (of no rows without) and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
-    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     if config.positions == "simplified":
         attend_backward = simplified_attention_backward
@@ -553,14 +552,14 @@ def feed_forward_forward(p, config, x, rng):
     before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
     hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
 def feed_forward_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dnormal, dhidden_params = affine_backward(dhidden * (hidden > 0), hidden_cache)
     dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
     grads |= dhidden_params | dnorm_params
@@ -591,13 +590,13 @@ def simplified_attention_forward(p, query, key, value, distances, mask, rate, rn
 def simplified_attention_backward(dout, cache):
     """Gradients of query, key, value and, from both of its roles, of R."""
     query, table, value, weights, by_distance, index, weights_cache = cache
-    dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dweights = dout @ value.mT  # (B, H, N, K)
     dweights_by_position, _ = by_key_forward(dout @ table.T, index)  # (B, H, N, N)
     dweights[..., -len(index) :] += dweights_by_position
     dquery, dkey, dscores = relative_weights_backward(dweights, weights_cache)
 
     dquery = dquery + dscores @ table
-    dvalue = weights.swapaxes(-1, -2) @ dout
+    dvalue = weights.mT @ dout
     dtable_in_scores = np.einsum("bhnr,bhne->re", dscores, query)
     dtable_in_values = np.einsum("bhnr,bhne->re", by_distance, dout)
     return dquery, dkey, dvalue, {"positions": dtable_in_scores + dtable_in_values}
@@ -608,12 +607,12 @@ def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
 
     s is by_distance (B, H, N, R), of the last N keys; index (N, N) is each pair's distance.
     """
-    scores = query @ key.swapaxes(-1, -2)  # (B, H, N, K)
+    scores = query @ key.mT  # (B, H, N, K)
     by_key, by_key_cache = by_key_forward(by_distance, index)
     scores[..., -len(index) :] += by_key
     scaled = scores * query.shape[-1] ** -0.5  # decision 1: with 1/sqrt(E)
     weights, _ = softmax_forward(np.where(mask, scaled, -np.inf))
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    dropped, dropout_mask = dropout(weights, rate, rng)
     return dropped, (query, key, weights, dropout_mask, by_key_cache)
 
 
@@ -622,20 +621,19 @@ def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
 def relative_weights_backward(dweights, cache):
     """Gradients of query, of key and of by_distance (B, H, N, R)."""
     query, key, weights, dropout_mask, by_key_cache = cache
-    dscaled = softmax_backward(dropout_backward(dweights, dropout_mask), weights)
+    dscaled = softmax_backward(dweights * dropout_mask, weights)
     dscores = dscaled * query.shape[-1] ** -0.5  # (B, H, N, K)
     dquery = dscores @ key
-    dkey = dscores.swapaxes(-1, -2) @ query
+    dkey = dscores.mT @ query
     dby_distance = by_key_backward(dscores[..., -query.shape[2] :], by_key_cache)
     return dquery, dkey, dby_distance
 
 
 def by_key_forward(by_distance, index):
     """Scores by distance (B, H, N, R) -> by key (B, H, N, N); index (N, N) has each pair's row."""
-    batch, heads, _, distances = by_distance.shape
-    index_of_each = np.broadcast_to(index, (batch, heads, *index.shape))
-    out = np.take_along_axis(by_distance, index_of_each, axis=-1)
-    return out, (index, distances)
+    queries = np.arange(len(index))[:, None]
+    by_key = by_distance[:, :, queries, index]
+    return by_key, (index, by_distance.shape[-1])
 
 
 # t_ij = s_i[r], r = index_ij:
@@ -646,12 +644,8 @@ def by_key_backward(dout, cache):
     It serves gradients, and weights too.
     """
     index, distances = cache
-    out = np.zeros((*dout.shape[:3], distances))
-    queries = np.arange(len(index))
-    for key in range(len(index)):
-        rows = index[:, key]  # of each query, the row of its distance to this key
-        out[:, :, queries, rows] += dout[:, :, :, key]
-    return out
+    at_row = index[..., None] == np.arange(distances)  # (N, N, R)
+    return np.einsum("bhqk,qkr->bhqr", dout, at_row)
 
 
 def distance_index(length, distances):
@@ -758,9 +752,11 @@ def state_read(params, config, segment, state):
 
 def choose_lanes(starts, first, second):
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    memory = np.where(starts[:, None, None, None], first.memory, second.memory)
-    previous = np.where(starts[:, None], first.previous, second.previous)
-    return State(memory, previous)
+    fields = []
+    for a, b in zip(first, second, strict=True):
+        chosen = starts.reshape(-1, *[1] * (a.ndim - 1))  # (B, 1, ...), as many axes as the field
+        fields.append(np.where(chosen, a, b))
+    return first._make(fields)
 
 
 def count_scored(segments):
@@ -781,19 +777,16 @@ def rollout_of(config, document, rng):
     It continues the text, fills in (segments 1, 4, ...) and recalls (segments 2, 5, ...).
     """
     n = config.segment
-    count = (document.shape[1] - 1) // n
-    texts = np.split(document[:, :-1], count, axis=1)
+    texts = np.split(document[:, :-1], document.shape[1] // n, axis=1)
     segments = []
     for t, tokens in enumerate(texts):
         scored = np.ones(tokens.shape, bool)
-        kind = TASKS[t % 3] if config.encoder_layers else "continuation"
-        if kind == "continuation":
-            task = None
-            targets = document[:, t * n + 1 : (t + 1) * n + 1]
-        elif kind == "infilling":
+        targets = document[:, t * n + 1 : (t + 1) * n + 1]
+        task = None
+        if config.encoder_layers and t % 3 == 1:
             task, scored = infilling(config, texts[t - 1], 0.3, 3.5, rng)
             targets = texts[t - 1]
-        else:
+        if config.encoder_layers and t % 3 == 2:
             task = recall(texts[t - 1], texts[t - 2])
             targets = texts[t - 2]
         starts = np.full(len(tokens), t == 0)
@@ -864,32 +857,25 @@ def check_memory_replay(params, config, segments, state):
     """Compare gradients of both methods; exits with an error if they differ."""
     _, exact, _, _ = through_time(params, config, segments, state, seed=1)
     _, replayed, _, _ = memory_replay(params, config, segments, state, seed=1)
-    apart = 0.0
     for name, grad in exact.items():
-        if grad.any():
-            difference = np.abs(grad - replayed[name]).max()
-            error = difference / np.abs(grad).max()
-            if not error < 1e-9:
-                raise SystemExit(f"WRONG: memory replay's gradient of {name} is {error:.1e} off")
-            apart = max(apart, error)
-    both = "Memory replay and full back-propagation through time, with dropout"
-    print(f"{both}: gradients at most {apart:.1e} apart.\n")
+        if not np.allclose(replayed[name], grad, rtol=1e-9, atol=1e-12):
+            raise SystemExit(f"WRONG: memory replay's gradient of {name} is another one")
+    print("Memory replay, with dropout, has the gradients of full back-propagation through time.\n")
 
 
 def fit_by_replay(params, config, segments):
     """The parameters after 200 steps by the signs of the gradients; prints some of the losses."""
-    predictions = count_scored(segments)
-    what = f"these {predictions} predictions of random tokens by memory replay"
-    print(f"Fitting {what} (there is nothing to learn but the text):")
-    uniform = np.log2(config.vocabulary)
+    print(
+        f"Fitting these {count_scored(segments)} predictions of random tokens by memory replay "
+        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
+    )
     for step in range(1, 201):
         state = initial_state(params, config, 2)
         loss, grads, _, _ = memory_replay(params, config, segments, state)
         rate = 0.02 * 0.98**step
         params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
-            bits = loss / np.log(2)
-            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
     return params
 
 
@@ -906,8 +892,7 @@ def predict_with_less(params, config, segments):
     }
     last = segments[-1]
     for label, start in starts.items():
-        logits, _, _ = forward(params, config, last.tokens, start)
-        nats, _ = cross_entropy_forward(logits, last.targets, last.scored)
+        nats, _, _ = segment_forward(params, config, last, start, None)
         bits = nats / last.scored.sum() / np.log(2)
         print(f"Fourth segment, {label}: {bits:.3f} bits per token")
 
@@ -947,10 +932,10 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
 
     mask is true where a query sees a key, and broadcasts to (B, H, N, K).
     """
-    similarity = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5  # (B, H, N, K)
+    similarity = query @ key.mT * query.shape[-1] ** -0.5  # (B, H, N, K)
     scores = np.where(mask, similarity, -np.inf)
     weights, _ = softmax_forward(scores)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    dropped, dropout_mask = dropout(weights, rate, rng)
     out = dropped @ value  # (B, H, N, E)
     return out, (query, key, value, weights, dropped, dropout_mask)
 
@@ -960,12 +945,12 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
 def masked_attention_backward(dout, cache):
     """Gradients of query, key and value, exactly zero for a key that nobody sees."""
     query, key, value, weights, dropped, dropout_mask = cache
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights = dropout_backward(ddropped, dropout_mask)
+    ddropped = dout @ value.mT  # (B, H, N, K)
+    dweights = ddropped * dropout_mask
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
     dquery = dscores @ key
-    dkey = dscores.swapaxes(-1, -2) @ query
-    dvalue = dropped.swapaxes(-1, -2) @ dout
+    dkey = dscores.mT @ query
+    dvalue = dropped.mT @ dout
     return dquery, dkey, dvalue
 
 
@@ -1009,7 +994,8 @@ def linear_backward(dy, cache):
     """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    rows = tuple(range(dy.ndim - 1))  # all axes but the last
+    dweight = np.tensordot(dy, x, (rows, rows))
     return dx, dweight
 
 
@@ -1041,13 +1027,13 @@ def layer_norm_backward(dy, cache):
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(x):
     """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
     batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+    return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def softmax_forward(scores):
@@ -1063,32 +1049,30 @@ def softmax_backward(dweights, weights):
     return weights * (dweights - mean)
 
 
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+def dropout(x, rate, rng):
+    """(x with random entries dropped and the others enlarged, what each is multiplied by).
+
+    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
+    """
     if rng is None or rate == 0:
-        return x, None
+        return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
     return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    loss = -of_targets[scored].sum()
-    return loss, (log_probabilities, targets, scored)
+    one_hot = np.arange(logits.shape[-1]) == targets[..., None]  # (B, N, V)
+    loss = -log_probabilities[one_hot & scored[..., None]].sum()
+    return loss, (log_probabilities, one_hot, scored)
 
 
 # loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    log_probabilities, one_hot, scored = cache
     dlogits = dloss * (np.exp(log_probabilities) - one_hot)
     return dlogits * scored[..., None]
 
@@ -1110,7 +1094,7 @@ def subtree(params, prefix):
 def add_into(total, part):
     """Sum a dict of gradients into another; total is ours to change."""
     for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+        total[name] = total.get(name, 0.0) + array
 
 
 # ----------------------------------------------------------------------------
@@ -1164,20 +1148,14 @@ def mask_spans(text, mask, fraction, span, rng):
             lengths.append(length)
 
     items = len(text) - budget + len(lengths)  # tokens that remain, and masks
-    places = rng.permutation(items).tolist()
-    replaced = dict(zip(places, lengths, strict=False))  # {place of a mask: how many tokens}
-    out = []
-    masked = np.zeros(len(text), bool)
-    at = 0
-    for item in range(items):
-        if item in replaced:
-            out.append(mask)
-            masked[at : at + replaced[item]] = True
-            at += replaced[item]
-        else:
-            out.append(text[at])
-            at += 1
-    return np.array(out), masked
+    places = rng.permutation(items)[: len(lengths)]  # of the masks
+    tokens_of = np.ones(items, int)  # how many tokens of the text an item stands for
+    tokens_of[places] = lengths
+    is_mask = np.isin(np.arange(items), places)
+    masked = np.repeat(is_mask, tokens_of)  # (N,)
+    reading = np.full(items, mask)
+    reading[~is_mask] = text[~masked]
+    return reading, masked
 
 
 def recall(previous, earlier):
@@ -1312,7 +1290,7 @@ def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate
     distance_key = split_heads(projected, query.shape[1])[0]  # (H, R, E)
     content_query = query + p["content_bias"][:, None]  # (a) and (c)
     distance_query = query + p["distance_bias"][:, None]  # (b) and (d)
-    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, R)
+    by_distance = distance_query @ distance_key.mT  # (B, H, N, R)
     index = distance_index(query.shape[2], distances)  # (N, N)
     weights, weights_cache = relative_weights_forward(
         content_query, key, by_distance, index, mask, rate, rng
@@ -1326,11 +1304,11 @@ def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate
 def transformer_xl_attention_backward(dout, cache):
     """Gradients of query, key, value and of the parameters."""
     distance_query, distance_key, projection_cache, value, weights, weights_cache = cache
-    dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dvalue = weights.swapaxes(-1, -2) @ dout
+    dweights = dout @ value.mT  # (B, H, N, K)
+    dvalue = weights.mT @ dout
     dcontent, dkey, dscores = relative_weights_backward(dweights, weights_cache)
     ddistance = dscores @ distance_key  # (B, H, N, E)
-    ddistance_key = (dscores.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, R, E)
+    ddistance_key = (dscores.mT @ distance_query).sum(0)  # (H, R, E)
     _, dweight = linear_backward(merge_heads(ddistance_key[None]), projection_cache)
     grads = {
         "distance_key": dweight,
@@ -1369,12 +1347,12 @@ def init_params(config, rng):
     for layer in range(config.encoder_layers):
         params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
     if config.encoder_layers:
-        params |= prefixed("encoder.norm.", init_norm(d))
+        params |= init_norm("encoder.norm", d)
         params |= prefixed("writer.", init_writer(config, rng))
     after_attention = "cross" if config.encoder_layers else "writer"
     for layer in range(config.decoder_layers):
         params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, after_attention))
-    return params | prefixed("decoder.norm.", init_norm(d))
+    return params | init_norm("decoder.norm", d)
 
 
 def init_layer(config, rng, name):
@@ -1391,8 +1369,8 @@ def init_layer(config, rng, name):
     else:
         p |= prefixed(f"{name}.", init_attention(config, rng))
     if name == "read":
-        p |= prefixed("read.memory_norm.", init_norm(config.width))
-    p |= prefixed("mlp_norm.", init_norm(config.width))
+        p |= init_norm("read.memory_norm", config.width)
+    p |= init_norm("mlp_norm", config.width)
     p |= init_affine(rng, "mlp_hidden", config.feed_forward, config.width)
     p |= init_affine(rng, "mlp_output", config.width, config.feed_forward)
     return p
@@ -1405,9 +1383,9 @@ def init_attention(config, rng, causal=None, memory=False):
     """
     d = config.width
     inner = config.heads * config.head_width
-    p = prefixed("norm.", init_norm(d))
+    p = init_norm("norm", d)
     if memory:
-        p |= prefixed("memory_norm.", init_norm(d))
+        p |= init_norm("memory_norm", d)
     if causal is not None and config.positions == "transformer_xl":  # Eq. 1
         for name in ("query", "key", "value", "distance_key"):
             p[name] = init_linear(rng, inner, d)
@@ -1426,7 +1404,7 @@ def init_writer(config, rng):
     """Slot attention, with norms of the memory and of what it is written from."""
     d = config.width
     inner = config.heads * config.head_width
-    p = prefixed("memory_norm.", init_norm(d)) | prefixed("norm.", init_norm(d))
+    p = init_norm("memory_norm", d) | init_norm("norm", d)
     p |= init_affine(rng, "query", inner, d)
     p |= init_affine(rng, "key", inner, d)
     p |= init_affine(rng, "value", d, d)
@@ -1437,20 +1415,19 @@ def init_affine(rng, name, fan_out, fan_in):
     return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
 
 
-def init_linear(rng, fan_out, fan_in, deviation=None):
-    """A matrix (out, in) of a normal cut at two sigma; deviation after the cut, or 1 / sqrt(in)."""
-    if deviation is None:
-        deviation = fan_in**-0.5
+def init_linear(rng, fan_out, fan_in, gain=1.0):
+    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
     draw = rng.standard_normal((fan_out, fan_in))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
         outside = np.abs(draw) > 2
+    deviation = gain * fan_in**-0.5
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
+def init_norm(name, width):
+    return {f"{name}.scale": np.ones(width), f"{name}.bias": np.zeros(width)}
 
 
 # ----------------------------------------------------------------------------
@@ -1468,19 +1445,10 @@ def check_config(config):
             f"width {config.width} is not a multiple of heads {config.heads}; "
             f"the nearest is {nearest}"
         )
-    if config.positions not in POSITIONS:
-        raise ValueError(
-            f"positions is {config.positions!r}; it must be one of {', '.join(POSITIONS)}"
-        )
-    if config.slot_value not in SLOT_VALUES:
-        raise ValueError(
-            f"slot_value is {config.slot_value!r}; it must be one of {', '.join(SLOT_VALUES)}"
-        )
-    if config.slot_normalization not in SLOT_NORMALIZATIONS:
-        raise ValueError(
-            f"slot_normalization is {config.slot_normalization!r}; it must be one of "
-            f"{', '.join(SLOT_NORMALIZATIONS)}"
-        )
+    for name, known in CHOICES.items():
+        value = getattr(config, name)
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(
             f"width {config.width} is odd; the sinusoids of transformer_xl positions need an even "
@@ -1504,10 +1472,6 @@ def check_segment(config, tokens, task):
 
 
 if __name__ == "__main__":
-    import signal
-
-    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "memformer")
         runpy.run_module("reference.gradients", run_name="__main__")

@@ -94,7 +94,7 @@ def nearest_keys(query, memory_keys, retrieved):
 
     query (B, H, N, E), memory_keys (B, H, M, E), and retrieved is K.
     """
-    similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact search
+    similarity = query @ memory_keys.mT  # (B, H, N, M), decision 7: exact search
     # decision 6: empty rows, whose keys are 0, come last
     filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M)
     distance = np.where(filled, -similarity, np.inf)
@@ -212,7 +212,7 @@ def forward(params, config, tokens, state, rng=None):
         caches.append(cache)
     normed, norm_cache = layer_norm_forward(params, "final_norm", x)
     rate = config.dropout if config.output_dropout else 0.0
-    dropped, dropout_mask = dropout_forward(normed, rate, rng)
+    dropped, dropout_mask = dropout(normed, rate, rng)
     scaled = dropped * config.width**-0.5  # decision 12: tied and scaled
     logits, output_cache = linear_forward(scaled, params["embedding"])
 
@@ -238,7 +238,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         dnext_state = State(*map(np.zeros_like, fresh))
 
     dscaled, dembedding = linear_backward(dlogits, output_cache)
-    dnormed = dropout_backward(dscaled * config.width**-0.5, dropout_mask)
+    dnormed = dscaled * config.width**-0.5 * dropout_mask
     dx, grads = layer_norm_backward(dnormed, norm_cache)
     for layer in reversed(range(config.layers)):
         dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
@@ -375,12 +375,6 @@ def check_gradients(loss, params, grads, rng):
     )
 
 
-def signed_step(params, grads, step):
-    """The parameters after a step against the signs of their gradients; later steps are smaller."""
-    rate = 0.02 * 0.98**step
-    return {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-
-
 def bits_per_token(params, config, segment, state):
     """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
     tokens, targets = segment
@@ -422,24 +416,22 @@ def demonstrate():
     )
     print(
         "Fitting these 32 predictions of random tokens by the gradients' signs "
-        "(there is nothing to learn but the text):"
+        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
     )
-    uniform = np.log2(config.vocabulary)
     for step in range(1, 151):
         loss, grads, _ = loss_and_gradients(params, config, segments)
-        params = signed_step(params, grads, step)
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 150):
-            bits = loss / np.log(2)
-            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
 
     fresh = initial_state(params, config, 2)
     carried = fresh
     for tokens, _ in segments[:3]:
         _, carried, _ = forward(params, config, tokens, carried)
-    cleared = carried._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
     starts = {
         "memory carried": carried,
-        "memory cleared": cleared,
+        "memory cleared": State(carried.keys, carried.values, *fresh[2:]),
         "cache cleared too": fresh,
     }
     for label, state in starts.items():
@@ -452,17 +444,16 @@ def demonstrate():
 NORM_EPSILON = 1e-6  # of layer_norm and unit_norm, below the roots (decision 1: epsilon is 1e-6)
 
 
-def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
+def attention_forward(query, key, value, scale, bias=0.0, mask=True, rate=0.0, rng=None):
     """softmax((q·k + bias) scale) v, (B, H, N, E).
 
     query (B, H, N, E), key and value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K).
     """
-    similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
+    similarity = query @ key.mT + bias  # (B, H, N, K)
     scores = similarity * scale[:, None, None]  # decision 3: learned scale, no 1/sqrt(E)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
+    scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    dropped, dropout_mask = dropout(weights, rate, rng)
     out = dropped @ value
     return out, (query, key, value, scale, similarity, weights, dropped, dropout_mask)
 
@@ -472,14 +463,14 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
     query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
-    dvalue = dropped.swapaxes(-1, -2) @ dout
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights = dropout_backward(ddropped, dropout_mask)
+    dvalue = dropped.mT @ dout
+    ddropped = dout @ value.mT  # (B, H, N, K)
+    dweights = ddropped * dropout_mask
     dscores = softmax_backward(dweights, weights)  # exactly zero where weights are: where masked
     dscale = (dscores * similarity).sum((0, 2, 3))
     dsimilarity = dscores * scale[:, None, None]
     dquery = dsimilarity @ key
-    dkey = dsimilarity.swapaxes(-1, -2) @ query
+    dkey = dsimilarity.mT @ query
     return dquery, dkey, dvalue, dscale, dsimilarity.sum(0)
 
 
@@ -506,8 +497,7 @@ def position_bias_forward(table, window, max_distance):
 def position_bias_backward(dbias, cache):
     bucket, table = cache
     dtable = np.zeros_like(table)
-    for b in range(table.shape[1]):
-        dtable[:, b] = dbias[:, bucket == b].sum(-1)
+    np.add.at(dtable, (slice(None), bucket), dbias)
     return dtable
 
 
@@ -525,7 +515,7 @@ def projection_forward(p, config, x, rng):
     """norm, dropout, then unit key and query, and value, of tokens x: {name: (B, H, N, E)}."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: before each sublayer
     # decision 11: dropout after norm
-    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)
+    normed, dropout_mask = dropout(normed, config.dropout, rng)
     projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
 
@@ -535,7 +525,7 @@ def projection_backward(dprojected, cache):
     """Gradients of x and of the parameters."""
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
-    dnormed = dropout_backward(dnormed, dropout_mask)
+    dnormed = dnormed * dropout_mask
     dx, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dx, grads | dnorm
 
@@ -590,7 +580,7 @@ def token_mlp_forward(p, config, x, rng):
     hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
     # decision 11: dropout after the MLP
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
@@ -598,7 +588,7 @@ def token_mlp_forward(p, config, x, rng):
 def token_mlp_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dout = dropout_backward(dy, dropout_mask)
+    dout = dy * dropout_mask
     dhidden, doutput = linear_backward(dout, output_cache)
     dbefore = dhidden * (hidden > 0)
     dnormed, dweight = linear_backward(dbefore, hidden_cache)
@@ -609,13 +599,13 @@ def token_mlp_backward(dy, cache):
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(x):
     """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
     batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+    return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def linear_forward(x, weight):
@@ -629,7 +619,8 @@ def linear_backward(dy, cache):
     """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    rows = tuple(range(dy.ndim - 1))  # all axes but the last
+    dweight = np.tensordot(dy, x, (rows, rows))
     return dx, dweight
 
 
@@ -671,17 +662,16 @@ def softmax_backward(dweights, weights):
     return weights * (dweights - mean)
 
 
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+def dropout(x, rate, rng):
+    """(x with random entries dropped and the others enlarged, what each is multiplied by).
+
+    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
+    """
     if rng is None or rate == 0:
-        return x, None
+        return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
     return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def sigmoid(x):
@@ -692,15 +682,14 @@ def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    loss = -of_targets[scored].sum()
-    return loss, (log_probabilities, targets, scored)
+    one_hot = np.arange(logits.shape[-1]) == targets[..., None]  # (B, N, V)
+    loss = -log_probabilities[one_hot & scored[..., None]].sum()
+    return loss, (log_probabilities, one_hot, scored)
 
 
 # loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    log_probabilities, one_hot, scored = cache
     dlogits = dloss * (np.exp(log_probabilities) - one_hot)
     return dlogits * scored[..., None]
 
@@ -722,7 +711,7 @@ def subtree(params, prefix):
 def add_into(total, part):
     """Sum a dict of gradients into another; total is ours to change."""
     for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+        total[name] = total.get(name, 0.0) + array
 
 
 # ----------------------------------------------------------------------------
@@ -733,7 +722,7 @@ def init_params(config, rng):
     params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
-    return params | prefixed("final_norm.", init_norm(config.width))
+    return params | init_norm("final_norm", config.width)
 
 
 def init_layer(config, rng, layer):
@@ -741,7 +730,7 @@ def init_layer(config, rng, layer):
     d = config.width
     h = config.heads
     he = config.heads * config.head_width
-    p = prefixed("norm.", init_norm(d))
+    p = init_norm("norm", d)
     for name in ("key", "value", "query"):
         p[name] = init_linear(rng, he, d)
     p["scale"] = np.full(h, config.attention_scale)  # decision 3: one for each head
@@ -750,45 +739,40 @@ def init_layer(config, rng, layer):
     if config.memory and layer + 1 == config.memory_layer:
         p["memory_gate"] = np.zeros(h)  # decision 9: half from memory
     p["output"] = init_linear(rng, d, he)
-    p |= prefixed("mlp_norm.", init_norm(d))
+    p |= init_norm("mlp_norm", d)
     p["mlp_hidden"] = init_linear(rng, config.feed_forward, d)
     p["mlp_output"] = init_linear(rng, d, config.feed_forward)
     return p
 
 
-def init_linear(rng, fan_out, fan_in, deviation=None):
-    """A matrix (out, in) of a normal cut at two sigma; deviation after the cut, or 1 / sqrt(in)."""
-    if deviation is None:
-        deviation = fan_in**-0.5
+def init_linear(rng, fan_out, fan_in, gain=1.0):
+    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
     draw = rng.standard_normal((fan_out, fan_in))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
         outside = np.abs(draw) > 2
+    deviation = gain * fan_in**-0.5
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
+def init_norm(name, width):
+    return {f"{name}.scale": np.ones(width), f"{name}.bias": np.zeros(width)}
 
 
 # ----------------------------------------------------------------------------
 # checks: what Config refuses; a first reading skips them
-SIZES = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward")
-SIZES += ("segment", "retrieved")
-
-
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name in SIZES:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
-    if not 1 <= config.memory_layer <= config.layers:
+    for name, kind in config.__annotations__.items():
+        value = getattr(config, name)
+        least = 0 if name == "memory" else 1
+        if kind is int and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if config.memory_layer > config.layers:
         raise ValueError(
             f"memory_layer is {config.memory_layer}; it must lie in 1..{config.layers}"
         )
-    if config.memory < 0:
-        raise ValueError(f"memory is {config.memory}; it must be at least 0")
     if 0 < config.memory < config.retrieved:
         raise ValueError(
             f"retrieved is {config.retrieved}; it must be at most memory, {config.memory}"
@@ -808,10 +792,6 @@ def check_config(config):
 
 
 if __name__ == "__main__":
-    import signal
-
-    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "memorizing")
         runpy.run_module("reference.gradients", run_name="__main__")

@@ -181,23 +181,21 @@ def window_attention_forward(p, config, x, inserted, present, rng):
     # decision 10: dropout of the weights, the slot's too
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
 
 
-# y = x + W_o attention([h | x]): dx = dy + dsource at x's positions, dh = dsource at h's
+# y = x + W_o attention([h | x]): dx = dy + what its query, key and value pass on
 def window_attention_backward(config, dy, cache):
     """Gradients of x, of inserted (B, S, D) and of the parameters."""
     projections_cache, attention_cache, output_cache, dropout_mask = cache
-    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
-    dsource, dprojection_params = window_projections_backward(
+    dx, dinserted, dprojection_params = window_projections_backward(
         dquery, dkey, dvalue, projections_cache
     )
-    grads |= dprojection_params
-    vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
-    return dy + dsource[:, vectors:], dsource[:, :vectors], grads
+    return dy + dx, dinserted, grads | dprojection_params
 
 
 def window_projections_forward(p, config, x, inserted):
@@ -208,29 +206,25 @@ def window_projections_forward(p, config, x, inserted):
     # decision 4: before the norm, without position, query and residual
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
     normal, norm_cache = layer_norm_forward(p, "norm", source)
-    query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
-    key, key_cache = affine_forward(p, "key", normal)
-    value, value_cache = affine_forward(p, "value", normal)
-    query = split_heads(query, config.heads)
-    key = split_heads(key, config.heads)
-    value = split_heads(value, config.heads)
-    return query, key, value, (norm_cache, query_cache, key_cache, value_cache)
+    vectors = source.shape[1] - x.shape[1]  # S, or 0 without
+    query, key, value, projections_cache = projections_forward(
+        p, config.heads, normal[:, vectors:], normal
+    )
+    return query, key, value, (norm_cache, projections_cache)
 
 
 # n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n:
 # dn = dk W_k + dv W_v, plus dq W_q at x's positions
 def window_projections_backward(dquery, dkey, dvalue, cache):
-    """Gradients of source (B, S + N, D) and of the parameters."""
-    norm_cache, query_cache, key_cache, value_cache = cache
-    dnormal_by_query, grads = affine_backward(merge_heads(dquery), query_cache)  # (B, N, D)
-    # decision 13: exactly zero for the bias
-    dnormal_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
-    dnormal_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    dnormal = dnormal_by_key + dnormal_by_value  # (B, S + N, D)
-    dnormal[:, -dnormal_by_query.shape[1] :] += dnormal_by_query
+    """Gradients of x (B, N, D), of inserted (B, S, D) and of the parameters."""
+    norm_cache, projections_cache = cache
+    dnormal_by_query, dnormal, grads = projections_backward(
+        dquery, dkey, dvalue, projections_cache
+    )  # (B, N, D), (B, S + N, D)
+    vectors = dnormal.shape[1] - dnormal_by_query.shape[1]  # S, or 0 without
+    dnormal[:, vectors:] += dnormal_by_query
     dsource, dnorm_params = layer_norm_backward(dnormal, norm_cache)
-    grads |= dkey_params | dvalue_params | dnorm_params
-    return dsource, grads
+    return dsource[:, vectors:], dsource[:, :vectors], grads | dnorm_params
 
 
 def window_mask(length, vectors, present):
@@ -278,7 +272,7 @@ def forward(params, config, tokens, state, rng=None):
 
     positions = params["positions"][:length]  # decision 1: positions from 0 in every window
     x = params["embedding"][tokens] + positions
-    x, dropout_mask = dropout_forward(x, config.dropout, rng)
+    x, dropout_mask = dropout(x, config.dropout, rng)
     outputs, layer_caches = layers_forward(params, config, x, inserted, state.present, rng)
     hidden, norm_cache = layer_norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
@@ -315,7 +309,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
     dx, dinserted, dlayer_params = layers_backward(config, doutputs, layer_caches)
     grads |= dlayer_params
-    dx = dropout_backward(dx, dropout_mask)
+    dx = dx * dropout_mask
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
     not_read = (0, config.max_positions - tokens.shape[1])
     grads["embedding"] = dembedding
@@ -346,19 +340,16 @@ def layers_forward(params, config, x, inserted, present, rng):
 def layers_backward(config, doutputs, caches):
     """Gradients of x, of inserted and of the parameters, from those of all layers' outputs.
 
-    That of inserted is None if there was none.
+    That of inserted is 0.0 if there was none.
     """
     dx = np.zeros(doutputs.shape[1:])  # (B, N, D)
-    dinserted = None
+    dinserted = 0.0
     grads = {}
     for layer in reversed(range(config.layers)):
         dx = dx + doutputs[layer]  # decision 6: z's gradient too
         dx, dslots, dlayer_params = layer_backward(config, dx, caches[layer])
         grads |= prefixed(f"layers.{layer}.", dlayer_params)
-        saw_inserted = dslots.shape[1] > 0
-        if saw_inserted and dinserted is None:
-            dinserted = dslots
-        elif saw_inserted:
+        if dslots.shape[1]:  # the layer saw the vectors
             dinserted = dinserted + dslots  # decision 9: every layer sees the same vectors
     return dx, dinserted, grads
 
@@ -384,14 +375,14 @@ def gelu_mlp_forward(p, config, x, rng):
     before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
     hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
 
 
 def gelu_mlp_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
-    dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dbefore = gelu_backward(dhidden, gelu_cache)
     dnormal, dhidden_params = affine_backward(dbefore, hidden_cache)
     dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
@@ -558,8 +549,7 @@ def demonstrate():
     params = init_params(config, rng)
     params = {name: a + 0.2 * rng.standard_normal(a.shape) for name, a in params.items()}
     windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    sharing = "windows of 6 tokens, each sharing 2 with the last"
-    print(f"GPT-2 with recurrence, {len(windows)} {sharing}.")
+    print("GPT-2 with recurrence, 4 windows of 6 tokens, each sharing 2 with the last.")
 
     def loss(moved):
         return loss_and_gradients(moved, config, windows)[0]
@@ -582,16 +572,12 @@ def check_checkpointed(params, config, windows):
     """Compare gradients of both methods; exits with an error if they differ."""
     _, exact, _ = loss_and_gradients(params, config, windows, seed=1)
     _, again = checkpointed(params, config, windows, seed=1)
-    apart = 0.0
     for name, grad in exact.items():
-        if grad.any():
-            difference = np.abs(grad - again[name]).max()
-            error = difference / np.abs(grad).max()
-            if not error < 1e-9:
-                raise SystemExit(f"WRONG: checkpointing's gradient of {name} is {error:.1e} off")
-            apart = max(apart, error)
-    how = "Windows computed again from the pooled vectors alone, with dropout"
-    print(f"{how}: gradients at most {apart:.1e} apart.\n")
+        if not np.allclose(again[name], grad, rtol=1e-9, atol=1e-12):
+            raise SystemExit(f"WRONG: checkpointing's gradient of {name} is another one")
+    print(
+        "Windows computed again from the pooled vectors, with dropout, have the same gradients.\n"
+    )
 
 
 def fit_windows(params, config, windows):
@@ -599,17 +585,17 @@ def fit_windows(params, config, windows):
 
     Returns the parameters and the states that the last step has read.
     """
-    what = "these 36 predictions of random tokens by the gradients' signs"
-    print(f"Fitting {what} (there is nothing to learn but the text):")
-    uniform = np.log2(config.vocabulary)
+    print(
+        "Fitting these 36 predictions of random tokens by the gradients' signs "
+        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
+    )
     states = []
     for step in range(1, 201):
         loss, grads, states = loss_and_gradients(params, config, windows)
         rate = 0.02 * 0.98**step
         params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
-            bits = loss / np.log(2)
-            print(f"  step {step:3d}: {bits:.3f} bits per token (uniform: {uniform:.3f})")
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
     return params, states
 
 
@@ -618,15 +604,40 @@ def fit_windows(params, config, windows):
 NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: GPT-2's epsilon
 
 
+def projections_forward(p, heads, x, source):
+    """Query of x (B, N, D); key and value of source (B, K, D), by head.
+
+    Their shapes are (B, H, N, E), (B, H, K, E) and, of a value, (B, H, K, E) or (B, H, K, D/H).
+    """
+    query, query_cache = affine_forward(p, "query", x)
+    key, key_cache = affine_forward(p, "key", source)
+    value, value_cache = affine_forward(p, "value", source)
+    query = split_heads(query, heads)
+    key = split_heads(key, heads)
+    value = split_heads(value, heads)
+    return query, key, value, (query_cache, key_cache, value_cache)
+
+
+# q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
+def projections_backward(dquery, dkey, dvalue, cache):
+    """Gradients of x, of source and of the parameters."""
+    query_cache, key_cache, value_cache = cache
+    dx, grads = affine_backward(merge_heads(dquery), query_cache)
+    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
+    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    grads |= dkey_params | dvalue_params
+    return dx, dsource_by_key + dsource_by_value, grads
+
+
 def masked_attention_forward(query, key, value, mask, rate, rng):
     """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E).
 
     mask is true where a query sees a key, and broadcasts to (B, H, N, K).
     """
-    similarity = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5  # (B, H, N, K)
+    similarity = query @ key.mT * query.shape[-1] ** -0.5  # (B, H, N, K)
     scores = np.where(mask, similarity, -np.inf)
     weights, _ = softmax_forward(scores)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    dropped, dropout_mask = dropout(weights, rate, rng)
     out = dropped @ value  # (B, H, N, E)
     return out, (query, key, value, weights, dropped, dropout_mask)
 
@@ -636,25 +647,25 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
 def masked_attention_backward(dout, cache):
     """Gradients of query, key and value, exactly zero for a key that nobody sees."""
     query, key, value, weights, dropped, dropout_mask = cache
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights = dropout_backward(ddropped, dropout_mask)
+    ddropped = dout @ value.mT  # (B, H, N, K)
+    dweights = ddropped * dropout_mask
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
     dquery = dscores @ key
-    dkey = dscores.swapaxes(-1, -2) @ query
-    dvalue = dropped.swapaxes(-1, -2) @ dout
+    dkey = dscores.mT @ query
+    dvalue = dropped.mT @ dout
     return dquery, dkey, dvalue
 
 
 def split_heads(x, heads):
     """(B, N, H*E) -> (B, H, N, E)"""
     batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
 def merge_heads(x):
     """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
     batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+    return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def softmax_forward(scores):
@@ -681,7 +692,8 @@ def linear_backward(dy, cache):
     """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    rows = tuple(range(dy.ndim - 1))  # all axes but the last
+    dweight = np.tensordot(dy, x, (rows, rows))
     return dx, dweight
 
 
@@ -722,6 +734,7 @@ def affine_backward(dy, cache):
 
 def affine_key_backward(dkey, cache):
     """affine_backward of keys, which all share q·b: softmax cancels it, so db is exactly zero."""
+    # decision 13: exactly zero for the bias
     dx, grads = affine_backward(dkey, cache)
     if "key_bias" in grads:
         grads["key_bias"] = np.zeros_like(grads["key_bias"])  # not the rounding of a sum
@@ -753,32 +766,30 @@ def layer_norm_backward(dy, cache):
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+def dropout(x, rate, rng):
+    """(x with random entries dropped and the others enlarged, what each is multiplied by).
+
+    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
+    """
     if rng is None or rate == 0:
-        return x, None
+        return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
     return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    loss = -of_targets[scored].sum()
-    return loss, (log_probabilities, targets, scored)
+    one_hot = np.arange(logits.shape[-1]) == targets[..., None]  # (B, N, V)
+    loss = -log_probabilities[one_hot & scored[..., None]].sum()
+    return loss, (log_probabilities, one_hot, scored)
 
 
 # loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    log_probabilities, one_hot, scored = cache
     dlogits = dloss * (np.exp(log_probabilities) - one_hot)
     return dlogits * scored[..., None]
 
@@ -800,7 +811,7 @@ def subtree(params, prefix):
 def add_into(total, part):
     """Sum a dict of gradients into another; total is ours to change."""
     for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+        total[name] = total.get(name, 0.0) + array
 
 
 # ----------------------------------------------------------------------------
@@ -870,7 +881,7 @@ def init_params(config, rng):
     params["positions"] = rng.normal(0, 0.01, (config.max_positions, d))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
-    params |= prefixed("final_norm.", init_norm(d))
+    params |= init_norm("final_norm", d)
     if config.vectors:
         params |= prefixed("module.", init_module(config, rng))
     return params
@@ -881,7 +892,7 @@ def init_layer(config, rng):
     d = config.width
     f = config.feed_forward
     residual = DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual
-    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
+    p = init_norm("norm", d) | init_norm("mlp_norm", d)
     for name in ("query", "key", "value"):
         p |= init_gpt2(rng, name, d, d)
     p |= init_gpt2(rng, "output", d, d, residual)
@@ -900,32 +911,36 @@ def init_module(config, rng):
     p = {"layer_scores": np.zeros(config.layers)}  # decision 2: equal shares at first
     if config.pooling == "attention":
         p["fixed_key"] = np.zeros(config.width)  # decision 9: starts at zero
+    return p | init_network(config, rng, config.vectors * config.width)
+
+
+def init_network(config, rng, outputs):
+    """The network that makes so many outputs of z (decision 3: variance 1 / fan_in)."""
+    p = {}
     fan_in = config.width
     for layer in range(1, config.module_layers + 1):
-        # decision 3: variance 1 / fan_in
         p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
         fan_in = config.module_width
-    return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
+    return p | init_affine(rng, "inserted", outputs, fan_in)
 
 
 def init_affine(rng, name, fan_out, fan_in):
     return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
 
 
-def init_linear(rng, fan_out, fan_in, deviation=None):
-    """A matrix (out, in) of a normal cut at two sigma; deviation after the cut, or 1 / sqrt(in)."""
-    if deviation is None:
-        deviation = fan_in**-0.5
+def init_linear(rng, fan_out, fan_in, gain=1.0):
+    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
     draw = rng.standard_normal((fan_out, fan_in))
     outside = np.abs(draw) > 2
     while outside.any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
         outside = np.abs(draw) > 2
+    deviation = gain * fan_in**-0.5
     return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
 
 
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
+def init_norm(name, width):
+    return {f"{name}.scale": np.ones(width), f"{name}.bias": np.zeros(width)}
 
 
 # ----------------------------------------------------------------------------
@@ -981,10 +996,6 @@ def check_insertion_layers(config):
 
 
 if __name__ == "__main__":
-    import signal
-
-    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "pretrained_recurrence")
         runpy.run_module("reference.gradients", run_name="__main__")

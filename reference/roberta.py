@@ -42,14 +42,12 @@ from reference.pretrained_recurrence import (
     add_into,
     affine_backward,
     affine_forward,
-    affine_key_backward,
     check_gradients,
     cross_entropy_backward,
     cross_entropy_forward,
-    dropout_backward,
-    dropout_forward,
-    init_affine,
+    dropout,
     init_gpt2,
+    init_network,
     init_norm,
     layer_norm_backward,
     layer_norm_forward,
@@ -57,6 +55,8 @@ from reference.pretrained_recurrence import (
     masked_attention_forward,
     merge_heads,
     prefixed,
+    projections_backward,
+    projections_forward,
     split_heads,
     subtree,
 )
@@ -191,40 +191,27 @@ def vector_backward(dinserted, cache):
 def post_norm_attention_forward(p, config, x, inserted, mask, rng):
     """norm(x (B, N, D) plus what its tokens find in inserted (B, S, D), if any, and in x)."""
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    query, query_cache = affine_forward(p, "query", x)
-    key, key_cache = affine_forward(p, "key", source)
-    value, value_cache = affine_forward(p, "value", source)
-    query = split_heads(query, config.heads)  # (B, H, N, E)
-    key = split_heads(key, config.heads)  # (B, H, S + N, E)
-    value = split_heads(value, config.heads)
-
+    query, key, value, projections_cache = projections_forward(p, config.heads, x, source)
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     out, norm_cache = layer_norm_forward(p, "norm", x + out)  # RoBERTa's norm comes after the sum
-    projection_caches = (query_cache, key_cache, value_cache)
-    return out, (projection_caches, attention_cache, output_cache, dropout_mask, norm_cache)
+    return out, (projections_cache, attention_cache, output_cache, dropout_mask, norm_cache)
 
 
 # y = norm(x + W_o attention(x, [h | x])):
 # dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
 def post_norm_attention_backward(config, dy, cache):
     """Gradients of x, of inserted (B, S, D) and of the parameters."""
-    projection_caches, attention_cache, output_cache, dropout_mask, norm_cache = cache
-    query_cache, key_cache, value_cache = projection_caches
+    projections_cache, attention_cache, output_cache, dropout_mask, norm_cache = cache
     dsum, grads = layer_norm_backward(dy, norm_cache)
-    dout, doutput_params = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
+    dout, doutput_params = affine_backward(dsum * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
-
-    dx, dquery_params = affine_backward(merge_heads(dquery), query_cache)
-    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
-    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    grads |= doutput_params | dquery_params | dkey_params | dvalue_params
-    dsource = dsource_by_key + dsource_by_value
+    dx, dsource, dprojection_params = projections_backward(dquery, dkey, dvalue, projections_cache)
+    grads |= doutput_params | dprojection_params
     vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
-    dx = dsum + dx + dsource[:, vectors:]
-    return dx, dsource[:, :vectors], grads
+    return dsum + dx + dsource[:, vectors:], dsource[:, :vectors], grads
 
 
 def window_keys_mask(readable, present, vectors):
@@ -266,7 +253,7 @@ def forward(params, config, tokens, readable, state, rng=None):
 
     x = params["embedding"][tokens] + params["positions"][:length]
     x, norm_cache = layer_norm_forward(params, "embedding_norm", x)
-    x, dropout_mask = dropout_forward(x, config.dropout, rng)
+    x, dropout_mask = dropout(x, config.dropout, rng)
     layer_caches = []
     for layer in range(1, config.layers + 1):
         p = subtree(params, f"layers.{layer - 1}.")
@@ -295,7 +282,7 @@ def backward(params, config, cache, doutputs, dnext_state):
             dpooled, dmodule_params = vector_backward(dinserted, module_cache)
             dstate = dstate._replace(pooled=dstate.pooled + dpooled)
             grads |= prefixed("module.", dmodule_params)
-    dx, dnorm_params = layer_norm_backward(dropout_backward(dx, dropout_mask), norm_cache)
+    dx, dnorm_params = layer_norm_backward(dx * dropout_mask, norm_cache)
     grads |= dnorm_params
 
     grads["embedding"] = np.zeros_like(params["embedding"])
@@ -326,7 +313,7 @@ def post_norm_mlp_forward(p, config, x, rng):
     before, hidden_cache = affine_forward(p, "mlp_hidden", x)
     hidden, gelu_cache = exact_gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, dropout_mask = dropout(out, config.dropout, rng)
     out, norm_cache = layer_norm_forward(p, "mlp_norm", x + out)
     return out, (hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache)
 
@@ -335,7 +322,7 @@ def post_norm_mlp_backward(dy, cache):
     """Gradients of x and of the parameters."""
     hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache = cache
     dsum, dnorm_params = layer_norm_backward(dy, norm_cache)
-    dhidden, grads = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
+    dhidden, grads = affine_backward(dsum * dropout_mask, output_cache)
     dbefore = exact_gelu_backward(dhidden, gelu_cache)
     dx, dhidden_params = affine_backward(dbefore, hidden_cache)
     grads |= dhidden_params | dnorm_params
@@ -460,22 +447,15 @@ def two_windows(rng, batch):
     Tokens: 0 begins a window, 2 is of the question or says nothing, 3 and 4 are the clues, 5 and 6
     the two that are chosen from.
     """
-    lanes = np.arange(batch)
-    clue = rng.integers(2, size=batch)
-    places = np.array([[3, 4]] * batch)
-    rng.permuted(places, axis=1, out=places)  # of tokens 5 and 6 in the second window
-
-    first = np.full((batch, 5), 2)
-    first[:, 0] = 0
+    clue, swapped = rng.integers(2, size=(2, batch))
+    first = np.tile([0, 2, 2, 2, 2], (batch, 1))
     first[:, 2] = 3 + clue
-    second = np.full((batch, 5), 2)
-    second[:, 0] = 0
-    second[lanes, places[:, 0]] = 5
-    second[lanes, places[:, 1]] = 6
+    second = np.tile([0, 2, 2, 5, 6], (batch, 1))
+    second[swapped == 1, 3:] = [6, 5]
 
     readable = np.ones((batch, 5), bool)
     text = np.tile([False, False, True, True, True], (batch, 1))
-    at = 5 + places[lanes, clue]
+    at = 8 + (clue != swapped)  # token 3 or 4 of the second window
     answer = Answer(kind=np.zeros(batch, int), start=at, end=at)
     return [(first, readable, text), (second, readable, text)], answer
 
@@ -532,23 +512,23 @@ def init_params(config, rng):
     params = {}
     params["embedding"] = rng.normal(0, DEVIATION, (config.vocabulary, d))
     params["positions"] = rng.normal(0, DEVIATION, (config.segment, d))
-    params |= prefixed("embedding_norm.", init_norm(d))
+    params |= init_norm("embedding_norm", d)
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_encoder_layer(config, rng))
     params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d))
-    params |= prefixed("masked.norm.", init_norm(d))
+    params |= init_norm("masked.norm", d)
     params["masked.bias"] = np.zeros(config.vocabulary)
     params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
     params |= prefixed("answer.", init_gpt2(rng, "kind", len(KINDS), d))
     if config.recurrent:
-        params |= prefixed("module.", init_vector_network(config, rng))
+        params |= prefixed("module.", init_network(config, rng, config.width))
     return params
 
 
 def init_encoder_layer(config, rng):
     """Parameters of a layer; every matrix begins at N(0, 0.02^2), every bias at zero."""
     d = config.width
-    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
+    p = init_norm("norm", d) | init_norm("mlp_norm", d)
     for name in ("query", "key", "value", "output"):
         p |= init_gpt2(rng, name, d, d)
     p |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
@@ -556,44 +536,28 @@ def init_encoder_layer(config, rng):
     return p
 
 
-def init_vector_network(config, rng):
-    """The network that makes the inserted vector of the pooled one; as in this paper's GPT-2."""
-    p = {}
-    fan_in = config.width
-    for layer in range(1, config.module_layers + 1):
-        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
-        fan_in = config.module_width
-    return p | init_affine(rng, "inserted", config.width, fan_in)
-
-
 # ----------------------------------------------------------------------------
 # checks: what a Config must be; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
-    sizes = ("vocabulary", "width", "layers", "heads", "feed_forward", "segment", "module_width")
-    for name in sizes:
+    for name, kind in config.__annotations__.items():
         value = getattr(config, name)
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+        least = 0 if name == "module_layers" else 1
+        if kind is int and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
     if config.width % config.heads:
         nearest = max(1, round(config.width / config.heads)) * config.heads
         raise ValueError(
             f"width {config.width} is not a multiple of heads {config.heads}; "
             f"the nearest is {nearest}"
         )
-    if not 1 <= config.insertion_layer <= config.layers:
+    if config.insertion_layer > config.layers:
         raise ValueError(
             f"insertion_layer is {config.insertion_layer}; it must lie in 1..{config.layers}"
         )
-    if config.module_layers < 0:
-        raise ValueError(f"module_layers is {config.module_layers}; it must be at least 0")
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
 
 
 if __name__ == "__main__":
-    import signal
-
-    if hasattr(signal, "SIGPIPE"):  # a reader that goes away, such as head, ends it
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     demonstrate()

@@ -12,34 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-
-class Segment(NamedTuple):
-    """What all lanes read in one step."""
-
-    tokens: np.ndarray  # (B, N)
-    targets: np.ndarray  # (B, N)
-    scored: np.ndarray  # (B, N) bool, false on padding
-    starts: np.ndarray  # (B,) bool, where a document begins
-    task: tuple | None = None  # Memformer's
-
-
-def choose_lanes(starts: np.ndarray, first: NamedTuple, second: NamedTuple) -> NamedTuple:
-    """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
-    fields = []
-    for a, b in zip(first, second, strict=True):
-        chosen = starts.reshape(-1, *[1] * (a.ndim - 1))  # (B, 1, ...), as many axes as the field
-        fields.append(np.where(chosen, a, b))
-    return first._make(fields)
+from reference.memformer import choose_lanes, count_scored
 
 
 def named(prefix: str, state: NamedTuple) -> dict:
     """A state's fields as {prefix + name: array}."""
     return {prefix + name: field for name, field in state._asdict().items()}
-
-
-def count_scored(segments: list) -> int:
-    """Scored tokens of a rollout, at least 1."""
-    return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
 def rollout_forward(

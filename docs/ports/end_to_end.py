@@ -23,7 +23,7 @@ from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError, option_name, run_program
 from accelerated.training import opening, optimization, options
 from accelerated.training.folder import read_metrics
-from reference import rollout, vectors
+from reference import memformer, vectors
 from reference.gradients import Case
 
 TEXT = Path(__file__).parents[2] / "docs" / "results" / "log.md"
@@ -63,7 +63,7 @@ def read_ahead(run: opening.Run) -> Case:
     for segment in run.reader.rollout(STEPS * run.settings.training.horizon):
         arrays = (field.numpy() for field in segment[:4])
         task = segment.task and reference.Task(*(field.numpy() for field in segment.task))
-        segments.append(rollout.Segment(*arrays, task))
+        segments.append(memformer.Segment(*arrays, task))
     run.reader.seek(place)
     params = parameters_of(run)
     fresh = reference.initial_state(params, run.model.config, 1)

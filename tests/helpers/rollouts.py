@@ -14,7 +14,7 @@ import torch
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
-from reference import rollout
+from reference import memformer, rollout
 from tests.helpers.comparison import LADDER, as_array, assert_agree, named
 from tests.helpers.variants import PAPERS
 
@@ -100,7 +100,7 @@ def reference_segments(segments, starts):
     """The segments as the reference's rollout reads them."""
     found = []
     for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
-        found.append(rollout.Segment(tokens, targets, scored, begins, *task))
+        found.append(memformer.Segment(tokens, targets, scored, begins, *task))
     return found
 
 

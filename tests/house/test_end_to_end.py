@@ -10,8 +10,9 @@ import pytest
 
 from docs.ports import end_to_end
 from reference import check
-from reference.gradients import below, fields_of, segment_of
-from reference.rollout import count_scored, rollout_backward, rollout_forward
+from reference.gradients import fields_of, segment_of
+from reference.memformer import count_scored, subtree
+from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers import programs
 from tests.helpers.optimizers import adamw
 from tests.helpers.programs import refusal
@@ -59,11 +60,11 @@ def read(path):
     about = json.loads(path.with_suffix(".json").read_text())
     reference = importlib.import_module(f"reference.{about['paper']}")
     config = reference.Config(**fields_of(json.dumps(about["config"])))
-    params = below(rows, "given/param/")
+    params = subtree(rows, "given/param/")
     count = sum(name.endswith("/tokens") for name in rows)
-    segments = [segment_of(reference, below(rows, f"given/{k}/")) for k in range(count)]
+    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(count)]
     fresh = reference.initial_state(params, config, 1)
-    state = fresh._replace(**below(rows, "given/state/"))
+    state = fresh._replace(**subtree(rows, "given/state/"))
     return SimpleNamespace(**locals())
 
 

@@ -160,7 +160,7 @@ def draw_slots(seed, slot_value):
     return loaded(writer, p), p, slots, tokens
 
 
-@given(seed=SEEDS, slot_value=st.sampled_from(memformer.SLOT_VALUES))
+@given(seed=SEEDS, slot_value=st.sampled_from(memformer.CHOICES["slot_value"]))
 def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
     """Section 2.2.3: if a slot attends only to itself, its information does not change.
 

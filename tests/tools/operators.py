@@ -105,7 +105,7 @@ def operator(reference: ModuleType, function: str, given: dict, names: list) -> 
     for argument in inspect.signature(backward).parameters:
         if argument == "config":
             arguments.append(given["config"])
-        elif argument.startswith("d") and argument != "dropout_mask":
+        elif argument.startswith("d"):
             out = np.asarray(outs[len(arriving)])
             arriving[argument] = random_in_its_place(out, rng) * counts
             arguments.append(arriving[argument])

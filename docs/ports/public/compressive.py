@@ -66,8 +66,10 @@ def attention(linear, rows):
     """The weights of our relative attention, by the package's projections."""
     query = ours.split_heads(linear[0], 8)
     none = np.zeros((8, 2))  # it has no biases u and v
-    out = ours.relative_attention_forward(query, *walk.halves(linear[1]), rows, none, none)
-    return out[1].weights
+    _, weights, _ = ours.relative_attention_forward(
+        query, *walk.halves(linear[1]), rows, none, none
+    )
+    return weights
 
 
 def compressed(p, rows, rate):

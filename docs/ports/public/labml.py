@@ -44,9 +44,9 @@ def steps():
         first = 4097 - length  # row 4,096 is of distance 0, row 4,096 - d of distance d
         table = p[LAYER + "key_pos_embeddings"][first:4097].swapaxes(0, 1)
         biases = (p[LAYER + "query_pos_bias"], np.zeros((8, 2)))
-        _, cache = ours.relative_attention_forward(*by_head, table, *biases)
+        _, own, _ = ours.relative_attention_forward(*by_head, table, *biases)
         weights = calls.outputs["softmax"][0].transpose(2, 3, 0, 1)
-        yield f"weights, {name}", weights, cache.weights
+        yield f"weights, {name}", weights, own
         yield f"output, {name}", out, rows + linear[3] + linear[5]
 
     evicted = memory[:4].numpy().swapaxes(0, 1)
