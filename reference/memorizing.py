@@ -497,7 +497,8 @@ def position_bias_forward(table, window, max_distance):
 def position_bias_backward(dbias, cache):
     bucket, table = cache
     dtable = np.zeros_like(table)
-    np.add.at(dtable, (slice(None), bucket), dbias)
+    for b in range(table.shape[1]):
+        dtable[:, b] = dbias[:, bucket == b].sum(-1)
     return dtable
 
 

@@ -40,7 +40,7 @@ def attention_inputs(rng, B, H, N, K, E):
 
 
 def attention_backward(dout, query, key, value, weights):
-    cache = (query, key, value, weights, weights, None)
+    cache = (query, key, value, weights, weights, 1.0)
     return reference.masked_attention_backward(dout, cache)
 
 
