@@ -51,7 +51,7 @@ def test_slots_never_mix(slots, changed, seed):
     assert moved.tolist() == [changed], f"slot {changed} changes the slots {moved}"
 
 
-@pytest.mark.parametrize("slot_value", ref.SLOT_VALUES)
+@pytest.mark.parametrize("slot_value", ref.CHOICES["slot_value"])
 def test_a_slot_that_attends_only_to_itself_becomes_its_own_value(slot_value):
     """Section 2.2.3, in each of thirty lanes: it does not change, bit for bit.
 
