@@ -65,7 +65,7 @@ def dealt(ns, size, seed=None, count=None):
     dealer = Lanes(documents, lanes, length, seed, overlap)
     most = 6 * 22  # windows of 6 documents of 23 tokens
     for segment in itertools.islice(dealer, count or most + 1):
-        assert len(segment.place) == lanes
+        assert len(segment.place) == lanes, "a row for each lane"
         for lane, (number, start) in enumerate(segment.place.tolist()):
             row = [field[lane].tolist() for field in segment[:3]]
             begins = bool(segment.starts[lane])

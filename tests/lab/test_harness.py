@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 import accelerated
 from tests.helpers.programs import MEMFORMER, as_json, printed, refused, train
-from tests.helpers.reading import read_alone
 
 lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm_eval: .[harness]")
 transformers = pytest.importorskip("transformers", reason="its model needs transformers: .[all]")
@@ -89,47 +87,66 @@ def test_log_probabilities_of_gpt2_are_those_of_lm_evals_own_model(sides):
 
 
 def test_the_likeliest_continuation_is_greedy_and_is_what_is_generated(sides):
-    """It ends before what it is generated until."""
     theirs, ours, _ = sides
-    prompt = TEXT[:20]
     options = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False}
-    asked = requests([(prompt, dict(options)), (TEXT * 2, dict(options))])
+    asked = requests([(TEXT[:20], dict(options)), (TEXT * 2, dict(options))])
     expected = theirs.generate_until(asked)
-    assert ours.generate_until(asked) == expected
-    word = expected[0][2:5]
-    [cut] = ours.generate_until(requests([(prompt, options | {"until": [word]})]))
-    assert cut == expected[0].partition(word)[0]
-
+    actual = ours.generate_until(asked)
+    assert actual == expected
+    prompt = TEXT[:20]
     ids = ours.tok_encode(prompt)
-    likeliest = ours.tok_encode(prompt + expected[0])[len(ids)]
-    for token in (likeliest, likeliest - 1):
+    with torch.no_grad():
+        logits = ours.model(torch.tensor([ids]), ours.model.initial_state(1)).logits
+    likeliest = int(logits[0, -1].argmax())
+    for token in (likeliest, (likeliest + 1) % logits.shape[-1]):
         [(_, greedy)] = ours._loglikelihood_tokens([("", ids, [token])])
         assert greedy == (token == likeliest)
+    word = actual[0][2:5]
+    [cut] = ours.generate_until(requests([(prompt, options | {"until": [word]})]))
+    assert cut == actual[0][: actual[0].index(word)]
 
 
 def test_a_task_is_scored_with_the_state_carried_or_as_lm_eval_cuts_it(task, tmp_path, capsys):
     """A run's bits per byte, by a text's sum of log p over its bytes, at both kinds of windows."""
-    from accelerated.lab.harness import HarnessModel
-
     (tmp_path / "book.txt").write_text(TEXT * 60)
     train(*MEMFORMER, *DATA, "--data", tmp_path / "book.txt", "--out", tmp_path / "run")
+    from accelerated.lab.harness import HarnessModel
+
     found = {}
     for words in ([], ["--clear-memory"]):
         record = as_json(capsys, "harness", tmp_path / "run", *task, *words)
         found[bool(words)] = record["results"]["old_lines"]["bits_per_byte,none"]
     model, tokenizer, _ = accelerated.load(tmp_path / "run")
-    nats = 0.0
+    line_end = tokenizer.encode("\n").tolist()
+    nats, size = 0.0, 0
     for count in (1, 4):
-        ids = torch.tensor(tokenizer.encode("\n" + TEXT * count)).long()
+        ids = np.array([*line_end, *tokenizer.encode(TEXT * count)], np.int64)
+        state = model.initial_state(1)
+        segment = model.config.segment
+        padded = np.pad(ids[:-1], (0, -len(ids[:-1]) % segment))
         with torch.no_grad():
-            logits = torch.cat([each for _, each, _ in read_alone(model, ids[None, :-1])], 1)
-        nats += functional.cross_entropy(logits[0], ids[1:], reduction="sum").item()
-    size = 5 * len(TEXT.encode())
+            for start in range(0, len(padded), segment):
+                tokens = torch.tensor(padded[None, start : start + segment])
+                logits, state, _ = model(tokens, state)
+                aims = torch.tensor(ids[start + 1 : start + 1 + segment])
+                log_p = logits[0, : len(aims)].log_softmax(-1)
+                nats -= float(log_p.gather(1, aims[:, None]).sum())
+        size += len((TEXT * count).encode())
     assert found[False] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert found[True] != pytest.approx(found[False], rel=1e-6)
     [cleared] = HarnessModel(model, tokenizer, 3, True).loglikelihood_rolling(requests([TEXT]))
     [carried] = HarnessModel(model, tokenizer, 3, False).loglikelihood_rolling(requests([TEXT]))
     assert cleared != carried
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": False, "temperature": 1}])
+def test_a_task_that_does_not_sample_is_answered_greedily_whatever_its_temperature(sides, options):
+    """lm_eval settles what a task's options mean; LongBench's have both."""
+    _, ours, _ = sides
+    asked = {"until": "", "max_new_tokens": 12}
+    greedy = ours.continuation(TEXT[:20], asked)
+    assert greedy
+    assert ours.continuation(TEXT[:20], asked | options) == greedy
 
 
 def test_a_text_begins_with_its_ends_token_or_any_that_the_tokenizer_has():
