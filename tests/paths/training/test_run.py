@@ -127,9 +127,14 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
 # What is validated on: (number of a document, its first prediction, the one after its last)
 
 
-def validated(lengths, *options):
-    """The spans of validation documents with so many predictions each, with options."""
+def settings_with(*options):
+    """The settings of a small Compressive Transformer with options."""
     settings, _ = parse([str(option) for option in [*COMPRESSIVE, *options]])
+    return settings
+
+
+def validated(lengths, settings):
+    """The spans of validation documents with so many predictions each."""
     documents = documents_of([length + 1 for length in lengths])
     corpus = SimpleNamespace(splits={"train": documents, "valid": documents})
     _, validation = opening.documents_of(settings, corpus)
@@ -139,7 +144,8 @@ def validated(lengths, *options):
 
 def test_the_beginning_of_each_document_is_validated_on():
     """--validation-prefix: its first tokens; the first of all is not predicted."""
-    spans = validated([29, 4], "--validation-prefix", 10, "--validation-tokens", 0)
+    settings = settings_with("--validation-prefix", 10, "--validation-tokens", 0)
+    spans = validated([29, 4], settings)
     assert spans == [(0, 0, 9), (1, 0, 4)]
 
 
@@ -148,17 +154,20 @@ def test_a_part_of_the_validation_split_is_read_from_all_over_it():
 
     However few they are, a piece has eight segments of 8 tokens, so that its memory is read.
     """
-    pieces = validated([1000], "--batch", 4, "--validation-tokens", 256)
+    pieces = validated([1000], settings_with("--batch", 4, "--validation-tokens", 256))
     assert [stop - start for _, start, stop in pieces] == pytest.approx([64] * 4, abs=2)
     assert pieces[-1][2] > 800, "not the first tokens alone"
-    [(_, start, stop)] = validated([1000], "--validation-tokens", 1)
+    [(_, start, stop)] = validated([1000], settings_with("--validation-tokens", 1))
     assert 7 * 8 < stop - start <= 8 * 8
 
 
 def test_a_document_of_recall_is_validated_on_whole():
-    """Its questions, which come last, need the facts."""
-    spans = validated(
-        [40] * 9, "--data", "recall", "--recall-distance", 9, "--validation-tokens", 64
-    )
-    assert 0 < len(spans) < 9
-    assert {stop - start for _, start, stop in spans} == {40}
+    """Its questions, which come last, need the facts. It is longer than eight segments."""
+    data = ["--data", "recall", "--recall-distance", 90]
+    settings = settings_with(*data, "--validation-tokens", 300)
+    length = settings.recall.length
+    assert length > 100
+    spans = validated([length] * 9, settings)
+    assert spans
+    for _, start, stop in spans:
+        assert (start, stop) == (0, length), "a document is cut"
