@@ -28,7 +28,7 @@ from accelerated.evaluation.score import TrainedRun, check_numbers
 from accelerated.models import ModelConfig
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
-from accelerated.training.checkpoint import load_weights, open_model
+from accelerated.training.checkpoint import load_weights, open_model, parameter_type
 from accelerated.training.fields import changed
 from accelerated.training.process import choose_device
 from accelerated.training.settings import Settings, settings_from
@@ -85,8 +85,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     """Open the run at path, with its model ready to evaluate, but without documents."""
     checkpoint = load_weights(path, options.checkpoint)
     settings = settings_from(checkpoint, path)
-    is_double = settings.training.dtype == "float64"
-    torch.set_default_dtype(torch.float64 if is_double else torch.float32)
+    torch.set_default_dtype(parameter_type(settings))
     config = evaluated_config(name, options, settings)
     device = choose_device(options.device)
     model, tokenizer = open_model(path, checkpoint, settings, config, device)

@@ -158,41 +158,33 @@ def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruptio
     if run.validation_due and not stops:
         if process.rank() == 0:
             with bar.paused():
-                line = run.note_score(validation_score(run, run.model))
+                line = run.note_score(validation_score(run))
             bar.say(line)
         run.validation_due = False
         run.save()
     return stops
 
 
-def validation_score(
-    run: opening.Run, model: protocol.Model, clear_memory: bool = False
-) -> score.Score:
+def validation_score(run: opening.Run, clear_memory: bool = False) -> score.Score:
     """The Score of the documents to validate on: the split, or what --validation-tokens says.
 
     With --clear-memory the memory is cleared here too.
     """
     clear_memory = clear_memory or run.settings.training.clear_memory
-    with run.computing(model):
-        return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
+    with run.computing():
+        return score.evaluate(
+            run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory
+        )
 
 
 def report(run: opening.Run) -> None:
     """Print and log the last validation, with the state carried on and cleared at each segment."""
-    carried = run.score or validation_score(run, run.model)
+    carried = run.score or validation_score(run)
     cleared = None
     if not (run.settings.training.clear_memory or score.carries_nothing(run.model)):
-        cleared = validation_score(run, run.model, clear_memory=True)
+        cleared = validation_score(run, clear_memory=True)
     print(run.last_lines(carried, cleared))
     run.log_validation(carried, cleared, final=True)
-
-
-def report_before_training(run: opening.Run, plain: protocol.Model) -> None:
-    """Print the validation of a model to which recurrence is added, with and without it."""
-    added = validation_score(run, run.model).bits_per_byte
-    without = validation_score(run, plain).bits_per_byte
-    both = f"{added:.3f} with the added recurrence, {without:.3f} without"
-    print(f"before training, bits per byte: {both}")
 
 
 def sample(run: opening.Run) -> None:
@@ -216,9 +208,6 @@ def sample(run: opening.Run) -> None:
 def main(settings: opening.Settings, start: opening.Start) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with opening.open_run(settings, start) as run:
-        if run.plain and process.rank() == 0:
-            report_before_training(run, run.plain)
-        run.plain = None  # frees it
         stopped = train(run)
         if process.rank() > 0:
             return

@@ -1,9 +1,8 @@
 """Recurrence for any decoder that the package transformers opens: Llama, GPT-NeoX, OPT and others.
 
-A folder of --init or eval.py is opened here if its config.json names another model than GPT-2. The
-package computes the decoder; module and state are GPT-2's. At an insertion layer the vectors stand
-before the window's tokens: that layer's own norm and projections read them, and what comes out in
-their places is dropped (decision 14).
+The package computes the decoder; module and state are GPT-2's. At an insertion layer the vectors
+stand before the window's tokens: that layer's own norm and projections read them, and what comes
+out in their places is dropped (decision 14).
 """
 
 import contextlib
@@ -11,21 +10,18 @@ import dataclasses
 import inspect
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from accelerated.data.tokenizers import tokenizer_of_file
-from accelerated.gpt2_weights import contents_of, tokenizer_beside
-from accelerated.presets.pretrained_recurrence import GPT2, DecoderConfig
+from accelerated.attention.content import causal_mask
+from accelerated.presets.pretrained_recurrence import DecoderConfig
 from accelerated.pretrained_recurrence import PretrainedRecurrence, Recurrence, State, with_slots
-from accelerated.program.errors import InputError, optional_package
-from accelerated.protocol import Model
+from accelerated.program.errors import optional_package
+from accelerated.protocol import Model, initialise
 from reference.pretrained_recurrence import init_module
 
 transformers = optional_package("transformers", "this decoder needs", "decoders")
@@ -38,20 +34,19 @@ class AnyDecoder(PretrainedRecurrence):
 
     config: DecoderConfig
     output: nn.Parameter | None  # (V, D); None if it is the embedding
+    kind = "decoder"
     recordable = False  # some decoders of the package ask
 
     def __init__(self, config: DecoderConfig, seed: int = 0, causal: Any = None):
         """`causal` is a model of the package; without it a new one is made, as config.base says."""
         Model.__init__(self, config)
         causal = causal or new_causal(config)
-        self.kind = type(causal).__name__
         self.decoder = causal.get_decoder()
         head = causal.get_output_embeddings().weight
         self.register_parameter("output", None if head is self.embedding else head)
         self.module = Recurrence(config) if config.vectors else None
-        if self.module is not None and not head.is_meta:
-            drawn = init_module(config, np.random.default_rng(seed))
-            self.module.load_state_dict({name: torch.tensor(x) for name, x in drawn.items()})
+        if self.module is not None:
+            initialise(self.module, init_module, seed)
 
     @property
     def embedding(self) -> nn.Parameter:  # pyright: ignore
@@ -90,32 +85,27 @@ class AnyDecoder(PretrainedRecurrence):
 
 
 def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
-    """A layer's arguments with inserted vectors (B, S, D) before the window's rows (B, N, D)."""
+    """A layer's arguments with inserted vectors (B, S, D) before the window's rows (B, N, D).
+
+    Its attention_mask (.., N, N) is true or 0 at seen keys; without one earlier ones are seen.
+    """
     vectors = inserted.shape[1]
+    x = arguments["hidden_states"]
+    mask = arguments.get("attention_mask")
+    unseen = causal_mask(x.shape[1], x.shape[1], x.device)
+    if mask is not None:
+        unseen = ~mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] < 0
+    unseen = with_slots(unseen, vectors, present)  # (B, 1, N, S + N)
+    unseen = functional.pad(unseen, (0, 0, vectors, 0))  # the vectors' own rows see all
+    added = x.new_zeros(unseen.shape).masked_fill(unseen, -math.inf)
 
     def with_places(part: Tensor) -> Tensor:  # a rotary key at the first place is not rotated
         return torch.cat([part[:, :1].repeat_interleave(vectors, 1), part], 1)
 
-    x = torch.cat([inserted, arguments["hidden_states"]], 1)
-    mask = mask_with_slots(arguments.get("attention_mask"), present, vectors, x)
-    changed = {"hidden_states": x, "attention_mask": mask}
+    changed = {"hidden_states": torch.cat([inserted, x], 1), "attention_mask": added}
     for name in arguments.keys() & {"position_ids", "position_embeddings"}:
         changed[name] = tree_map_only(Tensor, with_places, arguments[name])
     return arguments | changed
-
-
-def mask_with_slots(mask: Tensor | None, present: Tensor, vectors: int, x: Tensor) -> Tensor:
-    """What is added to the scores of x (B, S + N, D): (B, 1, S + N, S + N), -inf at unseen keys.
-
-    mask is the decoder's own (.., N, N), true or 0 at seen keys; None if all earlier ones are seen.
-    """
-    if mask is None:
-        length = x.shape[1] - vectors
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=x.device).tril()
-    seen = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
-    unseen = with_slots(~seen, vectors, present)  # (B, 1, N, S + N)
-    unseen = functional.pad(unseen, (0, 0, vectors, 0))  # the vectors' own rows see all
-    return x.new_zeros(unseen.shape).masked_fill(unseen, -math.inf)
 
 
 def new_causal(config: DecoderConfig) -> Any:
@@ -130,53 +120,14 @@ def new_causal(config: DecoderConfig) -> Any:
     return transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
 
 
-def load_decoder(folder: Path, described: dict) -> dict:
-    """The contents, as of a checkpoint at step 0, of a folder with this config.json.
-
-    Raises InputError if it holds no decoder, or one that computes logits in another way.
-    """
-    open_causal = transformers.AutoModelForCausalLM.from_pretrained
-    tokenizer = tokenizer_beside(folder / "config.json")
-    try:
-        if not Path(tokenizer).is_file():
-            raise ValueError("it has no tokenizer.json")
-        dtype = torch.get_default_dtype()
-        causal, report = open_causal(folder, dtype=dtype, output_loading_info=True)
-        if report["missing_keys"]:
-            raise ValueError(f"it has no {min(report['missing_keys'])}")
-        own = causal.config
-        config = DecoderConfig(
-            vocabulary=min(own.vocab_size, tokenizer_of_file(tokenizer).vocabulary),
-            width=own.hidden_size,
-            layers=own.num_hidden_layers,
-            heads=own.num_attention_heads,
-            max_positions=own.max_position_embeddings,
-            segment=min(GPT2["segment"], own.max_position_embeddings),
-            vectors=0,
-            dropout=GPT2["dropout"],
-            base=json.dumps(described),
-        )
-        check_logits(causal.eval(), config)
-    except InputError:
-        raise
-    except Exception as error:  # of the package: any
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        expected = "expected a causal decoder, as AutoModelForCausalLM saves it"
-        raise InputError(f"{folder} cannot be used: {reason}; {expected}") from None
-    return contents_of(config, tokenizer, AnyDecoder(config, causal=causal).state_dict())
-
-
 @torch.no_grad()
 def check_logits(causal: Any, config: DecoderConfig) -> None:
-    """Raise ValueError unless a first window, with nothing to insert, has the logits of `causal`.
-
-    `causal` reads four tokens more, none of which may be seen.
-    """
+    """Raise ValueError unless a first window's logits are those of `causal`, which reads on."""
     every = tuple(range(1, config.layers + 1))
     config = dataclasses.replace(config, vectors=1, insertion_layers=every)
-    model = AnyDecoder(config, 0, causal)
+    model = AnyDecoder(config, causal=causal)
     tokens = torch.arange(min(8, config.max_positions))[None] % config.vocabulary
     expected = causal(tokens).logits[:, :4, : config.vocabulary]
     logits = model(tokens[:, :4], model.initial_state(1)).logits
     if (logits - expected).abs().max() > 1e-3 * expected.abs().max():
-        raise ValueError(f"recurrence fits no {model.kind}: its logits would be others")
+        raise ValueError(f"recurrence fits no {type(causal).__name__}: its logits would be others")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -26,11 +25,11 @@ from accelerated.attention.heads import (
     parameter,
     project_heads,
     region,
-    takes_sdpa,
 )
 from accelerated.attention.sliding_window import (
     offsets_for,
     offsets_of,
+    scaled_attention,
     sliding_attention,
     tables_by_distance,
 )
@@ -87,30 +86,6 @@ class LSTMGate(Declared):
 GATES = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
-def scaled_attention_plain(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
-    """softmax((q.k) scale) v without a mask: attention among states, or of states and tokens.
-
-    query (B, H, ..., N, E), key and value (B, H, ..., K, E), scale (H, ...).
-    """
-    scores = (query * scale[..., None, None]) @ key.mT  # (B, H, ..., N, K)
-    return scores.softmax(-1) @ value
-
-
-def scaled_attention_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
-    """The same as scaled_attention_plain by SDPA, with at most one axis of tiles."""
-    query = query * scale[..., None, None]
-    if query.dim() == 4:
-        return sdpa(query, key, value, scale=1.0)
-    attended = sdpa(fold_tiles(query), fold_tiles(key), fold_tiles(value), scale=1.0)
-    return unfold_tiles(attended, len(query))
-
-
-def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
-    """The same as scaled_attention_plain, by the fastest path."""
-    attend = scaled_attention_sdpa if takes_sdpa(query, key) else scaled_attention_plain
-    return attend(query, key, value, scale)
-
-
 class Projected(NamedTuple):
     """What a cell projects its states to, (B, H, S, E) each; keys and queries have unit length."""
 
@@ -123,8 +98,7 @@ class Projected(NamedTuple):
 class Recurrence(Declared):
     """A layer's recurrent cell, the horizontal direction (3.2).
 
-    After each block of tokens its states attend to themselves and to the block's tokens, and gates
-    update them.
+    After each block its states attend to themselves and to its tokens, and gates update them.
     """
 
     def __init__(self, config: Config):
@@ -204,18 +178,8 @@ class Recurrence(Declared):
         rows = self.norm(states) + self.ids
         return Projected(*project_heads(rows, matrices, self.config.heads, 4))
 
-    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """K_s and V_s alone, which tokens read: (B, H, S, E) each."""
-        rows = self.norm(states) + self.ids
-        matrices = torch.cat([self.key, self.value])
-        key, value = project_heads(rows, matrices, self.config.heads, 2)
-        return key, value
-
     def update(self, states: Tensor, projected: Projected, keys: Tensor, values: Tensor) -> Tensor:
-        """The states after a block, from its own and the previous block's keys and values.
-
-        states (B, S, D), keys and values (B, H, 2W, E).
-        """
+        """The states (B, S, D) after a block; keys and values (B, H, 2W, E) end with its own."""
         state_key, query, cross_query, state_value = projected
         among_states = scaled_attention(query, state_key, state_value, self.scale)
         of_tokens = scaled_attention(cross_query, keys, values, self.cross_scale)
@@ -233,16 +197,6 @@ class Recurrence(Declared):
             return states
         hidden = torch.relu(functional.linear(self.mlp_norm(states), self.mlp_hidden))
         return self.mlp_gate(states, hidden)
-
-
-def cross_attend(query: Tensor, state_keys: Tensor, state_values: Tensor, scale: Tensor) -> Tensor:
-    """Attention of each block of tokens to its own states, (B, H, N, E).
-
-    query (B, H, N, E), state_keys and state_values (B, H, N/W, S, E), scale (H,).
-    """
-    tiles = query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
-    attended = scaled_attention(tiles, state_keys, state_values, scale[:, None])
-    return attended.flatten(2, 3)
 
 
 class Layer(Recomputable):
@@ -304,7 +258,10 @@ class Layer(Recomputable):
         attended = sliding_attention(query, keys, values, offset, dropout)
         cross = None
         if cross_query is not None and shared is not None:
-            cross = cross_attend(cross_query, *shared, self.cross_scale)
+            state_keys, state_values = shared
+            tiles = cross_query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
+            cross = scaled_attention(tiles, state_keys, state_values, self.cross_scale[:, None])
+            cross = cross.flatten(2, 3)
         return self.finish(x, attended, cross), last, states
 
     @region
@@ -331,13 +288,12 @@ class Layer(Recomputable):
         All except the value have unit length. The cross query is None if the layer reads no states.
         """
         x = self.dropout(self.norm(x))
-        heads = self.config.heads
         if not self.reads_states:
             matrices = torch.cat([self.key, self.query, self.value])
-            key, query, value = project_heads(x, matrices, heads, 3)
+            key, query, value = project_heads(x, matrices, self.config.heads, 3)
             return key, query, None, value
         matrices = torch.cat([self.key, self.query, self.cross_query, self.value])
-        key, query, cross_query, value = project_heads(x, matrices, heads, 4)
+        key, query, cross_query, value = project_heads(x, matrices, self.config.heads, 4)
         return key, query, cross_query, value
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -363,8 +319,7 @@ class BlockRecurrent(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        sizes = (config.window, config.buckets, config.max_distance)
-        in_bucket, mask = tables_by_distance(*sizes)
+        in_bucket, mask = tables_by_distance(config.window, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params, seed)
@@ -375,10 +330,7 @@ class BlockRecurrent(Model):
         return [layer.state for layer in self.layers if layer.state is not None]
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes.
-
-        Raises ValueError if batch is below 1.
-        """
+        """The shape of each field of a State; raises ValueError if batch is below 1."""
         c = self.config
         states = (check_lanes(batch), len(c.recurrent_layers), c.states, c.width)
         rows = (batch, c.layers, c.heads, c.window, c.head_width)
@@ -387,20 +339,17 @@ class BlockRecurrent(Model):
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: the learned states, and zero keys and values."""
         shapes = self.state_shapes(batch)
+        states = self.embedding.new_zeros(shapes["states"])
         if self.cells:
             learned = torch.stack([cell.initial for cell in self.cells])  # (R, S, D)
             states = learned.expand(shapes["states"])
-        else:
-            states = self.embedding.new_zeros(shapes["states"])
         zeros = self.embedding.new_zeros(shapes["keys"])
         return State(at_least_float32(states), zeros, zeros)
 
     def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        With memory_only the last layer's output is not computed, except under feedback. Raises
-        ValueError if N is not a positive multiple of the window, or if the state does not fit this
-        model and B lanes.
+        With memory_only the last layer's output is not computed, except under feedback.
         """
         self.check(tokens, state)
         window = self.config.window
@@ -413,10 +362,11 @@ class BlockRecurrent(Model):
 
         # Feedback (3.7): all layers read the states that the previous block has left in the last
         # recurrent one (decision 12)
+        matrices = self.cells[-1].matrices()
         outs = []
         for block in x.split(window, dim=1):
-            key, value = self.cells[-1].keys_and_values(state.states[:, -1])  # (B, H, S, E)
-            shared = (key[:, :, None], value[:, :, None])
+            projected = self.cells[-1].project(state.states[:, -1], matrices)
+            shared = (projected.key[:, :, None], projected.value[:, :, None])
             # not memory_only: dropout must draw the same numbers as in read
             out, state = self.run_layers(block, state, shared, offsets, memory_only=False)
             outs.append(out)
@@ -427,28 +377,22 @@ class BlockRecurrent(Model):
         return self.read(tokens, state, memory_only=True).state
 
     def run_layers(
-        self,
-        x: Tensor,
-        state: State,
-        shared: KeyValue | None,
-        offsets: Tensor,
-        memory_only: bool,
+        self, x: Tensor, state: State, shared: KeyValue | None, offsets: Tensor, memory_only: bool
     ) -> tuple[Tensor, State]:
         """Run all layers over x (B, N, D), which under feedback is one block."""
         all_states = []
         all_keys = []
         all_values = []
-        offset = offsets.unbind(0)  # of each layer
         # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
         previous_keys = state.keys.unbind(1)  # (B, H, W, E) each
         previous_values = state.values.unbind(1)
-        for index, layer in enumerate(self.layers):
+        for index, (layer, offset) in enumerate(zip(self.layers, offsets, strict=True)):
             previous = (previous_keys[index], previous_values[index])
             states = None
             if layer.state is not None:
                 states = state.states[:, len(all_states)]  # (B, S, D)
             no_output = memory_only and index == len(self.layers) - 1
-            x, last, states = layer(x, previous, states, shared, offset[index], no_output)
+            x, last, states = layer(x, previous, states, shared, offset, no_output)
             all_keys.append(last[0])
             all_values.append(last[1])
             if states is not None:
@@ -469,8 +413,8 @@ class BlockRecurrent(Model):
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix (decision 13: logits / sqrt(D))."""
         rows = self.final_norm(hidden)
-        if self.config.output_dropout:
-            rows = functional.dropout(rows, self.config.dropout, self.training)
+        drops = self.training and self.config.output_dropout
+        rows = functional.dropout(rows, self.config.dropout, drops)
         return rows * self.config.width**-0.5
 
     @property

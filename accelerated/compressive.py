@@ -51,6 +51,7 @@ class Layer(Recomputable):
         heads = config.heads
         inner = heads * config.head_width
         self.config = config
+        self.is_last = number == config.layers - 1
         self.memory_rows, self.compressed_rows = config.rows_of(number)  # M, C of this layer
         self.own_distances = config.authors_code and self.compressed_rows > 0  # decision 6
         self.simplified = config.positions == "simplified"
@@ -89,16 +90,14 @@ class Layer(Recomputable):
         compressed: Tensor,
         sinusoids: tuple[Tensor, ...],
         memory_only: bool = False,
-        no_output: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
-        memory_only: the compression's loss is not needed
-        no_output: neither the loss nor the output is needed, and h is returned unchanged
-
         Returns the next layer's input, the next memory and compressed memory, and the compression's
-        loss or None.
+        loss or None. With memory_only it is None, and the last layer returns h in place of its
+        output.
         """
+        no_output = memory_only and self.is_last
         measure = isinstance(self.compression, MostUsed)
         if no_output and not measure:
             memory, compressed, _, _ = self.remember(h, memory, compressed, None)
@@ -121,9 +120,7 @@ class Layer(Recomputable):
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
         query, own_key, own_value = self.project_own(h)
         key, value = self.project_remembered(remembered)
-        key = torch.cat([key, own_key], 2)
-        value = torch.cat([value, own_value], 2)
-        return query, key, value
+        return query, torch.cat([key, own_key], 2), torch.cat([value, own_value], 2)
 
     def project_own(self, h: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
@@ -132,8 +129,7 @@ class Layer(Recomputable):
     def project_remembered(self, remembered: Tensor) -> tuple[Tensor, ...]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
-        Separate from project_own: these rows need no gradient, so a joint product would waste work
-        in backward.
+        Not in one product with the segment's own: these rows need no gradient.
         """
         return project(remembered, self.config.heads, [self.key, self.value])
 
@@ -289,10 +285,7 @@ class Compressive(Model):
         initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes.
-
-        Raises ValueError if batch is below 1.
-        """
+        """The shape of each field of a State; raises ValueError if batch is below 1."""
         c = self.config
         memory = (check_lanes(batch), c.layers, c.memory, c.width)
         compressed = (batch, c.layers, c.compressed_memory, c.width)
@@ -318,8 +311,7 @@ class Compressive(Model):
         auxiliary = {}
         for index, layer in enumerate(self.layers):
             remembered = self.rows_of(state, index)
-            no_output = memory_only and index == len(self.layers) - 1
-            h, memory, compressed, loss = layer(h, *remembered, sinusoids, memory_only, no_output)
+            h, memory, compressed, loss = layer(h, *remembered, sinusoids, memory_only)
             memories.append(memory)
             compresseds.append(compressed)
             if loss is not None:

@@ -1,12 +1,14 @@
-"""A published GPT-2, a folder or its safetensors file, as the contents of a run's checkpoint.
+"""A published GPT-2, or another decoder, as the contents of a run's checkpoint.
 
-Its tensors are wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn
-(D, 3D: query, key and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj,
-then ln_f, each with weight and bias. The names may have the prefix `transformer.`. The matrices are
-(in, out), ours (out, in). Masks (attn.bias, attn.masked_bias) are ignored. lm_head.weight must be
-absent or equal to wte.weight. The number of heads is in config.json beside it, else heads are 64
-wide. The tokenizer is the folder's own (vocab.json and merges.txt, or tokenizer.json), else
-tiktoken's gpt2.
+GPT-2's tensors are wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1,
+h.{i}.attn.c_attn (D, 3D: query, key and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and
+h.{i}.mlp.c_proj, then ln_f, each with weight and bias. The names may have the prefix
+`transformer.`. The matrices are (in, out), ours (out, in). Masks (attn.bias, attn.masked_bias) are
+ignored. lm_head.weight must be absent or equal to wte.weight. The number of heads is in config.json
+beside it, else heads are 64 wide. The tokenizer is the folder's own (vocab.json and merges.txt, or
+tokenizer.json), else tiktoken's gpt2.
+
+The package transformers reads other decoders.
 """
 
 import dataclasses
@@ -17,7 +19,8 @@ from typing import Any
 
 import torch
 
-from accelerated.presets.pretrained_recurrence import GPT2
+from accelerated.data.tokenizers import tokenizer_of_file
+from accelerated.presets.pretrained_recurrence import GPT2, DecoderConfig
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import regular
@@ -56,34 +59,68 @@ COMPUTED = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-SETTINGS = "config.json"  # files of a published GPT-2
-WEIGHTS = "model.safetensors"
-DTYPES = ("F16", "BF16", "F32", "F64")
 EXPECTED = (
     "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2, "
     "or another decoder's folder with its config.json"
 )
 
 
-def load_gpt2(path: str | Path) -> dict:
+def load_gpt2(file: Path, described: dict) -> dict:
     """The contents, as of a checkpoint at step 0 that has read no text, of a plain GPT-2.
 
+    `described` is what the config.json beside its safetensors file holds; {} if there is none.
     Raises InputError if it is not a GPT-2, or is stored as whole numbers.
     """
-    file, reader = open_file(Path(path))
-    names = list(reader.keys())
-    slices = of_gpt2({name: reader.get_slice(name) for name in names})
-    shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-    config = described_config(file, shapes)
-    check_shapes(file, shapes, gpt2_shapes(config))
-    check_types(file, slices)
-
-    tensors = {name: reader.get_tensor(name) for name in names}
-    check_output(file, tensors)
+    tensors = read_tensors(file)
+    published = of_gpt2(tensors)
+    config = config_of(file, published, described)
+    check_computed(file, described)
+    check_tensors(file, published, gpt2_shapes(config))
+    for name, tensor in tensors.items():
+        if name.endswith("lm_head.weight") and not torch.equal(tensor, published["wte.weight"]):
+            wrong = f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both"
+            raise InputError(f"{wrong}; {EXPECTED}")
     parameters = {}
-    for name, tensor in renamed(of_gpt2(tensors), config.layers).items():
+    for name, tensor in renamed(published, config.layers).items():
         parameters[name] = tensor.float().contiguous()
-    return contents_of(config, tokenizer_beside(file), parameters)
+    return contents_of(config, tokenizer_beside(file.parent), parameters)
+
+
+def load_decoder(folder: Path, described: dict) -> dict:
+    """The same of another decoder's folder, whose config.json is `described`.
+
+    Raises InputError if it holds no decoder, or one that computes logits in another way.
+    """
+    from accelerated.any_decoder import AnyDecoder, check_logits, transformers  # few runs need it
+
+    tokenizer = tokenizer_beside(folder)
+    if not Path(tokenizer).is_file():
+        raise InputError(f"{folder} cannot be used: it has no tokenizer.json; put its own there")
+    vocabulary = tokenizer_of_file(tokenizer).vocabulary
+    try:
+        causal, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.get_default_dtype(), output_loading_info=True
+        )
+        if report["missing_keys"]:
+            raise ValueError(f"it has no {min(report['missing_keys'])}")
+        own = causal.config
+        config = DecoderConfig(
+            vocabulary=min(own.vocab_size, vocabulary),
+            width=own.hidden_size,
+            layers=own.num_hidden_layers,
+            heads=own.num_attention_heads,
+            max_positions=own.max_position_embeddings,
+            segment=min(GPT2["segment"], own.max_position_embeddings),
+            vectors=0,
+            dropout=GPT2["dropout"],
+            base=json.dumps(described),
+        )
+        check_logits(causal.eval(), config)
+    except Exception as error:  # of the package: any
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        expected = "expected a causal decoder, as AutoModelForCausalLM saves it"
+        raise InputError(f"{folder} cannot be used: {reason}; {expected}") from None
+    return contents_of(config, tokenizer, AnyDecoder(config, causal=causal).state_dict())
 
 
 def contents_of(config: Config, tokenizer: str, parameters: dict[str, torch.Tensor]) -> dict:
@@ -99,55 +136,53 @@ def contents_of(config: Config, tokenizer: str, parameters: dict[str, torch.Tens
     }
 
 
-def open_file(path: Path) -> tuple[Path, Any]:
-    """The file and its safetensors reader, for a file or a folder with model.safetensors.
-
-    The reader has read only the header. Raises InputError if it is not a whole safetensors file.
-    """
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """{name: tensor} of a safetensors file; raises InputError if it is not a whole one."""
     safetensors = optional_package("safetensors", "a GPT-2 needs", "gpt2")
-    file = path / WEIGHTS if path.is_dir() else path
     try:
-        return file, safetensors.safe_open(regular(file), "pt")
+        with safetensors.safe_open(regular(file), "pt") as reader:
+            names = reader.keys()
+            return {name: reader.get_tensor(name) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{file} is not a whole safetensors file ({error}); {EXPECTED}") from None
 
 
-def of_gpt2(named: dict[str, Any]) -> dict[str, Any]:
-    """What is named as in GPT-2 without its prefix, without masks and the output layer's copy."""
+def of_gpt2(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors without the prefix of their names, without masks and the output layer's copy."""
     kept = {}
-    for name, value in named.items():
+    for name, tensor in tensors.items():
         name = name.removeprefix("transformer.")
         if name != "lm_head.weight" and not BUFFERS.fullmatch(name):
-            kept[name] = value
+            kept[name] = tensor
     return kept
 
 
 # Which model it is
 
 
-def described_config(file: Path, shapes: dict[str, tuple]) -> Config:
-    """The Config of a GPT-2 with tensors of these shapes.
+def config_of(file: Path, tensors: dict[str, torch.Tensor], described: dict) -> Config:
+    """The Config of a GPT-2 with these tensors; raises InputError if it is not one.
 
-    No shape shows its heads and what it computes: config.json does. Raises InputError if it is not
-    a GPT-2, or computes something else than our model.
+    No shape shows its heads: config.json does.
     """
-    words = shapes.get("wte.weight", ())
-    positions = shapes.get("wpe.weight", ())
-    inner = shapes.get("h.0.mlp.c_fc.bias", ())
-    if (len(words), len(positions), len(inner)) != (2, 2, 1):
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    try:
+        words, width = shapes["wte.weight"]
+        positions, _ = shapes["wpe.weight"]
+        [inner] = shapes["h.0.mlp.c_fc.bias"]
+    except (KeyError, ValueError):
         held = ", ".join(sorted(shapes)[:3])
-        raise InputError(f"{file} is not a GPT-2: it holds {held} ...; {EXPECTED}")
-    described = settings_beside(file)
+        raise InputError(f"{file} is not a GPT-2: it holds {held} ...; {EXPECTED}") from None
     layers = [name for name in shapes if re.fullmatch(r"h\.\d+\.ln_1\.weight", name)]
     try:
         return Config(
-            vocabulary=words[0],
-            width=words[1],
-            max_positions=positions[0],
-            feed_forward=inner[0],
+            vocabulary=words,
+            width=width,
+            max_positions=positions,
+            feed_forward=inner,
             layers=len(layers),
-            heads=described.get("n_head", words[1] // 64),
-            segment=min(GPT2["segment"], positions[0]),
+            heads=described.get("n_head", width // 64),
+            segment=min(GPT2["segment"], positions),
             vectors=0,
             dropout=GPT2["dropout"],
         )
@@ -156,27 +191,19 @@ def described_config(file: Path, shapes: dict[str, tuple]) -> Config:
         raise InputError(f"{wrong}; {EXPECTED}") from None
 
 
-def settings_beside(file: Path) -> dict[str, Any]:
-    """The contents of config.json; empty if there is none, or no JSON object in it.
-
-    Raises InputError if they say that it computes something else than our model.
-    """
-    try:
-        described = dict(json.loads(regular(file.parent / SETTINGS).read_text()))
-    except (OSError, TypeError, ValueError, RecursionError):
-        return {}
+def check_computed(file: Path, described: dict) -> None:
+    """Raise InputError if config.json says that it computes something else than our model."""
     for name, values in COMPUTED.items():
         if described.get(name, values[0]) not in values:
             ours = " or ".join(repr(value) for value in values)
             wrong = f"its config.json has {name} {described[name]!r}, our model has {ours}"
             raise InputError(f"{file}: {wrong}; give another GPT-2")
-    return described
 
 
-def tokenizer_beside(file: Path) -> str:
-    """The tokenizer's file beside a GPT-2, or else the name of tiktoken's."""
+def tokenizer_beside(folder: Path) -> str:
+    """The tokenizer's file in a decoder's folder, or else the name of tiktoken's for GPT-2."""
     for name in ("tokenizer.json", "vocab.json"):
-        own = file.parent / name
+        own = folder / name
         if own.is_file():
             return str(own.absolute())
     return "gpt2"
@@ -193,32 +220,17 @@ def gpt2_shapes(config: Config) -> dict[str, tuple]:
     return {name: tuple(tensor.shape) for name, tensor in of_gpt2(published).items()}
 
 
-def check_shapes(file: Path, shapes: dict[str, tuple], wanted: dict[str, tuple]) -> None:
-    """Raise InputError unless exactly the wanted tensors are there, with their shapes."""
-    for name in sorted(wanted.keys() | shapes.keys()):
-        expected = wanted.get(name, "absent")
-        actual = shapes.get(name, "absent")
+def check_tensors(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, tuple]) -> None:
+    """Raise InputError unless the tensors have exactly these names and shapes, and are floats."""
+    for name in sorted(shapes.keys() | tensors.keys()):
+        expected = shapes.get(name, "absent")
+        actual = tuple(tensors[name].shape) if name in tensors else "absent"
         if expected != actual:
             wrong = f"{file} is not a GPT-2: {name} should be {expected}, is {actual}"
             raise InputError(f"{wrong}; {EXPECTED}")
-
-
-def check_types(file: Path, slices: dict[str, Any]) -> None:
-    """Raise InputError if weights are stored as whole numbers."""
-    for name in sorted(slices):
-        dtype = slices[name].get_dtype()
-        if dtype not in DTYPES:
-            wrong = f"{file}: {name} is stored as {dtype}"
-            raise InputError(f"{wrong}; give the weights in one of {', '.join(DTYPES)}")
-
-
-def check_output(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Raise InputError unless the output layer, if it is stored, is the embedding."""
-    embedding = of_gpt2(tensors)["wte.weight"]
-    for name, tensor in tensors.items():
-        if name.endswith("lm_head.weight") and not torch.equal(tensor, embedding):
-            wrong = f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both"
-            raise InputError(f"{wrong}; {EXPECTED}")
+        if not tensors[name].is_floating_point():
+            wrong = f"{file}: {name} is stored as {tensors[name].dtype}"
+            raise InputError(f"{wrong}; give the weights in a type of floats")
 
 
 def renamed(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask, content_attention
+from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
     Declared,
     LayerClass,
@@ -34,9 +34,8 @@ from accelerated.attention.heads import (
     project,
     region,
 )
-from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
-    far_to_near,
+    Distances,
     simplified_attention,
     transformer_xl_attention,
 )
@@ -83,42 +82,12 @@ class Attention(Declared):
         key_bias = None if self.key_bias is None else self.key_bias.detach()
         weights = {"query": self.query, "key": self.key, "value": self.value}
         biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
-        own_weights = [weights[name] for name in names]
-        own_biases = [biases[name] for name in names]
-        return project(normal, self.heads, own_weights, own_biases)
+        return project(normal, self.heads, [weights[n] for n in names], [biases[n] for n in names])
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
         out = functional.linear(merge_heads(attended), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
-
-    @property
-    def attention_dropout(self) -> float:
-        """The rate at which weights of attention are dropped."""
-        return self.dropout_rate if self.training else 0.0
-
-
-class Distances(nn.Module):
-    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
-
-    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
-    rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
-
-    def __init__(self, config: Config, causal: bool):
-        super().__init__()
-        self.length = config.segment
-        if causal and config.encoder_layers:
-            self.length += 1  # the decoder reads the task's token first
-        distances = config.distances(causal)
-        lowest = int(distances[0])
-        highest = int(distances[-1])
-        if config.positions == "simplified":
-            rows = far_to_near(lowest, highest, self.length)
-        else:
-            rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
-        mask = causal_mask(self.length, self.length) if causal else None
-        self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("rows", rows, persistent=False)
 
 
 class SelfAttention(Attention):
@@ -131,14 +100,15 @@ class SelfAttention(Attention):
 
     memory_norm: LayerNorm  # of the decoder-only model
 
-    def __init__(self, config: Config, causal: bool):
+    def __init__(self, config: Config, distances: Distances):
         super().__init__(config)
+        self.distances = distances  # the same for all layers of a stack
         self.simplified = config.positions == "simplified"
         if config.encoder_layers == 0:
             self.memory_norm = LayerNorm(config.width)
         self.declare_projections(config, biases=self.simplified)
         if self.simplified:
-            self.positions = parameter(len(config.distances(causal)), config.head_width)  # (R, E)
+            self.positions = parameter(distances.count, config.head_width)  # (R, E)
         else:
             inner = config.heads * config.head_width
             self.distance_key = parameter(inner, config.width)  # (HE, D), W_r
@@ -147,48 +117,39 @@ class SelfAttention(Attention):
         self.declare_output(config)
 
     def forward(
-        self,
-        x: Tensor,
-        distances: Distances,
-        memory: Tensor | None = None,
-        readable: Tensor | None = None,
+        self, x: Tensor, memory: Tensor | None = None, padding: Tensor | None = None
     ) -> Tensor:
-        """(B, N, D) from x (B, N, D), memory (B, S, D); readable (B, N) is false for padding."""
+        """(B, N, D) from x (B, N, D), memory (B, S, D); padding (B, 1, 1, N) must not be seen."""
         query, key, value = self.project(self.norm(x), "query", "key", "value")
         if memory is not None:
             slot_key, slot_value = self.project(self.memory_norm(memory), "key", "value")
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        mask = distances.mask if readable is None else ~readable[:, None, None]  # (B, 1, 1, N)
-        rows = self.position_rows(distances)
-        return self.project_back(self.attend(query, key, value, rows, distances.length, mask))
+        mask = self.distances.mask if padding is None else padding
+        return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
 
-    def position_rows(self, distances: Distances) -> Tensor:
+    def position_rows(self) -> Tensor:
         """What each distance adds, from far to near: rows of R, (2N - 1, E), or W_r R."""
+        rows = self.distances.rows
         if self.simplified:
-            return distances.rows @ self.positions
-        [by_distance] = project(distances.rows[None], self.heads, [self.distance_key])
+            return rows @ self.positions
+        [by_distance] = project(rows[None], self.heads, [self.distance_key])
         return by_distance[0]  # (H, R, E)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rows: Tensor,
-        count: int,
-        mask: Tensor | None,
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None
     ) -> Tensor:
         """What the heads attend to, (B, H, n, E).
 
-        The last `count` keys have positions: query i and key j take row n - 1 - i + j of `rows`,
-        which are those of position_rows.
+        The last N keys have positions: query i and key j take row n - 1 - i + j of `rows`, which
+        are those of position_rows.
         """
-        dropout = self.attention_dropout
+        dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
             return simplified_attention(query, key, value, rows, mask, dropout)
         biases = (self.content_bias, self.distance_bias)
-        return transformer_xl_attention(query, key, value, rows, *biases, count, mask, dropout)
+        length = self.distances.length
+        return transformer_xl_attention(query, key, value, rows, *biases, length, mask, dropout)
 
 
 class CrossAttention(Attention):
@@ -201,24 +162,18 @@ class CrossAttention(Attention):
         self.declare_projections(config, biases=True)
         self.declare_output(config)
 
-    def forward(self, x: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
-        """(B, N, D) from x (B, N, D) and source (B, K, D); readable (B, K) is false for padding."""
-        key, value = self.source_key_value(source)
-        return self.attend(x, key, value, readable)
-
-    def source_key_value(self, source: Tensor) -> tuple[Tensor, ...]:
-        """Key and value (B, H, K, E) of source (B, K, D)."""
+    def forward(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, N, D) from x (B, N, D) and source (B, K, D); the mask is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
-        return self.project(source, "key", "value")
+        key, value = self.project(source, "key", "value")
+        return self.attend(x, key, value, mask)
 
-    def attend(
-        self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None
-    ) -> Tensor:
-        """The same as forward, from the source's key and value (B, H, K, E)."""
-        mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The same from the source's key and value (B, H, K, E)."""
+        dropout = self.dropout_rate if self.training else 0.0
         [query] = self.project(self.norm(x), "query")
-        return self.project_back(content_attention(query, key, value, mask, self.attention_dropout))
+        return self.project_back(content_attention(query, key, value, mask, dropout))
 
 
 class FeedForward(Recomputable):
@@ -244,17 +199,15 @@ class FeedForward(Recomputable):
 class EncoderLayer(FeedForward):
     """Tokens attend to each other, then to the memory (Figure 2a)."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, distances: Distances):
         super().__init__()
-        self.attention = SelfAttention(config, causal=False)
+        self.attention = SelfAttention(config, distances)
         self.read = CrossAttention(config, of_memory=True)
         self.declare_feed_forward(config)
 
     @region
-    def forward(
-        self, x: Tensor, memory: Tensor, readable: Tensor | None, distances: Distances
-    ) -> Tensor:
-        x = x + self.attention(x, distances, readable=readable)
+    def forward(self, x: Tensor, memory: Tensor, padding: Tensor | None) -> Tensor:
+        x = x + self.attention(x, padding=padding)
         x = x + self.read(x, memory)
         return x + self.feed_forward(x)
 
@@ -262,33 +215,31 @@ class EncoderLayer(FeedForward):
 class DecoderLayer(FeedForward):
     """Tokens attend to earlier tokens, then to the encoded previous segment."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, distances: Distances):
         super().__init__()
-        self.attention = SelfAttention(config, causal=True)
+        self.attention = SelfAttention(config, distances)
         self.cross = CrossAttention(config, of_memory=False)
         self.declare_feed_forward(config)
 
     @region
-    def forward(
-        self, x: Tensor, encoded: Tensor, readable: Tensor | None, distances: Distances
-    ) -> Tensor:
-        x = x + self.attention(x, distances)
-        x = x + self.cross(x, encoded, readable)
+    def forward(self, x: Tensor, encoded: Tensor, padding: Tensor | None) -> Tensor:
+        x = x + self.attention(x)
+        x = x + self.cross(x, encoded, padding)
         return x + self.feed_forward(x)
 
 
 class MemoryLayer(FeedForward):
     """Tokens attend to memory and to earlier tokens; the output is written to it (Figure 1b)."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, distances: Distances):
         super().__init__()
-        self.attention = SelfAttention(config, causal=True)
+        self.attention = SelfAttention(config, distances)
         self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
         self.declare_feed_forward(config)
 
     @region
-    def forward(self, x: Tensor, memory: Tensor, distances: Distances) -> tuple[Tensor, Tensor]:
-        x = x + self.attention(x, distances, memory)
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.attention(x, memory)
         x = x + self.feed_forward(x)
         return x, self.writer(memory, x)
 
@@ -296,31 +247,21 @@ class MemoryLayer(FeedForward):
 class Stack(nn.Module, Generic[LayerClass]):
     """The layers of the encoder (Eq. 5) or of a decoder (Eq. 6), and a norm after the last one."""
 
-    def __init__(
-        self, config: Config, layer: Callable[[Config], LayerClass], count: int, causal: bool
-    ):
+    def __init__(self, config: Config, layer: Callable[..., LayerClass], count: int, causal: bool):
         super().__init__()
         self.distances = Distances(config, causal)
-        self.layers = Layers(layer(config) for _ in range(count))
+        self.layers = Layers(layer(config, self.distances) for _ in range(count))
         self.norm = LayerNorm(config.width)
 
     def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
-        """(B, N, D) of x (B, N, D); source is memory (B, S, D) or what was encoded (B, N, D)."""
+        """(B, N, D) of x (B, N, D); source is memory (B, S, D) or what was encoded (B, N, D).
+
+        readable (B, N) is false for the encoder's padding.
+        """
+        padding = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, N)
         for layer in self.layers:
-            x = layer(x, source, readable, self.distances)
+            x = layer(x, source, padding)
         return self.norm(x)
-
-
-class MemoryStack(Stack[MemoryLayer]):
-    """The layers of the decoder-only model (Figure 1b), each with its own memory."""
-
-    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, N, D) and the next memory (B, L, S, D), from x (B, N, D) and memory."""
-        memories = []
-        for layer, slots in zip(self.layers, memory.unbind(1), strict=True):
-            x, slots = layer(x, slots, self.distances)
-            memories.append(slots)
-        return self.norm(x), torch.stack(memories, 1)
 
 
 class Memformer(Model):
@@ -331,7 +272,7 @@ class Memformer(Model):
     config: Config
     encoder: Stack[EncoderLayer]  # of the encoder-decoder model alone, as the writer
     writer: Writer
-    decoder: Stack[DecoderLayer] | MemoryStack
+    decoder: Stack[DecoderLayer] | Stack[MemoryLayer]
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
@@ -342,7 +283,7 @@ class Memformer(Model):
         self.slot_bias = parameter(*memory) if biased else None  # (1 or L, S, D), v_bias
         self.initial_memory = None if biased else parameter(*memory)  # (1 or L, S, D)
         if self.decoder_only:
-            self.decoder = MemoryStack(config, MemoryLayer, config.decoder_layers, causal=True)
+            self.decoder = Stack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
             self.encoder = Stack(config, EncoderLayer, config.encoder_layers, causal=False)
             self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
@@ -356,10 +297,10 @@ class Memformer(Model):
 
     def describe(self) -> str:
         """One line on how far back the model can look; it has no limit (section 2.5)."""
-        slots = f"{self.config.slots} memory slots"
+        c = self.config
         kind = "decoder-only, in each of its layers" if self.decoder_only else "encoder-decoder"
-        what = f"carry what was read over any number of segments of {self.config.segment}"
-        return f"{slots} ({kind}) {what}"
+        how_far = f"carry what was read over any number of segments of {c.segment}"
+        return f"{c.slots} memory slots ({kind}) {how_far}"
 
     @property
     def attention_reach(self) -> int:
@@ -395,21 +336,28 @@ class Memformer(Model):
         With a Task it predicts what the Task asks for. Raises ValueError if N is not
         config.segment, if the state does not fit, or if the decoder-only model is given a task.
         """
-        self.check(tokens, state, task)
-        if self.decoder_only:
-            x = look_up(tokens, self.embedding)  # (B, N, D)
-            hidden, memory = self.decoder(x, self.slots(state))
-            return Reading(self.scaled(hidden), State(memory, state.previous), {})
+        self.check(tokens, state)
+        if not self.decoder_only:
+            encoded, memory = self.encode(state, task)
+            hidden = self.decode(tokens, encoded, task)
+            return Reading(self.scaled(hidden), State(memory, tokens), {})
 
-        encoded, memory = self.encode(state, task)
-        hidden = self.decode(tokens, encoded, task)
-        return Reading(self.scaled(hidden), State(memory, tokens), {})
+        if task is not None:
+            what = "the decoder-only model (encoder_layers 0) has no tasks but continuation"
+            raise ValueError(f"{what}; leave task out")
+        x = look_up(tokens, self.embedding)  # (B, N, D)
+        memories = []
+        for layer, slots in zip(self.decoder.layers, self.slots(state).unbind(1), strict=True):
+            x, slots = layer(x, slots)  # (B, N, D), (B, S, D)
+            memories.append(slots)
+        hidden = self.decoder.norm(x)
+        return Reading(self.scaled(hidden), State(torch.stack(memories, 1), state.previous), {})
 
     def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> NamedTuple:
         """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
         if self.decoder_only:
             return self.read(tokens, state, task).state
-        self.check(tokens, state, task)
+        self.check(tokens, state)
         _, memory = self.encode(state, task)
         return State(memory, tokens)
 
@@ -446,10 +394,3 @@ class Memformer(Model):
     def output_matrix(self) -> Tensor:
         """(V, D), the vocabulary's rows of the embedding; special tokens are never predicted."""
         return self.embedding[: self.config.vocabulary]
-
-    def check(self, tokens: Tensor, state: State, task: Task | None) -> None:
-        """Raise ValueError if the model cannot read this."""
-        super().check(tokens, state)
-        if task is not None and self.decoder_only:
-            what = "the decoder-only model (encoder_layers 0) has no tasks but continuation"
-            raise ValueError(f"{what}; leave task out")

@@ -84,19 +84,14 @@ class Layer(Recomputable):
         previous: KeyValue,
         memory: Memory,
         offset: Tensor,
-        no_output: bool = False,
     ) -> tuple[Tensor, KeyValue]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
         offset: what is added to the scores of local attention, (H, N, 2N)
-        no_output: its output is not needed; x is returned unchanged
         """
         query, scaled, own, keys, values = self.project_beside(x, *previous)
-        if no_output:
-            return x, own
-
         dropout = self.config.dropout if self.training else 0.0
         attended = sliding_attention(scaled, keys, values, offset, dropout)
         if query is not None:
@@ -160,17 +155,13 @@ class Memorizing(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        sizes = (config.segment, config.buckets, config.max_distance)
-        in_bucket, mask = tables_by_distance(*sizes)
+        in_bucket, mask = tables_by_distance(config.segment, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of a State of `batch` lanes.
-
-        Raises ValueError if batch is below 1.
-        """
+        """The shape of each field of a State; raises ValueError if batch is below 1."""
         c = self.config
         rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
         memory = (batch, c.heads, c.memory, c.head_width)
@@ -181,11 +172,11 @@ class Memorizing(Model):
         shapes = self.state_shapes(batch)
         return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
-    def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
+    def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        With memory_only the last layer's output is not computed. Raises ValueError if there are not
-        N tokens, or if the state does not fit this model and B lanes.
+        Raises ValueError if there are not N tokens, or if the state does not fit this model and B
+        lanes.
         """
         self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
@@ -195,19 +186,15 @@ class Memorizing(Model):
         offsets = offsets_for(x, by_distance, length, self.config.head_width)  # (L, H, N, 2N)
         pairs = []
         # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
-        previous_keys = state.keys.unbind(1)  # (B, H, N, E) each
-        previous_values = state.values.unbind(1)
-        offset = offsets.unbind(0)  # of each layer
-        for index, layer in enumerate(self.layers):
-            previous = (previous_keys[index], previous_values[index])
-            no_output = memory_only and index == len(self.layers) - 1
-            x, pair = layer(x, previous, memory, offset[index], no_output)
+        previous = zip(state.keys.unbind(1), state.values.unbind(1), strict=True)
+        for layer, pair, offset in zip(self.layers, previous, offsets, strict=True):
+            x, pair = layer(x, pair, memory, offset)  # keys and values (B, H, N, E)
             pairs.append(pair)
         return Reading(self.output_rows(x), self.next_state(state, pairs), {})
 
     def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits."""
-        return self.read(tokens, state, memory_only=True).state
+        return self.read(tokens, state).state
 
     @region
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:
@@ -225,8 +212,8 @@ class Memorizing(Model):
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix."""
         rows = self.final_norm(hidden)
-        if self.config.output_dropout:
-            rows = functional.dropout(rows, self.config.dropout, self.training)
+        drops = self.training and self.config.output_dropout
+        rows = functional.dropout(rows, self.config.dropout, drops)
         return rows * self.config.width**-0.5
 
     @property

@@ -218,13 +218,12 @@ class PretrainedRecurrence(Model):
         outputs, hidden = self.run_layers(tokens, state)
         return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
-    def advance(self, tokens: Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after a window of tokens (B, N), without logits."""
         self.check(tokens, state)
         if self.module is None:
             return state
-        outputs, hidden = self.run_layers(tokens, state)
-        return self.next_state(state, outputs, hidden)
+        return self.read(tokens, state).state
 
     def run_layers(self, tokens: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
         """All layers' outputs for tokens (B, N), and the last one after the final norm."""

@@ -30,8 +30,6 @@ from accelerated.models import ModelConfig
 # What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
 State: TypeAlias = NamedTuple
 OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
-# Frequencies of the package transformers: in bfloat16 position 300 would be a radian off
-ROTARY = ("inv_freq", "original_inv_freq")
 
 
 class Reading(NamedTuple):
@@ -145,7 +143,7 @@ class Model(Declared, ABC):
         """
         return []
 
-    def check(self, tokens: Tensor, state: State, *task: Task) -> None:
+    def check(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError unless tokens (B, N) are a segment, and the state fits them."""
         length = tokens.shape[1]
         segment = self.config.segment
@@ -195,16 +193,16 @@ def overlap_of(config: ModelConfig) -> int:
     return getattr(config, "overlap", 0)
 
 
-def initialise(model: Model, init_params: Callable, seed: int) -> None:
-    """Load the weights that a reference's init_params draws from the seed.
+def initialise(module: Any, init_params: Callable, seed: int) -> None:
+    """Load the weights that a reference's function draws from the module's config and the seed.
 
     On the meta device a model has sizes alone, and no weights are drawn. Raises RuntimeError unless
     the names are the same.
     """
-    if model.embedding.is_meta:
+    if next(module.parameters()).is_meta:
         return
-    params = init_params(model.config, np.random.default_rng(seed))
-    model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+    params = init_params(module.config, np.random.default_rng(seed))
+    module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
 
 
 # The mode and the type that a model computes in
@@ -243,12 +241,19 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[dict, str, Tensor]]:
-    """(The dict that holds it, its name, itself) of each floating tensor of another type."""
+    """(The dict that holds it, its name, itself) of each floating tensor of another type.
+
+    Buffers of a package's modules stay as they are: a frequency of position 300 that is rounded to
+    bfloat16 would be a radian off.
+    """
     found = []
     for module in model.modules():
-        for holder in (module._parameters, module._buffers):
+        holders: list[dict] = [module._parameters]
+        if isinstance(module, Declared):
+            holders.append(module._buffers)
+        for holder in holders:
             for name, tensor in holder.items():
-                if tensor is None or tensor.dtype == dtype or name in ROTARY:
+                if tensor is None or tensor.dtype == dtype:
                     continue
                 if tensor.is_floating_point():
                     found.append((holder, name, tensor))
@@ -357,11 +362,7 @@ def put_lanes(state: State, rows: slice, part: State) -> State:
 
 def repeat_lane(state: State, lanes: int) -> State:
     """Copies of the only lane of a state, detached, in memory of their own."""
-    fields = []
-    for field in state:
-        other_axes = [1] * (field.dim() - 1)
-        fields.append(field.detach().repeat(lanes, *other_axes))
-    return state._make(fields)
+    return state._make(torch.cat([field.detach()] * lanes) for field in state)
 
 
 def replace_lanes(starts: Tensor, initial: State, state: State) -> State:

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.heads import at_least_float32, takes_sdpa
-from accelerated.attention.relative_shift import relative_attention_sdpa, relative_shift
+from accelerated.attention.content import causal_mask
+from accelerated.attention.heads import Declared, at_least_float32, takes_sdpa
+from accelerated.attention.relative_shift import (
+    distance_sinusoids,
+    relative_attention_sdpa,
+    relative_shift,
+)
 from accelerated.attention.sliding_window import by_query_and_key
+from reference.memformer import Config
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
@@ -24,6 +30,29 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     distance = torch.arange(length - 1, -length, -1).clamp(lowest, highest)
     one_hot = functional.one_hot(distance - lowest, highest - lowest + 1)
     return one_hot.to(torch.get_default_dtype())
+
+
+class Distances(Declared):
+    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
+
+    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
+    rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__()
+        self.length = config.segment  # N
+        if causal and config.encoder_layers:
+            self.length += 1  # the decoder reads the task's token first
+        distances = config.distances(causal)
+        self.count = len(distances)  # R
+        lowest = int(distances[0])
+        if config.positions == "simplified":
+            rows = far_to_near(lowest, int(distances[-1]), self.length)
+        else:
+            rows = distance_sinusoids(self.count, config.width, lowest)
+        mask = causal_mask(self.length, self.length) if causal else None
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
 
 
 def attention_weights(

@@ -1,5 +1,7 @@
 """The Block-Recurrent Transformer's sliding-window attention with T5's position biases.
 
+It also has the attention of and to recurrent states, which have no positions.
+
 A segment is cut into blocks of W tokens. The queries of a block and the keys of the previous block
 and its own make a tile of scores, W x 2W (section 3.1). Whatever depends on the distance i - j
 alone is first made once for each of the 3W - 1 distances of a tile, from far to near.
@@ -176,3 +178,19 @@ def sliding_attention(
     if on_plain_cpu(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)
     return sliding_attention_plain(query, keys, values, offset, dropout)
+
+
+def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
+    """softmax((q.k) scale) v without a mask: attention among states, or of states and tokens.
+
+    query (B, H, ..., N, E), key and value (B, H, ..., K, E), with at most one more axis, of tiles;
+    scale (H, ...).
+    """
+    query = query * scale[..., None, None]
+    if not takes_sdpa(query, key):
+        scores = query @ key.mT  # (B, H, ..., N, K)
+        return scores.softmax(-1) @ value
+    if query.dim() == 4:
+        return sdpa(query, key, value, scale=1.0)
+    attended = sdpa(fold_tiles(query), fold_tiles(key), fold_tiles(value), scale=1.0)
+    return unfold_tiles(attended, len(query))

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accelerated.data import named_sets
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
 from accelerated.data.recall import RecallConfig, RecallDocuments
-from accelerated.data.sources import Source, Text, source_of_path, standard_library
+from accelerated.data.sources import Source, Text, fingerprint, source_of_path, standard_library
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import SPLITS, Document, Documents
 from accelerated.program.errors import InputError
@@ -67,11 +68,6 @@ class TextDocuments(Documents):
             state.update(self.tokens[start : start + size].data)
             state.update(array("q", (size, words)))
         return state.hexdigest()
-
-
-def fingerprint(*parts: object) -> str:
-    """A short hash of the parts."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:
@@ -171,14 +167,11 @@ def whole_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names, with all of its documents."""
     if data.data == "stdlib":
         return standard_library()
-    is_table = is_opened_by_datasets(data.data)
-    if data.data != "enwik8" and not is_table:
-        return source_of_path(data.data)
-    from accelerated.data import named_sets  # here: most runs need none of it
-
-    if not is_table:
+    if data.data == "enwik8":
         return named_sets.enwik8(data_dir)
-    return named_sets.table_source(data.data, data.text_column)
+    if is_opened_by_datasets(data.data):
+        return named_sets.table_source(data.data, data.text_column)
+    return source_of_path(data.data)
 
 
 def first_documents(source: Source, count: int) -> Source:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.data.config import HUB, ON_THE_HUB
-from accelerated.data.sources import SPLIT_NAMES, Source, Text, with_missing_splits
+from accelerated.data.sources import SPLIT_NAMES, Source, Text, fingerprint, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, only_worker, written_whole
@@ -80,8 +80,7 @@ def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
 def contents_of(folder: Path) -> str:
     """A name for what the files below a folder hold now."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    held = [(str(path), file_checksum(path)) for path in files]
-    return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
+    return fingerprint([(str(path), file_checksum(path)) for path in files])
 
 
 def table_source(data: str, column: str = "text") -> Source:
@@ -102,7 +101,7 @@ def table_source(data: str, column: str = "text") -> Source:
     for table in tables.values():
         files += [Path(file["filename"]) for file in table.cache_files]
     given = {split: partial(texts, split) for split in tables}
-    name = data if column == "text" else f"{data} {column}"  # the cache's name
+    name = f"{data} {column}"  # of the cache
     return Source(name, tuple(files), lambda: with_missing_splits(given))
 
 

@@ -54,6 +54,11 @@ class Source(NamedTuple):
     texts: Callable[[], Iterable[tuple[str, Text]]]  # returns (split, Text) of each
 
 
+def fingerprint(*parts: object) -> str:
+    """A short hash of the parts."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def read_file(path: Path) -> bytes:
     """The bytes of a file; raises InputError if it cannot be read."""
     try:
@@ -120,21 +125,15 @@ def with_missing_splits(
 
     # {split_of(name): the split that the text goes to}
     becomes = {split: "train" if split in given else split for split in SPLITS}
-    by_name = fills_every_split(becomes, given["train"]())
-    for text in given["train"]():
-        parts = [(split_of(text.name), text)] if by_name else parts_by_position(text)
-        for split, part in parts:
-            yield becomes[split], part
-
-
-def fills_every_split(becomes: dict[str, str], texts: Iterable[Text]) -> bool:
-    """Whether every split gets a text if each goes to becomes[split_of(its name)]."""
     missing = set(becomes.values())
-    for text in texts:
+    for text in given["train"]():
         missing.discard(becomes[split_of(text.name)])
         if not missing:
-            return True
-    return False
+            break
+    for text in given["train"]():
+        parts = parts_by_position(text) if missing else [(split_of(text.name), text)]
+        for split, part in parts:
+            yield becomes[split], part
 
 
 def source_of_path(data: str) -> Source:

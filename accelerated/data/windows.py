@@ -77,12 +77,8 @@ def window_at(index: int, length: int, window: int, overlap: int) -> Window:
 def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
     """The windows of a document of `length` tokens.
 
-    Each has T = `window` tokens, of which the previous window has o = `overlap` too. Overlap 0
-    gives the ordinary segments. Raises ValueError unless 0 <= overlap < window.
+    Each has T = `window` tokens, of which the previous window has o = `overlap` < T too. Overlap 0
+    gives the ordinary segments.
     """
-    if not 0 <= overlap < window:
-        raise ValueError(
-            f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}"
-        )
     count = count_windows(length, window, overlap)
     return [window_at(index, length, window, overlap) for index in range(count)]

@@ -46,8 +46,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free:
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    needs = "an exported run needs"
-    safetensors = optional_package("safetensors.torch", needs, "gpt2", "safetensors")
+    safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2")
 
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from accelerated.program.files import check_writable, written_whole
 
 def figure_class() -> Any:
     """matplotlib's Figure; raises InputError if it is not installed."""
-    return optional_package("matplotlib.figure", "plots need", "plot", "matplotlib").Figure
+    return optional_package("matplotlib.figure", "plots need", "plot").Figure
 
 
 def new_figure(panels: int = 1) -> tuple[Any, Any]:

@@ -133,7 +133,7 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
     values = []
     for layer in model.decoder.layers:
         attention = layer.attention
-        x, distances, memory = calls[attention][0]
+        x, memory = calls[attention][0]
         query, key = attention.project(attention.norm(x), "query", "key")
         [memory_key] = attention.project(attention.memory_norm(memory), "key")
         key = torch.cat([memory_key, key], 2)
@@ -141,9 +141,8 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
             attention.attend,
             query,
             key,
-            rows=attention.position_rows(distances),
-            count=distances.length,
-            mask=distances.mask,
+            rows=attention.position_rows(),
+            mask=attention.distances.mask,
         )
         values.append(attention_to((memory.shape[1], x.shape[1]), attend, key))
     return Shares(EVERYWHERE, ("memory slots", "this segment"), torch.stack(values).mean(0))

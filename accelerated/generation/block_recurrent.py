@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
-from accelerated.attention.sliding_window import of_query, offsets_of
-from accelerated.block_recurrent import BlockRecurrent, State, scaled_attention
+from accelerated.attention.sliding_window import of_query, offsets_of, scaled_attention
+from accelerated.block_recurrent import BlockRecurrent, State
 from accelerated.generation.token_by_token import TokenByToken
 
 
@@ -39,9 +39,9 @@ class Steps(TokenByToken):
         offsets = offsets_of(model.layers, model.in_bucket, model.mask).to(state.keys.dtype)
         rows = Rows(offsets, with_room(state.keys), with_room(state.values), [], [])
         for states, cell in zip(state.states.unbind(1), model.cells, strict=True):
-            key, value = cell.keys_and_values(states)
-            rows.state_keys.append(key)
-            rows.state_values.append(value)
+            projected = cell.project(states, cell.matrices())
+            rows.state_keys.append(projected.key)
+            rows.state_values.append(projected.value)
         return rows
 
     def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:

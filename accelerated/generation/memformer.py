@@ -36,7 +36,7 @@ class Steps(TokenByToken):
         rows = Rows([], [], [], [], [], [])
         slots = self.model.slots(state)  # (B, 1 or L, S, D)
         for index, layer in enumerate(decoder.layers):
-            rows.by_distance.append(layer.attention.position_rows(decoder.distances))
+            rows.by_distance.append(layer.attention.position_rows())
             key = value = empty[:, :, :0]
             if isinstance(layer, MemoryLayer):
                 memory = layer.attention.memory_norm(slots[:, index])
@@ -54,7 +54,7 @@ class Steps(TokenByToken):
         rows.memory.append(memory)
         for layer in self.model.decoder.layers:
             if isinstance(layer, DecoderLayer):
-                rows.cross.append(layer.cross.source_key_value(encoded))
+                rows.cross.append(layer.cross.project(encoded, "key", "value"))
         task = self.model.config.special("continuation")
         first = state.previous.new_full((len(memory),), task)
         self.decode(first, first.new_zeros(1), rows)
@@ -116,5 +116,5 @@ def attend(
     query, key, value = attention.project(attention.norm(x), "query", "key", "value")
     keys.index_copy_(2, place, key)
     values.index_copy_(2, place, value)
-    attended = attention.attend(query, keys, values, by_key, count, unread)
+    attended = attention.attend(query, keys, values, by_key, unread)
     return attention.project_back(attended)

@@ -18,7 +18,7 @@ from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.protocol import Model
 
-NEEDS = ("its tasks need", "harness", "lm_eval")
+NEEDS = ("its tasks need", "harness")
 TemplateLM: Any = optional_package("lm_eval.api.model", *NEEDS).TemplateLM
 utils = optional_package("lm_eval.utils", *NEEDS)
 generation = optional_package("lm_eval.models.utils", *NEEDS)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accelerated.data.corpus import fingerprint
+from accelerated.data.sources import fingerprint
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
 from accelerated.training.folder import Log, checkpoint_path, read_metrics

@@ -3,14 +3,13 @@
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 OUT_OF_MEMORY = (
     "out of memory; give a smaller --batch or smaller sizes; "
@@ -52,7 +51,7 @@ def check_choice(
     raise error(f"{name} is {value!r}; it must be one of {listed} (nearest: {nearest})")
 
 
-def optional_package(module: str, needs: str, extra: str, package: str = "") -> ModuleType:
+def optional_package(module: str, needs: str, extra: str) -> ModuleType:
     """A module of a package that only an extra installs.
 
     Raises InputError, which says what needs it, if it is missing.
@@ -60,21 +59,20 @@ def optional_package(module: str, needs: str, extra: str, package: str = "") -> 
     try:
         return importlib.import_module(module)
     except ImportError:
-        words = f"{needs} the package {package or module}"
+        words = f"{needs} the package {module.partition('.')[0]}"
         raise InputError(f"{words}; install the extra: pip install -e '.[{extra}]'") from None
 
 
 def begin_program(name: str, options: str) -> Any:
     """Return what `parse` of the module `options` makes of the command line.
 
-    A script calls it before it imports torch. That takes seconds, so a wrong option and --help are
-    answered at once. From here to run_program, Ctrl-C ends the program with one line.
+    Then it imports torch. That takes seconds, so a wrong option and --help are answered before it.
+    From here to run_program, Ctrl-C ends the program with one line.
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
     with errors_in_one_line(name):
         given = importlib.import_module(options).parse(sys.argv[1:])
-        if importlib.util.find_spec("torch") is None:
-            raise ModuleNotFoundError(name="torch")
+        importlib.import_module("torch")  # here a missing one is answered in one line
         return given
 
 
@@ -82,15 +80,12 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     """Run main(*given).
 
     An InputError prints one line to stderr and exits with code 2, Ctrl-C with 130. An output that
-    is full or gone stops it only if it must be `heard`; a full one is answered at the end.
+    is full or gone stops it only if it must be `heard`.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with errors_in_one_line(name, ("stderr",) if heard else ("stdout", "stderr")):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
-        lost = Unheard.lost.get(1)
-        if lost and not isinstance(lost, BrokenPipeError):
-            raise lost
     if "WORLD_SIZE" in os.environ:
         # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
@@ -99,31 +94,20 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
 class Unheard(io.FileIO):
     """An output that drops what cannot be written: its reader may go away, its disk be full."""
 
-    lost: ClassVar[dict[int, OSError]] = {}  # the last error of each
-
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except OSError as error:
-            self.lost[self.fileno()] = error
+        except OSError:
             return memoryview(data).nbytes
 
 
-def open_outputs(unheard: Collection[str]) -> None:
-    """Make the outputs of these names Unheard, and those that were closed, as by `>&-`.
-
-    A closed one gets its place back, which the next file to be opened would take.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        is_own = stream is getattr(sys, f"__{name}__")  # or somebody has put it there
-        if is_own and (stream is None or name in unheard):
-            output = io.BufferedWriter(Unheard(number, "w", closefd=False))
-            encoding = stream and stream.encoding
-            setattr(sys, name, io.TextIOWrapper(output, encoding, line_buffering=True))
+def drop_unheard(names: Collection[str]) -> None:
+    """Make the outputs of these names Unheard, unless somebody has put others in their place."""
+    for name in names:
+        own = getattr(sys, f"__{name}__")
+        if getattr(sys, name) is own and own is not None:
+            output = io.BufferedWriter(Unheard(own.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(output, own.encoding, line_buffering=True))
 
 
 @contextlib.contextmanager
@@ -132,7 +116,7 @@ def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Ite
 
     What the output cannot encode is escaped. Outputs that are `unheard` stop no work.
     """
-    open_outputs(unheard)
+    drop_unheard(unheard)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from accelerated.program.errors import InputError
 
@@ -83,21 +82,10 @@ def remove_unfinished(folder: Path) -> None:
 
 def file_checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return checksum_of(file)
-
-
-def checksum_of(file: BinaryIO, end: int = 0) -> str:
-    """The SHA-256 of an open file without its last `end` bytes."""
     state = hashlib.sha256()
-    left = file.seek(0, os.SEEK_END) - end
-    file.seek(0)
-    while left > 0:
-        piece = file.read(min(READ_SIZE, left))
-        if not piece:  # it has become shorter meanwhile
-            break
-        state.update(piece)
-        left -= len(piece)
+    with open(path, "rb") as file:
+        while piece := file.read(READ_SIZE):
+            state.update(piece)
     return state.hexdigest()
 
 

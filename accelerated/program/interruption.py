@@ -7,8 +7,7 @@ import contextlib
 import os
 import signal
 
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-STOPS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has no SIGHUP
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 

@@ -21,10 +21,9 @@ class OptionParser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
         """As of argparse; an empty word, such as an unset variable, stands for no default."""
         words = sys.argv[1:] if args is None else args
-        for before, word in zip(["", *words], words, strict=False):
-            named = [each for each in (word, before) if each.startswith("-")]
-            option = named[0].rstrip("=") if named else "a word"
-            if word == "" or EMPTY.fullmatch(word):
+        for before, word in zip(["a word", *words], words, strict=False):
+            option = word.removesuffix("=") if EMPTY.fullmatch(word) else before
+            if word == "" or option != before:
                 self.error(f"{option} is empty; give a value, or leave it out")
         return super().parse_known_args(words, namespace)
 

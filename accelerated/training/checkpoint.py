@@ -1,28 +1,25 @@
 """Checkpoints: never left half-written, read without executing code, refused in one line.
 
 They are refused if they are damaged, or do not fit what they are loaded into. A checkpoint is a
-file of torch.save followed by MARK and the SHA-256 of all before it.
+file of torch.save, a zip archive, which has a checksum of each of its parts.
 """
 
-import os
-import pickle
+import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import checksum_of, file_checksum, written_whole
+from accelerated.program.files import file_checksum, written_whole
 from accelerated.protocol import Model
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
 from accelerated.training.process import check_memory
 from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
-MARK = b"\npalimpsest sha256 "
-END = len(MARK) + 64  # bytes
 MEND = (
     "copy the run's other one, best.pt or checkpoint.pt, over it, or train again with another --out"
 )
@@ -50,32 +47,21 @@ FIELDS = OF_WEIGHTS | {  # of the contents of a checkpoint
     "pending": tuple,
 }
 UNKNOWN = {"step": 0, "corpus": "", "tokenizer": ""}  # what a GPT-2 does not say
-NOT_A_CHECKPOINT = (  # what torch.load raises for other files
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    pickle.UnpicklingError,
-)
 
 # Written and read
 
 
 def save_checkpoint(path: Path, contents: dict) -> None:
     """Write a checkpoint; a crash while writing leaves the old file intact."""
-    with written_whole(path, "an earlier checkpoint there stays as it was") as temporary:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT} | contents, file)
-        with open(temporary, "ab") as file:
-            file.write(MARK + file_checksum(temporary).encode())
+    advice = "an earlier checkpoint there stays as it was"
+    with written_whole(path, advice) as temporary, open(temporary, "wb") as file:
+        torch.save({"format": FORMAT} | contents, file)
 
 
 def load_checkpoint(path: str | Path) -> dict:
     """The contents of a checkpoint, on the CPU.
 
-    Raises InputError if it is missing, damaged in any bit, or not this project's.
+    Raises InputError if it is missing, damaged, or not this project's.
     """
     path = Path(path)
     if not path.is_file():
@@ -84,37 +70,28 @@ def load_checkpoint(path: str | Path) -> dict:
         raise InputError(
             f"no checkpoint at {path}; {advice} a folder that train.py wrote with --out"
         )
-    with open(path, "rb") as file:  # once: a run that goes on may put another one in its place
-        saved = checksum_at_end(file)
-        if saved and saved != checksum_of(file, end=END):
-            raise InputError(f"{path} is damaged: its checksum is wrong; {MEND}")
-        contents = unpickled(file, path)
+    contents = unpickled(path)
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(
             f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out"
         )
-    if not saved:
-        raise InputError(f"{path} is damaged: its end is not a checksum; {MEND}")
     check_contents(contents, FIELDS, path)
     return contents
 
 
-def checksum_at_end(file: BinaryIO) -> str:
-    """The checksum that a checkpoint ends with; empty if its end is something else."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - END))
-    end = file.read()
-    return end.removeprefix(MARK).decode(errors="replace") if end.startswith(MARK) else ""
-
-
-def unpickled(file: BinaryIO, path: Path) -> Any:
-    """What torch.save has written to an open file of that path; executes nothing in it."""
-    file.seek(0)
+def unpickled(path: Path) -> Any:
+    """What torch.save has written to a file, if its checksums are right; executes nothing in it."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except NOT_A_CHECKPOINT as error:
+        # Opened once: a run that goes on may put another one in its place
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+            if damaged:
+                raise ValueError(f"the checksum of {damaged} is wrong")
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, zipfile and torch: many types
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
+        raise InputError(f"{path} is damaged or not a checkpoint ({reason}); {MEND}") from None
 
 
 def check_contents(contents: dict, fields: dict[str, type], path: Path) -> None:
@@ -130,19 +107,35 @@ def check_contents(contents: dict, fields: dict[str, type], path: Path) -> None:
             raise InputError(f"{path}: parameter {name!r} is no tensor of floats; {FOREIGN}")
 
 
-def load_exported(folder: str | Path) -> dict | None:
-    """The contents, as of a checkpoint, of a folder that eval.py export wrote, or None.
+def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
+    """The contents, as of a checkpoint, of a run, an exported run or a published decoder.
 
-    Raises InputError if it is damaged.
+    Of a run it is the checkpoint of that name, last or best. The others have only the fields
+    OF_WEIGHTS. Raises InputError if it is none of these, or is damaged.
     """
-    config = Path(folder) / SETTINGS
-    weights = Path(folder) / WEIGHTS
-    described = read_settings(Path(folder))
-    if described.get("format") != EXPORT:
-        return None
-    safetensors = optional_package(
-        "safetensors.torch", "an exported run needs", "gpt2", "safetensors"
-    )
+    path = Path(path)
+    weights = path if path.suffix == ".safetensors" else path / WEIGHTS
+    folder = weights.parent
+    described = read_settings(folder)
+    if described.get("format") == EXPORT:
+        return load_exported(weights, described)
+    is_decoder = described.get("model_type", "gpt2") != "gpt2"
+    if is_decoder or path == weights or weights.is_file():
+        from accelerated.gpt2_weights import load_decoder, load_gpt2  # here: few runs need it
+
+        if is_decoder:
+            return UNKNOWN | load_decoder(folder, described)
+        return UNKNOWN | load_gpt2(weights, described)
+    return load_checkpoint(chosen_checkpoint(path, checkpoint))
+
+
+def load_exported(weights: Path, described: dict) -> dict:
+    """The contents, as of a checkpoint, of what eval.py export wrote.
+
+    `described` is its config.json. Raises InputError if it is damaged.
+    """
+    config = weights.with_name(SETTINGS)
+    safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(
             f"{weights} is damaged or missing: {config.name} has another checksum; export it again"
@@ -157,40 +150,12 @@ def load_exported(folder: str | Path) -> dict | None:
     return contents
 
 
-def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
-    """The contents, as of a checkpoint, of a run, an exported run or a published GPT-2.
-
-    Of a run it is the checkpoint of that name, last or best. An export and a GPT-2 have only the
-    fields OF_WEIGHTS. Raises InputError if it is none of these, or is damaged.
-    """
-    exported = load_exported(path)
-    if exported is not None:
-        return exported
-    described = read_settings(Path(path))
-    if described.get("model_type", "gpt2") != "gpt2":
-        from accelerated.any_decoder import load_decoder  # here: few runs need it
-
-        return UNKNOWN | load_decoder(Path(path), described)
-    if Path(path).suffix == ".safetensors" or (Path(path) / WEIGHTS).is_file():
-        from accelerated.gpt2_weights import load_gpt2  # here: few runs need it
-
-        return UNKNOWN | load_gpt2(path)
-    return load_checkpoint(chosen_checkpoint(path, checkpoint))
-
-
 # Put into a run
 
 
 def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
-    """Load the moments and the last learning rate of a state_dict.
-
-    All else is the optimiser's own, as the settings say.
-    """
-    groups = []
-    own = optimizer.state_dict()["param_groups"]
-    for group, theirs in zip(own, saved["param_groups"], strict=True):
-        groups.append(group | {"lr": theirs["lr"]})
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+    """Load the moments of a state_dict; all else is the optimiser's own, as the settings say."""
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": saved["state"]})
     if isinstance(optimizer, torch.optim.Adafactor):
         return
     for parameter, moments in optimizer.state.items():
@@ -257,7 +222,8 @@ def open_model(
 
     parameters = contents["parameters"]
     if config != settings.model_config:  # other sizes may need fewer parameters
-        parameters = those_needed(model, parameters, path)
+        names = model.state_dict().keys() & parameters.keys()
+        parameters = {name: parameters[name] for name in names}
     load_parameters(model, parameters, path)
     tokenizer = run_tokenizer(Path(path), settings.data)
     check_tokenizer(tokenizer, contents, path)
@@ -267,15 +233,3 @@ def open_model(
 def parameter_type(settings: Settings) -> torch.dtype:
     """The type of a run's parameters; with --dtype bfloat16 the model computes with copies."""
     return torch.float64 if settings.training.dtype == "float64" else torch.float32
-
-
-def those_needed(model: Model, parameters: dict, path: str | Path) -> dict:
-    """The parameters that the model has, of a checkpoint; raises InputError if one is missing."""
-    names = model.state_dict().keys()
-    missing = sorted(names - parameters.keys())
-    if missing:
-        raise InputError(
-            f"with these sizes the model needs {missing[0]}, which {path} does not have; "
-            "leave the sizes out"
-        )
-    return {name: parameters[name] for name in names}

@@ -5,6 +5,7 @@ writes them. metrics.jsonl has a JSON object a line. Everything that reads or wr
 file. It does not import torch.
 """
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -100,12 +101,8 @@ def read_metrics(run: str | Path) -> list[dict]:
         return []
     records = []
     for line in regular(path).read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
+        with contextlib.suppress(ValueError, RecursionError):
+            records.append(json.loads(line))
     return records
 
 

@@ -8,12 +8,9 @@ import dataclasses
 import math
 import os
 import shlex
-import subprocess
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -67,8 +64,7 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     if learns and not (start.resumed or start.initial):
         tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
     device = process.choose_device(training.device)
-    own_lanes = process.own_lanes(training.batch)
-    lanes = own_lanes.stop - own_lanes.start
+    lanes = process.lane_count(training.batch)
     if lanes % training.accumulate:
         raise InputError(
             f"--accumulate {training.accumulate} does not divide each process's {lanes} lanes"
@@ -89,24 +85,14 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
     if training.compile != "inductor" or device.type != "cpu":
         return
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if not compiles(compiler):
+    if shutil.which(compiler) is None:
         raise InputError(
-            f"--compile inductor needs a C++ compiler on a CPU, and {compiler} compiles nothing; "
+            f"--compile inductor needs a C++ compiler on a CPU, and there is no {compiler}; "
             "install one and name it in CXX, or omit --compile"
         )
     if training.dtype == "bfloat16":
         crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
         raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
-
-
-def compiles(compiler: str) -> bool:
-    """Whether a C++ compiler makes a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "made")
-        command = [compiler, "-x", "c++", "-c", os.devnull, "-o", made]
-        with contextlib.suppress(OSError):
-            subprocess.run(command, capture_output=True)
-        return made.exists()
 
 
 @contextlib.contextmanager
@@ -161,23 +147,20 @@ def choose_tokenizer(settings: Settings, start: Start) -> Tokenizer:
     A tokenizer that was learned or read from a file is written to the run folder.
     """
     data = settings.data
-    if start.resumed:
-        tokenizer = run_tokenizer(start.folder, data)
-        check_tokenizer(tokenizer, start.resumed.contents, start.folder)
-        return tokenizer
-    if process.rank() > 0 and data.tokenizer_file:  # the first process has written it
+    is_new = data.tokenizer_file and not start.resumed
+    if is_new and process.rank() > 0:  # the first process has written it
         return run_tokenizer(start.folder, data)
-    if start.initial:
-        path, contents = start.initial
-        tokenizer = run_tokenizer(path, data)
-        check_tokenizer(tokenizer, contents, path)
+    saved = start.resumed or start.initial
+    if saved:
+        tokenizer = run_tokenizer(saved.path, data)
+        check_tokenizer(tokenizer, saved.contents, saved.path)
     elif data.train_bpe:
         tokenizer = train_bpe(open_source(data, start.data_dir), data.train_bpe)
     elif data.train_words:
         tokenizer = train_words(open_source(data, start.data_dir), data.train_words)
     else:
         tokenizer = open_tokenizer(data.tokenizer)
-    if data.tokenizer_file:
+    if is_new:
         tokenizer.save(start.folder / data.tokenizer_file)
     return tokenizer
 
@@ -239,9 +222,8 @@ def build(
     torch.manual_seed(training.seed)
     torch.set_default_dtype(parameter_type(settings))
     model = model_class(settings.model, config)(config, training.seed).to(device)
-    own_lanes = process.own_lanes(training.batch)
     with computing_in(model, getattr(torch, training.dtype)):
-        state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
+        state = repeat_lane(model.initial_state(1), process.lane_count(training.batch))
     load_weights_of(start, model)
 
     first = process.rank() == 0
@@ -259,7 +241,6 @@ def build(
         optimizer=make_optimizer(model, training),
         state=state,
         log=Log(start.folder, first),
-        plain=plain_model(start, model),
     )
     if start.resumed:
         run.restore(start.resumed.contents, start.resumed.path)
@@ -303,19 +284,6 @@ def load_weights_of(start: Start, model: Model) -> None:
         others = {name: value for name, value in parameters.items() if name not in theirs}
         parameters = others | ours
     load_parameters(model, parameters, start.initial.path)
-
-
-def plain_model(start: Start, model: Model) -> Model | None:
-    """The model of --init, if this run adds recurrence to it."""
-    if not start.initial:
-        return None
-    parameters = start.initial.contents["parameters"]
-    if of_recurrence(parameters) or not of_recurrence(model.state_dict()):
-        return None
-    config: Any = model.config
-    plain = type(model)(dataclasses.replace(config, vectors=0)).to(next(model.parameters()))
-    load_parameters(plain, parameters, start.initial.path)
-    return plain
 
 
 def of_recurrence(parameters: dict) -> dict:

@@ -57,11 +57,10 @@ def average_and_clip(model: Model, iterations: int, limit: float) -> torch.Tenso
     shrinks the other's steps. Most models have none. Returns the norm of all gradients before
     clipping, a scalar on their device: nothing waits for it here.
     """
-    apart = set(model.auxiliary_parameters())
-    parameters = list(model.parameters())
-    of_task = [parameter for parameter in parameters if parameter not in apart]
-    of_auxiliary = [parameter for parameter in parameters if parameter in apart]
-    norms = [torch.zeros((), device=parameters[0].device)]
+    of_auxiliary = model.auxiliary_parameters()
+    apart = set(of_auxiliary)
+    of_task = [parameter for parameter in model.parameters() if parameter not in apart]
+    norms = [torch.zeros((), device=of_task[0].device)]
     for group in (of_task, of_auxiliary):
         gradients = [parameter.grad for parameter in group if parameter.grad is not None]
         if not gradients:

@@ -9,7 +9,6 @@ import datetime
 import gc
 import math
 import os
-import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -51,8 +50,6 @@ def check_memory(
     tokens: of a step
     copies: of each parameter, such as its moments
     """
-    if not hasattr(os, "sysconf"):
-        return
     there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     layers = [value for name, value in vars(config).items() if name.endswith("layers")]
     least = LAYER * sum(value for value in layers if isinstance(value, int))
@@ -129,8 +126,8 @@ def first_process_first() -> Iterator[None]:
             wait_for_all()
 
 
-def own_lanes(batch: int) -> slice:
-    """The slice of the lanes (documents read side by side) of this process.
+def lane_count(batch: int) -> int:
+    """How many of the lanes (documents read side by side) each process has.
 
     Raises InputError if they do not divide evenly.
     """
@@ -140,8 +137,13 @@ def own_lanes(batch: int) -> slice:
             f"--batch {batch} cannot be divided by {processes} processes; "
             f"give a multiple of {processes}"
         )
-    size = batch // processes
-    return slice(rank() * size, (rank() + 1) * size)
+    return batch // processes
+
+
+def own_lanes(batch: int) -> slice:
+    """The slice of the lanes of this process."""
+    count = lane_count(batch)
+    return slice(rank() * count, (rank() + 1) * count)
 
 
 def summed(values: list, device: torch.device) -> list:
@@ -166,23 +168,15 @@ def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
 
 
 def all_lanes(state: State) -> State:
-    """The states of all processes' lanes, in their order, on the CPU of the first process.
-
-    The other processes keep their own.
-    """
+    """The states of all processes' lanes, in their order, on the CPU."""
     if world_size() == 1:
         return state
-    return state._make(gathered(field) for field in state)
-
-
-def gathered(field: torch.Tensor) -> torch.Tensor:
-    """A field of the state of all processes' lanes, in the first; the others keep their own."""
-    if rank() > 0:
-        torch.distributed.gather(field.contiguous())
-        return field
-    parts = [torch.empty_like(field) for _ in range(world_size())]
-    torch.distributed.gather(field.contiguous(), parts)
-    return torch.cat([part.cpu() for part in parts])
+    fields = []
+    for field in state:
+        parts = [torch.empty_like(field) for _ in range(world_size())]
+        torch.distributed.all_gather(parts, field.contiguous())
+        fields.append(torch.cat([part.cpu() for part in parts]))
+    return state._make(fields)
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> None:
@@ -194,13 +188,12 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
         return
     parameters = list(parameters)
     users = summed([float(parameter.grad is not None) for parameter in parameters], device)
-    used = [parameter for parameter, count in zip(parameters, users, strict=True) if count]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(flat)
-    means = (flat / world_size()).split([parameter.numel() for parameter in used])
-    for parameter, mean in zip(used, means, strict=True):
-        parameter.grad = mean.view_as(parameter)
+    for parameter, count in zip(parameters, users, strict=True):
+        if count:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= world_size()
 
 
 def keep_freed_memory() -> None:
@@ -210,8 +203,6 @@ def keep_freed_memory() -> None:
     same activations again and again. By default glibc maps each large block anew and the kernel
     fills its pages with zeros, which costs more than many of the operations that use them.
     """
-    if not sys.platform.startswith("linux"):
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)

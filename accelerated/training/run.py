@@ -63,7 +63,6 @@ class Run:
     optimizer: torch.optim.Optimizer
     state: State  # of this process's lanes
     log: Log
-    plain: Model | None = None  # of --init, to which this run adds recurrence; freed before step 1
 
     step: int = 0  # iterations done
     gathered: int = 0  # iterations since the last update
@@ -79,15 +78,15 @@ class Run:
     best: float = math.inf  # lowest validation loss in bits per byte
     is_best: bool = False  # whether the last validation is the best so far, and not yet saved
 
-    def computing(self, model: Model | None = None) -> contextlib.AbstractContextManager:
-        """Inside, a model, the run's own if none is given, computes in the type of --dtype."""
-        return computing_in(model or self.model, getattr(torch, self.settings.training.dtype))
+    def computing(self) -> contextlib.AbstractContextManager:
+        """Inside, the model computes in the type of --dtype."""
+        return computing_in(self.model, getattr(torch, self.settings.training.dtype))
 
     @property
     def lanes_at_once(self) -> int:
         """How many lanes this process computes at a time."""
         training = self.settings.training
-        return training.batch // process.world_size() // training.accumulate
+        return process.lane_count(training.batch) // training.accumulate
 
     @property
     def ended(self) -> bool:
@@ -213,9 +212,8 @@ class Run:
 
         Raises InputError, and the last checkpoint stays, if a parameter is NaN or infinite.
         """
-        filled = [parameter for parameter in self.model.parameters() if parameter.numel()]
-        largest = torch.stack([parameter.detach().abs().max() for parameter in filled])
-        check_finite(self.step, {"parameters": largest.sum().item()})
+        norm = torch.nn.utils.get_total_norm(self.model.parameters())
+        check_finite(self.step, {"parameters": norm.item()})
         contents = settings_contents(self.settings) | {
             "parameters": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -151,8 +151,6 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {value}; it must lie in 0..1")
         if self.validation_prefix == 1:
             raise ValueError("validation_prefix is 1, of which nothing is predicted; give more")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         for name, possible in CHOICES.items():
             check_choice(name, getattr(self, name), possible)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
@@ -118,7 +117,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     query, key, value, _, bias, _ = relative
     content.content_attention(query, key, value, dropout=rate)
     assert rates(calls) == [rate]
-    block_recurrent.scaled_attention(query, key, value, bias[:, 0])  # it has no dropout
+    sliding_window.scaled_attention(query, key, value, bias[:, 0])  # it has no dropout
     assert rates(calls) == [0.0]
 
     _, usage = relative_shift.relative_attention(*relative, rate, measure=True)
@@ -132,7 +131,7 @@ def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
     relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
     relative_shift.relative_attention(*relative)
     query, key, value, _, bias, _ = relative
-    block_recurrent.scaled_attention(query, key, value, bias[:, 0])
+    sliding_window.scaled_attention(query, key, value, bias[:, 0])
     content.content_attention(query, key, value, dropout=0.1)
     content.content_attention(*(x.bfloat16() for x in (query, key, value)))
     content.content_attention(query, key.clone().requires_grad_(), value)
@@ -147,5 +146,5 @@ def test_one_key_takes_the_plain_path(device, calls):
     one_key = key[:, :, :1]
     one_value = value[:, :, :1]
     content.content_attention(query, one_key, one_value)
-    block_recurrent.scaled_attention(query, one_key, one_value, bias[:, 0])
+    sliding_window.scaled_attention(query, one_key, one_value, bias[:, 0])
     assert not rates(calls), "of one key the gradient of query and key must be exactly zero"

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 
 import eval as evaluation_script
 import train as training_script
-from accelerated import block_recurrent, replay
+from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
 from accelerated.generation.token_by_token import stepper_of
@@ -105,7 +105,7 @@ def test_doubles_are_refused():
 def on_a_gpus_branches(monkeypatch):
     """Let a CPU take the branches that any GPU takes."""
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)
-    for module in (block_recurrent, content, relative_shift, sliding_window, signed_distance):
+    for module in (content, relative_shift, sliding_window, signed_distance):
         monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import accelerated
-from accelerated.gpt2_weights import renamed
+from accelerated.gpt2_weights import load_decoder, renamed
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.folder import read_settings
@@ -79,7 +79,7 @@ def book(tmp_path):
 
 def decoder_of(folder, **changes):
     """The model of a folder in float64 with recurrence, whose parameters are random."""
-    from accelerated.any_decoder import AnyDecoder, load_decoder
+    from accelerated.any_decoder import AnyDecoder
 
     contents = load_decoder(folder, read_settings(folder))
     config = settings_from(contents, folder).model_config

@@ -28,7 +28,7 @@ OFTEN += ["--log-every", 1, "--dropout", 0.1]
 BRIEF = ["--sample", 0, "--validation-tokens", 120]
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions", 9),
-    "writing a checkpoint": ("accelerated.training.checkpoint", "file_checksum", 4),
+    "writing a checkpoint": ("torch", "save", 4),
     "tokenising": ("accelerated.data.tokenizers:ByteTokenizer", "encode", 3),
     "writing the manifest": ("accelerated.data.corpus", "open_cache", 1),
 }

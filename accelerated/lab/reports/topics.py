@@ -29,7 +29,7 @@ LANES = 64  # contexts that are continued at a time
 
 def sklearn(module: str) -> ModuleType:
     """A module of the package scikit-learn; raises InputError if it is not installed."""
-    return optional_package(f"sklearn.{module}", "topics needs", "topics", "scikit-learn")
+    return optional_package(f"sklearn.{module}", "topics needs", "topics")
 
 
 def drawn_pieces(

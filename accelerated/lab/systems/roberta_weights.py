@@ -102,8 +102,7 @@ def read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """(The file of weights in a folder, its tensors), without the prefix `roberta.`."""
     file = folder / "model.safetensors"
     if file.exists():
-        needs = ("a RoBERTa needs", "gpt2", "safetensors")
-        read = optional_package("safetensors.torch", *needs).load_file
+        read = optional_package("safetensors.torch", "a RoBERTa needs", "gpt2").load_file
     else:
         file = folder / "pytorch_model.bin"
         read = partial(torch.load, map_location="cpu", weights_only=True)

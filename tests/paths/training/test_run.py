@@ -22,10 +22,9 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
     (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
     (
         [*ON_A_CPU, "inductor"],
-        {"PATH": "", "CXX": "no"},
-        "needs a C++ compiler on a CPU, and no compiles nothing; install one",
+        {"PATH": "", "CXX": "c++"},
+        "needs a C++ compiler on a CPU, and there is no c++; install one",
     ),
-    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
     (
         [*ON_A_CPU, "cudagraphs"],
         {},

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from accelerated.data.config import DataConfig
-from accelerated.data.corpus import fingerprint
 from accelerated.data.recall import RecallConfig
+from accelerated.data.sources import fingerprint
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
 from accelerated.training.settings import (
