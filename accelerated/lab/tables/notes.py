@@ -137,7 +137,7 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.axhline(share, color="0.5", linewidth=1, linestyle=":")
         # Lines end near the lowest, so its words are left of all
         x, side = (0.01, "left") if share == min(chances.values()) else (1.05, "right")
-        style = {"color": "0.4", "fontsize": 7, "ha": side, "va": "bottom"}
+        style = {"color": "0.4", "fontsize": 6, "ha": side, "va": "bottom"}
         axes.text(x, share, known, transform=axes.get_yaxis_transform(), **style)
     if panel.seen:
         seen = float(panel.seen)
