@@ -100,8 +100,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         run["seconds"] = round(time.monotonic() - began, 1)
         runs.setdefault(row, {})[str(seed)] = run
 
-        known = [row for row in experiment.rows if row in runs]
-        record["runs"] = {row: dict(sorted(runs[row].items(), key=seed_of)) for row in known}
+        record["runs"] = {row: in_order(runs[row]) for row in experiment.rows if row in runs}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"
@@ -113,9 +112,9 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         temporary.write_text(experiment.page(record))
 
 
-def seed_of(item: tuple[str, dict]) -> int:
-    """The seed of a run in a record."""
-    return int(item[0])
+def in_order(by_seed: dict[str, dict]) -> dict[str, dict]:
+    """The runs of a row in the order of their seeds."""
+    return {seed: by_seed[seed] for seed in sorted(by_seed, key=int)}
 
 
 def conduct(experiment: Experiment, argv: list[str]) -> None:

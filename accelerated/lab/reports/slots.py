@@ -69,15 +69,6 @@ def writing(
     return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
 
-def longest_beginnings(documents: Sequence[Document], lanes: int, tokens: int) -> Parts:
-    """The first `tokens` predictions of the longest documents that have them, at most `lanes`."""
-    lengths = lengths_of(documents)
-    longest = np.argsort(-lengths, kind="stable")[:lanes].tolist()
-    return Parts(
-        documents, [(number, 0, tokens) for number in longest if lengths[number] >= tokens]
-    )
-
-
 def gradient_by_age(
     model: Memformer, documents: Sequence[Document], lanes: int, segments: int
 ) -> list[float]:
@@ -88,13 +79,16 @@ def gradient_by_age(
     """
     size = model.config.segment
     need = 2 * segments * size
-    beginnings = longest_beginnings(documents, lanes, need)
-    lanes = len(beginnings)
+    lengths = lengths_of(documents)
+    longest = np.argsort(-lengths, kind="stable")[:lanes].tolist()
+    spans = [(number, 0, need) for number in longest if lengths[number] >= need]
+    lanes = len(spans)
     if not lanes:
         lack = f"no document has {need:,} tokens to predict"
         raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
 
     device = next(model.parameters()).device
+    beginnings = Parts(documents, spans)
     read = [segment.to(device) for segment, _ in one_pass(beginnings, lanes, size)]
     with evaluating(model):
         with torch.no_grad():
