@@ -247,7 +247,7 @@ def test_usage_is_the_mean_attention_at_eviction():
     tokens = rng.integers(V, size=(2, N))
     _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
     (attend_cache, *_), *_ = caches[0]  # of the first layer
-    weights = attend_cache[1].weights
+    _, ((_, _, _, weights, *_), *_), *_ = attend_cache
     assert weights.shape == (2, H, N, C + M + N)
     to_oldest = weights.sum((1, 2))[:, C : C + N]  # the memory's first rows, which are evicted
     for b in range(2):
