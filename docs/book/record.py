@@ -96,7 +96,7 @@ def places_of(statement: ast.stmt) -> Iterator[Place]:
             case ast.Name(id=name) if name not in of_loops:
                 stored = isinstance(node.ctx, ast.Store)
                 yield Place(node.lineno, node.col_offset, (name,), stored, lines)
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute != "mT":
                 column = node.end_col_offset - len(attribute)
                 yield Place(node.lineno, column, (name, attribute), False, lines)
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key))):
