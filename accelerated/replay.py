@@ -204,7 +204,7 @@ def replay_segment(
                 gradients.append(gradient)
     torch.autograd.backward(outputs, gradients)
     # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
-    dbefore = [zero_if_none(field.grad, field).clone() for field in before]
+    dbefore = [zero_if_none(field.grad, field) for field in before]
     return part.detach(), detached(losses), detach(after), dbefore
 
 

@@ -190,7 +190,10 @@ def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) 
         ours = expected.get(name, "absent")
         theirs = given.get(name, "absent")
         if ours != theirs:
-            raise InputError(f"{path} does not fit the model: {name} should be {ours}, is {theirs}")
+            raise InputError(
+                f"{path} does not fit the model: {name} should be {ours}, is {theirs}; "
+                "leave out sizes that it was not trained with"
+            )
         if not parameters[name].isfinite().all():
             advice = "give another, or another --checkpoint, or train again"
             raise InputError(f"{path}: {name} has NaN or infinite values; {advice}")

@@ -150,39 +150,6 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
     assert "--compile inductor with --dtype bfloat16 crashed" in line
 
 
-@pytest.mark.parametrize(
-    "paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")]
-)
-def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
-    """A CUDA graph writes a segment's gradients where it wrote those of the segment before.
-
-    These are read only then.
-    """
-    model, segments, state = setting(paper, name)
-    leaf_of = replay.require_gradient
-    backward = torch.autograd.backward
-    fields = []  # of the states that get gradients
-    arriving = []  # the places of gradients that are passed on
-
-    def watched_leaf(state):
-        leaf = leaf_of(state)
-        fields.extend(leaf)
-        return leaf
-
-    def watched_backward(roots, gradients):
-        arriving.extend(gradient.data_ptr() for gradient in gradients[1:])
-        return backward(roots, gradients)
-
-    monkeypatch.setattr(replay, "require_gradient", watched_leaf)
-    monkeypatch.setattr(torch.autograd, "backward", watched_backward)
-    replay.memory_replay(model, segments, state)
-    with_gradient = [field for field in fields if field.grad is not None and field.numel()]
-    own = {field.grad.data_ptr() for field in with_gradient}
-    assert own
-    assert arriving
-    assert not own & set(arriving)
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""

@@ -1,5 +1,7 @@
-"""A GPU's kernel equals attention written out: on a CPU by Triton's interpreter, in a process
-of its own, as Triton decides when it is imported; on a GPU as it is.
+"""A GPU's kernels equal attention and a loss written out.
+
+On a CPU they run by Triton's interpreter, in a process of its own, as Triton decides when it is
+imported; on a GPU as they are.
 """
 
 import math
@@ -17,6 +19,7 @@ DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")
 TOLERANCE = 5e-3 if ON_A_GPU else 2e-6  # relative norm, in bfloat16 or float32
 DTYPE = torch.bfloat16 if ON_A_GPU else torch.float32
 SCALE = 0.3
+IGNORED = -100
 
 # (lanes, heads, queries, keys, width, columns, shift); a table for all queries if shift is 0
 CASES = {
@@ -141,6 +144,27 @@ def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():
         for other in masks[:number]:
             both = (mask & other).sum().item() / seen
             assert abs(both - 0.75**2) < 0.055, "two masks know of each other"
+
+
+@pytest.mark.parametrize("rows, words, columns", [(5, 7, 7), (3, 4096, 4160), (4, 9001, 9024)])
+def test_the_losss_kernel_equals_the_plain_path(rows, words, columns):
+    """Nats and gradient: of the first and the last word, of an ignored row, of extreme logits."""
+    needs_kernels()
+    from accelerated.loss import chunks
+    from accelerated.loss.on_a_gpu import nats_in_place
+
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(rows, columns, device=DEVICE)
+    logits[0] *= 1e4
+    logits = logits.to(DTYPE)
+    targets = torch.tensor([words - 1, IGNORED, 0, words // 2, 1][:rows], device=DEVICE)
+    expected, gradient = chunks.nats_and_gradient(logits.double(), targets, words, IGNORED)
+    gradient[1] = 0.0
+    found = nats_in_place(logits, targets, words, IGNORED)
+    assert found[1] == 0.0, "an ignored row counts"
+    torch.testing.assert_close(found.double().sum(), expected, rtol=1e-5, atol=1e-4)
+    tolerance = 5e-3 if ON_A_GPU else 1e-6
+    torch.testing.assert_close(logits.double(), gradient, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU")

@@ -264,7 +264,7 @@ def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys)
     run = tmp_path / "xl"
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", run)
     line = refused(capsys, run, "--compressed-memory", 4)
-    words = "sizes the model needs layers.0.compression.weight, which .*xl does not have; leave"
+    words = "xl does not fit the model: layers.0.compression.weight should be .*, is absent; leave"
     assert re.search(words, line)
 
 
