@@ -1,8 +1,7 @@
 """Compressive Transformer in PyTorch: the fast version of reference/compressive.py.
 
-Each layer attends to its segment's N rows, to the M rows before them (memory), and to C compressed
-rows of what is older. What leaves memory is compressed, c rows to one. Without compressed memory it
-is Transformer-XL.
+Each layer attends to its segment's N rows, to M rows before them (memory), and to C rows of what is
+older: what leaves memory is compressed, c rows to one. Transformer-XL has no compressed memory.
 
 Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
 width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
