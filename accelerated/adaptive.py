@@ -65,10 +65,13 @@ class AdaptiveSoftmax(NamedTuple):
             hidden = torch.where((tokens >= start)[..., None], rows, hidden)
         return hidden
 
+    def head_matrix(self) -> Tensor:
+        """The first band's words, then a row for each cluster: (first cutoff + tails, D)."""
+        return torch.cat([self.embedding, self.clusters])
+
     def head(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., first cutoff + tails) of the first band and of each cluster."""
-        matrix = torch.cat([self.embedding, self.clusters])
-        return log_softmax(logits_from(hidden, matrix))
+        return log_softmax(logits_from(hidden, self.head_matrix()))
 
     def within(self, tail: Tail, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V') of a tail's words, given its cluster."""
@@ -102,8 +105,7 @@ class AdaptiveSoftmax(NamedTuple):
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
             nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start, ignored)
-        matrix = torch.cat([self.embedding, self.clusters])
-        return nats + nats_of(hidden, matrix, in_head, ignored)
+        return nats + nats_of(hidden, self.head_matrix(), in_head, ignored)
 
 
 def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor, ignored: int) -> Tensor:
