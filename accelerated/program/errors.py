@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 OUT_OF_MEMORY = (
     "out of memory; give a smaller --batch or smaller sizes; "
@@ -80,12 +80,15 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     """Run main(*given).
 
     An InputError prints one line to stderr and exits with code 2, Ctrl-C with 130. An output that
-    is full or gone stops it only if it must be `heard`.
+    is full or gone stops it only if it must be `heard`; a full one is answered at the end.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with errors_in_one_line(name, ("stderr",) if heard else ("stdout", "stderr")):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
+        lost = Unheard.lost.get(1)
+        if lost and not isinstance(lost, BrokenPipeError):
+            raise lost
     if "WORLD_SIZE" in os.environ:
         # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
@@ -94,20 +97,31 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
 class Unheard(io.FileIO):
     """An output that drops what cannot be written: its reader may go away, its disk be full."""
 
+    lost: ClassVar[dict[int, OSError]] = {}  # the last error of each
+
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except OSError:
+        except OSError as error:
+            self.lost[self.fileno()] = error
             return memoryview(data).nbytes
 
 
-def drop_unheard(names: Collection[str]) -> None:
-    """Make the outputs of these names Unheard, unless somebody has put others in their place."""
-    for name in names:
-        own = getattr(sys, f"__{name}__")
-        if getattr(sys, name) is own and own is not None:
-            output = io.BufferedWriter(Unheard(own.fileno(), "w", closefd=False))
-            setattr(sys, name, io.TextIOWrapper(output, own.encoding, line_buffering=True))
+def open_outputs(unheard: Collection[str]) -> None:
+    """Make the outputs of these names Unheard, and those that were closed, as by `>&-`.
+
+    A closed one gets its place back, which the next file to be opened would take.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        is_own = stream is getattr(sys, f"__{name}__")  # or somebody has put it there
+        if is_own and (stream is None or name in unheard):
+            output = io.BufferedWriter(Unheard(number, "w", closefd=False))
+            encoding = stream and stream.encoding
+            setattr(sys, name, io.TextIOWrapper(output, encoding, line_buffering=True))
 
 
 @contextlib.contextmanager
@@ -116,7 +130,7 @@ def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Ite
 
     What the output cannot encode is escaped. Outputs that are `unheard` stop no work.
     """
-    drop_unheard(unheard)
+    open_outputs(unheard)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+STOPS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has no SIGHUP
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 

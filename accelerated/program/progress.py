@@ -43,6 +43,7 @@ class Progress(tqdm):
             disable=not show,
             delay=SECONDS if self.lines else 0.0,
             mininterval=SECONDS if self.lines else 0.5,
+            maxinterval=SECONDS if self.lines else 10.0,
             bar_format=LINE if self.lines else None,
         )
 

@@ -9,6 +9,7 @@ import datetime
 import gc
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -50,6 +51,8 @@ def check_memory(
     tokens: of a step
     copies: of each parameter, such as its moments
     """
+    if not hasattr(os, "sysconf"):
+        return
     there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     layers = [value for name, value in vars(config).items() if name.endswith("layers")]
     least = LAYER * sum(value for value in layers if isinstance(value, int))
@@ -203,6 +206,8 @@ def keep_freed_memory() -> None:
     same activations again and again. By default glibc maps each large block anew and the kernel
     fills its pages with zeros, which costs more than many of the operations that use them.
     """
+    if not sys.platform.startswith("linux"):
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
