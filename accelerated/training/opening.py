@@ -8,9 +8,11 @@ import dataclasses
 import math
 import os
 import shlex
-import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -85,14 +87,24 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
     if training.compile != "inductor" or device.type != "cpu":
         return
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
+    if not compiles(compiler):
         raise InputError(
-            f"--compile inductor needs a C++ compiler on a CPU, and there is no {compiler}; "
+            f"--compile inductor needs a C++ compiler on a CPU, and {compiler} compiles nothing; "
             "install one and name it in CXX, or omit --compile"
         )
     if training.dtype == "bfloat16":
         crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
         raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
+
+
+def compiles(compiler: str) -> bool:
+    """Whether a C++ compiler makes a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "made")
+        command = [compiler, "-x", "c++", "-c", os.devnull, "-o", made]
+        with contextlib.suppress(OSError):
+            subprocess.run(command, capture_output=True)
+        return made.exists()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
     (
         [*ON_A_CPU, "inductor"],
         {"PATH": "", "CXX": "c++"},
-        "needs a C++ compiler on a CPU, and there is no c++; install one",
+        "needs a C++ compiler on a CPU, and c++ compiles nothing; install one",
     ),
+    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
     (
         [*ON_A_CPU, "cudagraphs"],
         {},
