@@ -7,6 +7,7 @@ embedding of the model's width; each other band, a tail, has a narrow one and a 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +20,7 @@ from accelerated.attention.heads import (
     parameter,
     takes_kernels,
 )
+from accelerated.data.lanes import move
 from accelerated.loss.chunks import ChunkedNats, rows_at_once
 
 
@@ -90,17 +92,23 @@ class AdaptiveSoftmax(NamedTuple):
             bands.append(cluster + self.within(tail, hidden))
         return torch.cat(bands, -1)
 
-    def summed_nats(self, hidden: Tensor, targets: Tensor, ignored: int) -> Tensor:
+    def rows_of_tails(self, aims: np.ndarray, device: torch.device) -> list[Tensor]:
+        """Which of the targets (R,), known to the host, are in each tail: numbers on the device."""
+        found = [np.flatnonzero((aims >= start) & (aims < stop)) for _, start, stop in self.bands()]
+        return [move(torch.from_numpy(rows), device) for rows in found]
+
+    def summed_nats(
+        self, hidden: Tensor, targets: Tensor, ignored: int, rows_of_tails: Sequence[Tensor]
+    ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it. The host asks the device which
-        rows these are, and waits for it, as torch's AdaptiveLogSoftmaxWithLoss does.
+        A tail is computed only for the rows whose target is in it.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster
         nats = 0.0
-        for number, (tail, start, stop) in enumerate(self.bands()):
-            rows = rows_of((targets >= start) & (targets < stop))
+        bands = zip(self.bands(), rows_of_tails, strict=True)
+        for number, ((tail, start, _), rows) in enumerate(bands):
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
@@ -114,16 +122,6 @@ def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor, ignored: int) -> Te
         return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), ignored)
     logs = log_softmax(logits_from(hidden, matrix))
     return functional.nll_loss(logs, targets, reduction="sum", ignore_index=ignored)
-
-
-def rows_of(inside: Tensor) -> Tensor:
-    """The numbers of the rows (R,) that are true.
-
-    The meta device has no values, so a tenth of the rows is assumed.
-    """
-    if inside.is_meta:
-        return inside.new_empty(-(-len(inside) // 10), dtype=torch.long)
-    return inside.nonzero()[:, 0]
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 
 A segment of a small model is a thousand launches, and a GPU waits for each of them. A graph records
 launches once and repeats them as one. What is recorded is the model: reading a segment, and its
-backward pass. The loss between them is not: it may ask the host how many rows there are.
+backward pass. The loss between them is not: the rows of an adaptive softmax's tails change their number.
 
 A graph reads and writes fixed memory. So its inputs are copied there, and its results are copied
 from there before the next one writes over them. There is a graph for each Kind of stretch: some
@@ -32,12 +32,11 @@ from accelerated.replay import (
     advance_segment,
     detached,
     last_to_first,
+    nats_of_segment,
     parts_of_the_objective,
     read_segment,
     seeded,
     summed_losses,
-    summed_nats,
-    targets_of,
     zero_if_none,
 )
 
@@ -311,7 +310,7 @@ class Stretch:
         auxiliary = []
         for (_, reading), segment, dhidden in zip(reads, segments, self.dhidden, strict=True):
             hidden = reading.hidden.detach().requires_grad_()
-            nats = summed_nats(hidden, self.graphs.model.output_matrix(), targets_of(segment))
+            nats = nats_of_segment(hidden, self.graphs.model, segment)
             part = nats / scored
             part.backward()
             dhidden.copy_(zero_if_none(hidden.grad, hidden))

@@ -13,8 +13,8 @@ the model's initial state, which does get gradient. If nothing is scored, the lo
 has a seed of its own for random numbers (dropout), so that all methods draw the same; each process,
 whose number is `rank`, draws others.
 
-Nothing here asks a GPU for a number, which would wait for all work before it (an adaptive softmax
-does): segments know what is scored and where documents start. Logits are made in chunks of rows
+Nothing here asks a GPU for a number, which would wait for all work before it: segments know what is
+scored and where documents start. Logits are made in chunks of rows
 (`summed_nats`); evaluation/score.py uses them too.
 """
 
@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -227,7 +228,7 @@ def run_segment(model: Trained, segment: Segment, state: State, seed: int, score
     """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
         reading = read_segment(model, segment, state)
-    nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
+    nats = nats_of_segment(reading.hidden, model, segment)
     return nats / scored, reading.auxiliary, reading.state
 
 
@@ -306,10 +307,19 @@ def summed_losses(parts: list[Losses], weight: float) -> Losses:
 # The loss
 
 
-def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor:
+def nats_of_segment(hidden: Tensor, model: Trained, segment: Segment) -> Tensor:
+    """Summed -log p of what is scored in a segment, from a Reading's hidden (B, N, D)."""
+    matrix = model.output_matrix()
+    return summed_nats(hidden, matrix, targets_of(segment), segment.scored_targets)
+
+
+def summed_nats(
+    hidden: Tensor, matrix: OutputMatrix, targets: Tensor, aims: np.ndarray | None = None
+) -> Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
-    Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
+    Targets that are IGNORED do not count. aims are the targets on the host, where those that do not
+    count are negative; without them an adaptive softmax asks the device. If there are more than CHUNK logits, only a chunk exists
     at a time; of an AdaptiveSoftmax all of its head's do. An unaligned matrix takes the same path,
     which does not keep the aligned one.
     """
@@ -320,8 +330,11 @@ def summed_nats(hidden: Tensor, matrix: OutputMatrix, targets: Tensor) -> Tensor
         if len(scored) < len(hidden):
             hidden = hidden.index_select(0, scored)
             targets = targets[scored]
+        aims = None
     if isinstance(matrix, AdaptiveSoftmax):
-        return matrix.summed_nats(hidden, targets, IGNORED)
+        aims = targets.cpu().numpy() if aims is None else aims.flatten()
+        rows_of_tails = matrix.rows_of_tails(aims, hidden.device)
+        return matrix.summed_nats(hidden, targets, IGNORED, rows_of_tails)
     if takes_kernels(hidden) and torch.is_grad_enabled():
         return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), IGNORED)
     unaligned = rows_missing(matrix) > 0 and torch.is_grad_enabled()

@@ -13,7 +13,7 @@ from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import predictions
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients, setting
-from tests.helpers.variants import ONE_OF_EACH, over
+from tests.helpers.variants import ONE_OF_EACH, over, pairs
 
 # Logits at a time; a segment of 2 lanes has 132 to 264
 CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}
@@ -26,7 +26,7 @@ def on_host(request, monkeypatch):
         monkeypatch.setattr(replay, "on_host", lambda tensor: False)
 
 
-@over(ONE_OF_EACH)
+@over(ONE_OF_EACH + pairs(compressive="adaptive-conv-bptt"))
 def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatch):
     """With softmax written out on the logits of forward: the sum, and every gradient."""
     model, [segment, *_], state = setting(paper, name, dropout=0.0)
@@ -39,7 +39,7 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
         monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
         hidden = model.read(segment.tokens, state, *replay.task_of(segment)).hidden
-        nats = replay.summed_nats(hidden, model.output_matrix(), replay.targets_of(segment))
+        nats = replay.nats_of_segment(hidden, model, segment)
         (3 * nats).backward()
         assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11, chunk)
 

@@ -154,8 +154,9 @@ class Segment(NamedTuple):
     task: Task | None = None  # None if every lane continues its text
     # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
     place: np.ndarray | None = None
-    # any_starts of a segment that `to` has moved, so that its device need not be asked
+    # any_starts and scored_targets of a segment that `to` has moved: its device need not be asked
     begins: bool | None = None
+    aims: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
         return Segment(
@@ -166,6 +167,7 @@ class Segment(NamedTuple):
             None if self.task is None else self.task.to(device),
             self.place,
             self.any_starts,
+            self.scored_targets,
         )
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
@@ -177,6 +179,7 @@ class Segment(NamedTuple):
             self.starts[rows],
             None if self.task is None else self.task.keep_lanes(rows),
             None if self.place is None else self.place[rows],
+            aims=None if self.aims is None else self.aims[rows],
         )
 
     def begun_anew(self) -> Segment:
@@ -189,6 +192,13 @@ class Segment(NamedTuple):
         if self.begins is not None:
             return self.begins
         return bool(self.starts.cpu().numpy().any())
+
+    @property
+    def scored_targets(self) -> np.ndarray:
+        """The targets (B, N) on the host, -1 if they are not scored."""
+        if self.aims is not None:
+            return self.aims
+        return np.where(self.scored.cpu().numpy(), self.targets.cpu().numpy(), -1)
 
 
 def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:

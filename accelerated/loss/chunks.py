@@ -34,17 +34,21 @@ class ChunkedNats(torch.autograd.Function):
         words = len(matrix)
         matrix = aligned(matrix)  # (V', D)
         counts = (targets != ignored)[:, None]  # (R, 1)
+        has_zeros = takes_kernels(hidden)  # as the gradient of what is ignored
+        counted = hidden if has_zeros else hidden * counts
         total = 0.0
         dhidden = torch.empty_like(hidden)
-        dmatrix = torch.zeros_like(matrix, dtype=exact)
-        given = (hidden, hidden * counts, targets, dhidden)
-        for chunk, counted, aims, dchunk in zip(*(x.split(rows) for x in given), strict=True):
+        dmatrix = None
+        given = (hidden, targets, counted, dhidden)
+        for chunk, aims, factor, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')
             nats, dlogits = nats_and_gradient(logits, aims, words, ignored)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
-            dmatrix += dlogits.T @ counted
-        dhidden *= counts  # what is ignored has none
+            product = dlogits.T @ factor
+            dmatrix = product if dmatrix is None else dmatrix.to(exact).add_(product)
+        if not has_zeros:
+            dhidden *= counts
         ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
         return total
 
@@ -61,7 +65,8 @@ def nats_and_gradient(
     """Summed nats, in float32 or better, and the gradient of logits (n, V').
 
     That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
-    overwritten. A row whose target is ignored counts no nats; its gradient means nothing.
+    overwritten. A row whose target is ignored counts no nats; its gradient is zero by the kernel,
+    and means nothing by the plain path.
     """
     if takes_kernels(logits):
         from accelerated.loss.on_a_gpu import nats_in_place  # Triton: on a GPU alone

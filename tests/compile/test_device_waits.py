@@ -29,7 +29,7 @@ QUESTIONS = {
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 CASES = ONE_OF_EACH + pairs(
-    compressive="most_used-none conv-attention_reconstruction",
+    compressive="most_used-none conv-attention_reconstruction adaptive-conv-bptt",
     memformer="encoder-decoder-xl",
     block_recurrent="lstm-dual-feedback",
     pretrained_recurrence="plain",

@@ -20,7 +20,7 @@ from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.memformer import Memformer, State
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
-from accelerated.replay import summed_nats, targets_of
+from accelerated.replay import nats_of_segment
 
 SHOWN = 8  # tokens that are shown
 OFTEN = 20  # of those that were read so often
@@ -100,7 +100,7 @@ def gradient_by_age(
             reading = model.read(segment.tokens, state)
             state = State._make(reading.state)
             memories.append(state.memory)
-        loss = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
+        loss = nats_of_segment(reading.hidden, model, segment)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
     if not norms[-1]:
         lack = f"segment {2 * segments} has no scored token that memory changes"

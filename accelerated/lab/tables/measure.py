@@ -139,15 +139,24 @@ def train_rows(
     Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
     """
     grids = grids or dict.fromkeys(table.rows, table.grid)
-    first = Trial("the first run", table.first)
-    if table.first:
-        workshop.train([first], FIRST_ENDS)
-    begun = str(workshop.folder(first))
 
+    def seeds_of(name: str) -> Sequence[int]:
+        return seeds or (HEADLINE_SEEDS if name in table.headline else SEEDS)
+
+    def first_of(name: str, seed: int) -> Trial:
+        own = table.rows[name].first
+        return Trial(name, own, seed) if own else Trial("the first run", table.first)
+
+    def trial_of(name: str, choice: str, seed: int) -> Trial:
+        begun = str(workshop.folder(first_of(name, seed)))
+        options = join(table.options, table.rows[name].options).replace("FIRST", begun)
+        return Trial(name, join(options, choice), seed)
+
+    firsts = [first_of(name, seed) for name in grids for seed in seeds_of(name)]
+    workshop.train([first for first in firsts if first.options], FIRST_ENDS)
     tried = {}  # {row: {choice: its trial}}
     for name, choices in grids.items():
-        options = join(table.options, table.rows[name].options).replace("FIRST", begun)
-        tried[name] = {choice: Trial(name, join(options, choice)) for choice in choices}
+        tried[name] = {choice: trial_of(name, choice, 0) for choice in choices}
     to_tune = [choices for choices in tried.values() if len(choices) > 1]
     if to_tune:
         workshop.train(trial for choices in to_tune for trial in choices.values())
@@ -159,8 +168,7 @@ def train_rows(
     trials = {}
     for name, choices in tried.items():
         choice = best(tuning_of(choices)) if len(choices) > 1 else grids[name][0]
-        own = HEADLINE_SEEDS if name in table.headline else SEEDS
-        trials[name] = [choices[choice]._replace(seed=seed) for seed in seeds or own]
+        trials[name] = [trial_of(name, choice, seed) for seed in seeds_of(name)]
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return {name: tuning_of(choices) for name, choices in tried.items()}, trials
 

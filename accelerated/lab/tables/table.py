@@ -37,6 +37,7 @@ class Row(NamedTuple):
     options: str  # of train.py, beside the table's
     paper: str = ""  # what the paper reports for it
     asked: str = ""  # words that each question to eval.py about this row ends with
+    first: str = ""  # options of the row's own first run, which has the same seed
 
 
 class Measure(NamedTuple):
@@ -86,7 +87,7 @@ class Table(NamedTuple):
     answer: str  # the sentence that answers the title's question, if a page was published
     change: str  # what would change that answer
     beside: str  # "record: row": the best row on the same text, which the page shows below its own
-    options: str  # of every row; FIRST stands for the folder of the first run
+    options: str  # of every row; FIRST stands for the folder of the first run, or of the row's own
     rows: dict[str, Row]
     measures: list[Measure]
     # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or
