@@ -319,9 +319,10 @@ def summed_nats(
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
     Targets that are IGNORED do not count. aims are the targets on the host, where those that do not
-    count are negative; without them an adaptive softmax asks the device. If there are more than CHUNK logits, only a chunk exists
-    at a time; of an AdaptiveSoftmax all of its head's do. An unaligned matrix takes the same path,
-    which does not keep the aligned one.
+    count are negative; without them an adaptive softmax asks the device.
+
+    If there are more than CHUNK logits, only a chunk exists at a time; of an AdaptiveSoftmax all of
+    its head's do. An unaligned matrix takes the same path, which does not keep the aligned one.
     """
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
