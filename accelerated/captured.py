@@ -311,7 +311,7 @@ class Stretch:
         auxiliary = []
         for (_, reading), segment, dhidden in zip(reads, segments, self.dhidden, strict=True):
             hidden = reading.hidden.detach().requires_grad_()
-            nats = nats_of_segment(hidden, self.graphs.model, segment)
+            nats = nats_of_segment(hidden, self.graphs.model.output_matrix(), segment)
             part = nats / scored
             part.backward()
             dhidden.copy_(zero_if_none(hidden.grad, hidden))

@@ -125,6 +125,7 @@ class Layer(Recomputable):
         key, query, value = project_heads(x, matrices, self.config.heads, 3)
         return key, query, value
 
+    @region
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
         retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
@@ -180,7 +181,7 @@ class Memorizing(Model):
         """
         self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        memory = searchable(state.memory_keys, state.memory_values)
+        memory = self.memory_of(state)
         by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
         length = tokens.shape[1]
         offsets = offsets_for(x, by_distance, length, self.config.head_width)  # (L, H, N, 2N)
@@ -195,6 +196,11 @@ class Memorizing(Model):
     def advance(self, tokens: Tensor, state: State) -> NamedTuple:
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state).state
+
+    @region
+    def memory_of(self, state: State) -> Memory:
+        """What the memory layer's queries are looked up in."""
+        return searchable(state.memory_keys, state.memory_values)
 
     @region
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:

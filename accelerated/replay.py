@@ -228,7 +228,7 @@ def run_segment(model: Trained, segment: Segment, state: State, seed: int, score
     """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
         reading = read_segment(model, segment, state)
-    nats = nats_of_segment(reading.hidden, model, segment)
+    nats = nats_of_segment(reading.hidden, model.output_matrix(), segment)
     return nats / scored, reading.auxiliary, reading.state
 
 
@@ -307,9 +307,8 @@ def summed_losses(parts: list[Losses], weight: float) -> Losses:
 # The loss
 
 
-def nats_of_segment(hidden: Tensor, model: Trained, segment: Segment) -> Tensor:
+def nats_of_segment(hidden: Tensor, matrix: OutputMatrix, segment: Segment) -> Tensor:
     """Summed -log p of what is scored in a segment, from a Reading's hidden (B, N, D)."""
-    matrix = model.output_matrix()
     return summed_nats(hidden, matrix, targets_of(segment), segment.scored_targets)
 
 

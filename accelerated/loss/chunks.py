@@ -5,6 +5,7 @@ makes a chunk's loss and gradient (on_a_gpu.py).
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class ChunkedNats(torch.autograd.Function):
         counted = hidden if has_zeros else hidden * counts
         total = 0.0
         dhidden = torch.empty_like(hidden)
-        dmatrix = None
+        dmatrix: Any = None  # there is a chunk, even without rows
         given = (hidden, targets, counted, dhidden)
         for chunk, aims, factor, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')

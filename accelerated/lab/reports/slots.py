@@ -100,7 +100,7 @@ def gradient_by_age(
             reading = model.read(segment.tokens, state)
             state = State._make(reading.state)
             memories.append(state.memory)
-        loss = nats_of_segment(reading.hidden, model, segment)
+        loss = nats_of_segment(reading.hidden, model.output_matrix(), segment)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
     if not norms[-1]:
         lack = f"segment {2 * segments} has no scored token that memory changes"
