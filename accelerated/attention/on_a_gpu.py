@@ -5,7 +5,9 @@ copied (relative_shift.py). No key is copied, and scores that no query sees are 
 gradient of the offset is written once for each query, where the distance is, and not added up.
 
 A key that query i sees has a column c = j - i + shift, 0 <= c < C. Columns go from far to near, as
-keys do. B lanes, H heads, N queries, K keys, E width of a head, C columns.
+keys do. If the first keys have distances of their own, their columns stand before the others': from
+key j = split on, c is larger by skip. B lanes, H heads, N queries, K keys, E width of a head, C
+columns.
 
 Triton comes with torch's builds for CUDA. Its interpreter runs these kernels on a CPU, as the tests
 do (TRITON_INTERPRET=1).
@@ -52,20 +54,20 @@ def store_rows(tensor, values, lane_head, heads, rows, count, E: tl.constexpr):
 
 @triton.jit
 def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
-    """Write zeros to a query's first columns, whose distance has no key; `most` of any query."""
+    """Write zeros to a query's `counts` columns, whose distance has no key; `most` of any query."""
     for start in range(0, most, KEYS):
         column = start + tl.arange(0, KEYS)[None, :]
-        zeros = tl.zeros([counts.shape[0], KEYS], offsets.dtype.element_ty)
+        zeros = tl.zeros([is_row.shape[0], KEYS], offsets.dtype.element_ty)
         tl.store(offsets + column, zeros, mask=(column < counts) & is_row)
 
 
 @triton.jit
-def scores_of(first, second, offsets, i, j, N, K, C, shift, scale):
+def scores_of(first, second, offsets, i, j, N, K, C, shift, split, skip, scale):
     """Scores in base 2 of the rows of queries and keys, their columns, and which are seen.
 
     The first rows are those of axis 0: queries, if i is (rows, 1) and j (1, rows), or keys.
     """
-    column = j - i + shift
+    column = j - i + shift + tl.where(j >= split, skip, 0)
     seen = (column >= 0) & (column < C) & (j < K) & (i < N)
     added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
     scores = (tl.dot(first, tl.trans(second)) * scale + added) * LOG2_E
@@ -108,7 +110,7 @@ def forward_kernel(
     out,  # (B, H, N, E)
     seed,  # of dropout
     log_sum,  # (BH, N)
-    heads, N, K, C, shift, scale, rate,
+    heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -126,13 +128,14 @@ def forward_kernel(
     total = tl.zeros([QUERIES], tl.float32)
     attended = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + C, K)
+    end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
-        scores, column, _ = scores_of(q, k, offsets, i[:, None], j[None, :], N, K, C, shift, scale)
-
+        scores, column, _ = scores_of(
+            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale
+        )
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         smaller = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
@@ -160,7 +163,7 @@ def query_kernel(
     seed,  # of dropout
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads, N, K, C, shift, scale, rate,
+    heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -180,16 +183,19 @@ def query_kernel(
     doffsets = addresses(doffset, lane_head, heads, i[:, None])
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
-    store_zeros(doffsets, shift - i[:, None], shift - first, (i < N)[:, None], KEYS)
+    before = shift - i[:, None]  # columns before key 0's
+    is_query = (i < N)[:, None]
+    store_zeros(doffsets, before, shift - first, is_query, KEYS)
+    store_zeros(doffsets + split + before, skip, skip, is_query, KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + C, K)
+    end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
         scores, column, seen = scores_of(
-            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, scale
+            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale
         )
         weights = tl.exp2(scores - divisor[:, None])
         dweights = tl.dot(do, tl.trans(v))
@@ -213,7 +219,7 @@ def key_kernel(
     seed,  # of dropout
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads, N, K, C, shift, scale, rate,
+    heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -229,7 +235,7 @@ def key_kernel(
 
     dk = tl.zeros([KEYS, E], tl.float32)
     dv = tl.zeros([KEYS, E], tl.float32)
-    begin = tl.maximum(first + shift - C + 1, 0) // QUERIES * QUERIES
+    begin = tl.maximum(first + shift - (C - skip) + 1, 0) // QUERIES * QUERIES
     end = tl.minimum(first + KEYS + shift, N)
     for start in range(begin, end, QUERIES):
         i = start + tl.arange(0, QUERIES)
@@ -239,7 +245,9 @@ def key_kernel(
         along = tl.load(delta + lane_head * N + i, mask=i < N, other=0.0)
 
         offsets = addresses(offset, lane_head, heads, i[None, :])
-        scores, column, _ = scores_of(k, q, offsets, i[None, :], j[:, None], N, K, C, shift, scale)
+        scores, column, _ = scores_of(
+            k, q, offsets, i[None, :], j[:, None], N, K, C, shift, split, skip, scale
+        )
         weights = tl.exp2(scores - divisor[None, :])
         dweights = tl.dot(v, tl.trans(do))
         dropped = weights
@@ -277,6 +285,8 @@ def distance_attention(
     shift: int,
     scale: float,
     dropout: float = 0.0,
+    split: int = 0,
+    skip: int = 0,
 ) -> Tensor:
     """softmax(q.k_j scale + offset_c) v_j over the keys that a query sees, (B, H, N, E).
 
@@ -284,10 +294,11 @@ def distance_attention(
     key, value: (B, H, K, E)
     offset: (H, C), or (B, H, N, C) if each query has its own
     shift: key j has the column c = j - i + shift
+    split, skip: from key `split` on, c is larger by `skip`
     dropout: the rate at which weights are dropped
     """
     seed = torch.randint(2**31, (1,), device=query.device) if dropout else query.new_empty(0)
-    out, _ = attend(query, key, value, offset, seed, shift, scale, dropout)
+    out, _ = attend(query, key, value, offset, seed, shift, scale, dropout, split, skip)
     return out
 
 
@@ -301,16 +312,19 @@ def attend(
     shift: int,
     scale: float,
     dropout: float,
+    split: int = 0,
+    skip: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attended (B, H, N, E), and the logarithm of each softmax's divisor (BH, N)."""
     batch, heads, length, width = query.shape
     out = heads_last(query)
     log_sum = query.new_empty(batch * heads, length, dtype=torch.float32)
     given = addressed(query, key, value, by_query(offset), out)
-    sizes = (heads, length, key.shape[2], offset.shape[-1], shift, scale, dropout, dropout > 0)
+    sizes = (heads, length, key.shape[2], offset.shape[-1], shift, split, skip)
     chosen = FORWARD.get(width, SMALL)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
-    forward_kernel[grid](*given, seed, log_sum, *sizes, width, **chosen)
+    rates = (scale, dropout, dropout > 0)
+    forward_kernel[grid](*given, seed, log_sum, *sizes, *rates, width, **chosen)
     return out, log_sum
 
 
@@ -327,6 +341,8 @@ def attend_backward(
     shift: int,
     scale: float,
     dropout: float,
+    split: int,
+    skip: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and offset."""
     batch, heads, length, width = query.shape
@@ -339,18 +355,19 @@ def attend_backward(
     else:
         doffset = torch.empty_like(offset)
     delta = torch.empty_like(log_sum)
-    sizes = (heads, length, keys, offset.shape[-1], shift, scale, dropout, dropout > 0, width)
+    sizes = (heads, length, keys, offset.shape[-1], shift, split, skip)
+    rates = (scale, dropout, dropout > 0, width)
     inputs = (query, key, value, by_query(offset))
 
     chosen = BACKWARD_OF_QUERIES.get(width, SMALL)
     given = addressed(*inputs, out, dout, dquery, doffset)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
-    query_kernel[grid](*given, seed, log_sum, delta, *sizes, **chosen)
+    query_kernel[grid](*given, seed, log_sum, delta, *sizes, *rates, **chosen)
 
     chosen = BACKWARD_OF_KEYS.get(width, SMALL)
     given = addressed(*inputs, dout, dkey, dvalue)
     grid = (triton.cdiv(keys, chosen["KEYS"]), batch * heads)
-    key_kernel[grid](*given, seed, log_sum, delta, *sizes, **chosen)
+    key_kernel[grid](*given, seed, log_sum, delta, *sizes, *rates, **chosen)
     if offset.dim() == 2:
         doffset = doffset.sum((0, 2), dtype=torch.float32).to(offset.dtype)
     return dquery, dkey, dvalue, doffset
@@ -371,27 +388,27 @@ def addressed(*tensors: Tensor) -> list[tuple]:
 
 
 @attend.register_fake
-def _(query, key, value, offset, seed, shift, scale, dropout):
+def _(query, key, value, offset, *_):
     return heads_last(query), query.new_empty(query.shape[:2].numel(), query.shape[2]).float()
 
 
 @attend_backward.register_fake
-def _(query, key, value, offset, seed, out, dout, log_sum, shift, scale, dropout):
+def _(query, key, value, offset, *_):
     return tuple(torch.empty_like(each) for each in (query, key, value, offset))
 
 
 def save(ctx, inputs, output) -> None:
     """Keep what the backward pass needs."""
-    *tensors, shift, scale, dropout = inputs
+    tensors = inputs[:5]  # up to the seed
     ctx.save_for_backward(*tensors, *output)
-    ctx.given = (shift, scale, dropout)
+    ctx.numbers = inputs[5:]
 
 
 def backward(ctx, dout: Tensor, _):
     query, key, value, offset, seed, out, log_sum = ctx.saved_tensors
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     tensors = (query, key, value, offset, seed, out, dout, log_sum)
-    return *attend_backward(*tensors, *ctx.given), None, None, None, None
+    return *attend_backward(*tensors, *ctx.numbers), None, *[None for _ in ctx.numbers]
 
 
 attend.register_autograd(backward, setup_context=save)

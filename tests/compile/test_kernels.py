@@ -21,7 +21,8 @@ DTYPE = torch.bfloat16 if ON_A_GPU else torch.float32
 SCALE = 0.3
 IGNORED = -100
 
-# (lanes, heads, queries, keys, width, columns, shift); a table for all queries if shift is 0
+# (lanes, heads, queries, keys, width, columns, shift), and split and skip if the first keys have
+# columns of their own; a table for all queries if shift is 0
 CASES = {
     "one tile": (1, 2, 16, 24, 16, 8, 0),
     "a sliding window": (2, 3, 40, 64, 16, 24, 0),
@@ -30,7 +31,17 @@ CASES = {
     "causal with memory": (2, 2, 40, 112, 16, 112, 39),
     "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159),
     "causal without memory": (1, 2, 33, 33, 32, 33, 32),
+    "distances of the first keys' own": (2, 2, 40, 112, 16, 152, 39, 50, 40),
+    "whole tiles, own distances": (1, 1, 64, 192, 16, 256, 63, 64, 64),
 }
+
+
+@pytest.fixture(autouse=True)
+def new_memory_is_nan():
+    """What a kernel should have written, and did not, is found."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what is not initialised
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def needs_kernels():
@@ -49,7 +60,7 @@ def test_kernels_by_the_interpreter():
     assert run.returncode == 0, run.stdout[-4000:]
 
 
-def drawn(lanes, heads, queries, keys, width, columns, shift):
+def drawn(lanes, heads, queries, keys, width, columns, shift, *_):
     """Query, key, value and offset as leaves; rows of the keys are strided, as a model's are."""
     torch.manual_seed(0)
 
@@ -62,7 +73,7 @@ def drawn(lanes, heads, queries, keys, width, columns, shift):
     return [tensor.detach().requires_grad_() for tensor in given]
 
 
-def kept_weights(leaves, seed, shift, rate):
+def kept_weights(leaves, seed, shift, rate, *own):
     """What dropout multiplies the weights by, (B, H, N, K): values are unit vectors."""
     from accelerated.attention.on_a_gpu import attend
 
@@ -72,17 +83,18 @@ def kept_weights(leaves, seed, shift, rate):
     unit = torch.nn.functional.pad(torch.eye(keys, dtype=DTYPE, device=DEVICE), (0, missing))
     unit = unit.expand(*key.shape[:2], -1, -1)
     parts = [
-        attend(query, key, part.contiguous(), offset, seed, shift, SCALE, rate)[0]
+        attend(query, key, part.contiguous(), offset, seed, shift, SCALE, rate, *own)[0]
         for part in unit.split(width, -1)
     ]
     weights = torch.cat(parts, -1)[..., :keys]
     return (weights != 0).double() / (1 - rate)
 
 
-def written_out(query, key, value, offset, shift, kept=None):
+def written_out(query, key, value, offset, shift, kept=None, split=0, skip=0):
     """What the kernel computes, by a matrix (N, K) of columns; `kept` multiplies the weights."""
     i = torch.arange(query.shape[2], device=DEVICE)[:, None]
-    column = torch.arange(key.shape[2], device=DEVICE) - i + shift
+    j = torch.arange(key.shape[2], device=DEVICE)
+    column = j - i + shift + skip * (j >= split)
     last = offset.shape[-1] - 1
     seen = (column >= 0) & (column <= last)
     column = column.clamp(0, last)
@@ -100,23 +112,34 @@ def relative_error(expected, found):
     return (difference / expected.double().norm()).item()
 
 
+def assert_small(errors):
+    """No error, by name, is above the tolerance or NaN."""
+    wrong = {name: error for name, error in errors.items() if not error <= TOLERANCE}
+    assert not wrong
+
+
 @pytest.mark.parametrize(
     "case,rate",
-    [*((case, 0.0) for case in CASES), ("a sliding window", 0.3), ("causal without memory", 0.3)],
+    [
+        *((case, 0.0) for case in CASES),
+        ("a sliding window", 0.3),
+        ("causal without memory", 0.3),
+        ("distances of the first keys' own", 0.3),
+    ],
 )
 def test_the_kernel_equals_attention_written_out(case, rate):
     """The output and all gradients; with dropout both have the same mask."""
     needs_kernels()
     from accelerated.attention.on_a_gpu import attend
 
-    shift = CASES[case][-1]
+    _, _, _, _, _, _, shift, *own = CASES[case]
     leaves = drawn(*CASES[case])
     seed = torch.tensor([7], device=DEVICE)
-    kept = kept_weights(leaves, seed, shift, rate) if rate else None
+    kept = kept_weights(leaves, seed, shift, rate, *own) if rate else None
 
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = written_out(*exact, shift, kept)
-    found, _ = attend(*leaves, seed, shift, SCALE, rate)
+    expected = written_out(*exact, shift, kept, *own)
+    found, _ = attend(*leaves, seed, shift, SCALE, rate, *own)
     dout = torch.randn_like(expected)
     of_plain = torch.autograd.grad(expected, exact, dout)
     of_kernel = torch.autograd.grad(found, leaves, dout.to(found.dtype))
@@ -126,7 +149,36 @@ def test_the_kernel_equals_attention_written_out(case, rate):
         ("query", "key", "value", "offset"), of_plain, of_kernel, strict=True
     ):
         errors[f"d{name}"] = relative_error(plain, kernel) if plain.norm() > 1e-9 else 0.0
-    assert max(errors.values()) <= TOLERANCE, errors
+    assert_small(errors)
+
+
+@pytest.mark.parametrize("has_own", [True, False], ids=["own distances", "one row a distance"])
+def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeypatch):
+    """The output and every gradient; compressed rows may have distances of their own."""
+    needs_kernels()
+    from accelerated.attention import relative_shift
+
+    torch.manual_seed(0)
+    heads, length, compressed, memory, width = 2, 20, 7, 13, 16
+    keys = compressed + memory + length
+    before = memory if has_own else compressed + memory
+    shapes = [(2, heads, length, width), *[(2, heads, keys, width)] * 2]
+    shapes += [(heads, before + length, width), (heads, width), (heads, width)]
+    shapes += [(heads, compressed + length, width), (heads, width)] * has_own
+    found = {}
+    for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
+        torch.manual_seed(1)
+        leaves = [torch.randn(shape, device=DEVICE).to(dtype).requires_grad_() for shape in shapes]
+        own = tuple(leaves[6:]) if has_own else None
+        if path == "plain":
+            out, _ = relative_shift.relative_attention_plain(*leaves[:6], own=own)
+        else:
+            monkeypatch.setattr(relative_shift, "takes_distance_attention", lambda query: True)
+            out, _ = relative_shift.relative_attention(*leaves[:6], own=own)
+        dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
+        found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
+    both = zip(*found.values(), strict=True)
+    assert_small({number: relative_error(*pair) for number, pair in enumerate(both)})
 
 
 def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():
