@@ -97,7 +97,9 @@ def rollout(
     size = model.config.segment
     dtype = getattr(torch, options.dtype)
 
-    text = torch.randint(model.config.vocabulary, (batch, horizon * size + 1))
+    # The second word is half as frequent as the first, the third a third: as in a text
+    even = torch.rand(batch, horizon * size + 1, dtype=torch.float64)
+    text = ((model.config.vocabulary + 1) ** even).long() - 1
     tokens = text[:, :-1].split(size, 1)  # (B, N) of each segment
     targets = text[:, 1:].split(size, 1)
     scored = torch.ones(batch, size, dtype=torch.bool)
