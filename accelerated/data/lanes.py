@@ -179,7 +179,6 @@ class Segment(NamedTuple):
             self.starts[rows],
             None if self.task is None else self.task.keep_lanes(rows),
             None if self.place is None else self.place[rows],
-            aims=None if self.aims is None else self.aims[rows],
         )
 
     def begun_anew(self) -> Segment:

@@ -32,11 +32,6 @@ PRESETS = {
         "states": 32, "dropout": 0.0,
         "steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
-    "small": {
-        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,
-        "window": 256, "segment": 2048, "recurrent_layers": (6,), "states": 256, "dropout": 0.05,
-        "steps": 20_000, "batch": 16, "learning_rate": 6e-4, "warmup": 1000,
-    },
     "paper": BLOCK_RECURRENT | {"data": "pg19"},  # Table 1, PG19 tokens; 43 GB
     "bytes": BLOCK_RECURRENT | {"data": "pg19", "train_bpe": 0},  # Table 1, PG19 bytes; 43 GB
     # Table 2 and 4.5 (Scaling up), Rec:fixed:skip:large: twice the heads and the MLP, four times

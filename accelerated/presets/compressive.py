@@ -43,11 +43,6 @@ PRESETS = {
         "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80,
         "validation_tokens": 65_536,
     },
-    "small": {
-        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,
-        "segment": 512, "memory": 512, "compressed_memory": 512, "compression_rate": 4,
-        "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
-    },
     # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The
     # paper gives no batch
     "enwik8": COMPRESSIVE_TRAINING | ON_A_GPU | {  # 47 GB

@@ -43,10 +43,6 @@ PRESETS = {
         "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3,
         "validation_tokens": 65_536,
     },
-    "small": MEMFORMER | {
-        "encoder_layers": 4, "decoder_layers": 4,
-        "steps": 20_000, "horizon": 8, "learning_rate": 6e-4,
-    },
     # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the fractions
     # of tasks, and which tokens infilling predicts. The horizon is the longest of Figure 3b
     "wikitext-103": MEMFORMER | ON_A_GPU | {  # 4 GB

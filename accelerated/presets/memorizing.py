@@ -22,11 +22,6 @@ PRESETS = {
         "retrieved": 16, "dropout": 0.0,
         "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
-    "small": {
-        "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048,
-        "segment": 256, "memory_layer": 6, "memory": 8192, "retrieved": 32,
-        "steps": 20_000, "batch": 32, "learning_rate": 6e-4, "warmup": 1000,
-    },
     "paper": MEMORIZING | {"data": "pg19"},
 } | {
     name: {

@@ -71,12 +71,6 @@ PRESETS = {
     # with --init
     "pretrain": SMALL_GPT2 | {"vectors": 0, "steps": 1200, "batch": 64, "learning_rate": 2e-3},
     "fine-tune": SMALL_GPT2 | {"steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3},
-    "small": {
-        "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256,
-        "max_positions": 1024,
-        "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay",
-        "learning_rate": 6e-4, "warmup": 1000,
-    },
     # Questions come in the window of the pairs and in the next four
     "recall": RECALL | {
         "horizon": 5, "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
