@@ -35,8 +35,9 @@ PUBLISHED = [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
 def row_settings(table, row):
     """The Settings of a row as it is trained; if it begins from a run, without its weights."""
     options = join(table.options, row.options)
-    if table.first:
-        options = join(table.first, options.replace("--init FIRST", ""))
+    first = row.first or table.first
+    if first:
+        options = join(first, options.replace("--init FIRST", ""))
     for folder in ("runs/speech", "packages/"):  # which have to be made first
         options = options.replace(folder, "stdlib")
     return settings_of(Trial("", join(options, table.grid[0])))
@@ -156,6 +157,12 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     for name, own in chosen.items():
         options = f"--init {first} --width 8 {own}"
         assert trials[name] == [Trial(name, options, seed) for seed in (0, 1, 2)]
+
+    _, trials = train_rows(table._replace(rows={"d": Row("--x 4", first="--own")}, grid=[""]), shop)
+    begun = [shop.folder(Trial("", "--own", seed)) for seed in (0, 1, 2)]
+    assert all(folder.exists() for folder in begun)
+    words = [f"--init {folder} --width 8 --x 4" for folder in begun]
+    assert [trial.options for trial in trials["d"]] == words, "a row's own first run has its seed"
 
     _, trials = train_rows(table._replace(headline=["b"]), shop)
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
