@@ -27,6 +27,7 @@ from accelerated.attention.heads import (
     LayerClass,
     LayerNorm,
     Layers,
+    aligned,
     at_least_float32,
     look_up,
     merge_heads,
@@ -35,6 +36,7 @@ from accelerated.attention.heads import (
     region,
 )
 from accelerated.attention.signed_distance import (
+    LEAST_ALIGNMENT,
     Distances,
     simplified_attention,
     transformer_xl_attention,
@@ -132,7 +134,8 @@ class SelfAttention(Attention):
         """What each distance adds, from far to near: rows of R, (2N - 1, E), or W_r R."""
         rows = self.distances.rows
         if self.simplified:
-            return rows @ self.positions
+            table = aligned(self.positions, LEAST_ALIGNMENT)
+            return functional.pad(rows, (0, len(table) - rows.shape[1])) @ table
         [by_distance] = project(rows[None], self.heads, [self.distance_key])
         return by_distance[0]  # (H, R, E)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask
-from accelerated.attention.heads import Declared, at_least_float32, takes_sdpa
+from accelerated.attention.heads import Declared, at_least_float32, rows_missing, takes_sdpa
 from accelerated.attention.relative_shift import (
     distance_sinusoids,
     relative_attention_sdpa,
@@ -19,6 +19,8 @@ from accelerated.attention.relative_shift import (
 )
 from accelerated.attention.sliding_window import by_query_and_key
 from reference.memformer import Config
+
+LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
@@ -84,6 +86,12 @@ def simplified_attention(
     rows: R from far to near, (N + N' - 1, E); query i and key j take row N - 1 - i + j
     mask: true if a query must not see one of those N' keys; broadcasts to (B, H, N, N')
     """
+    missing = rows_missing(key, LEAST_ALIGNMENT)
+    if missing:  # a decoder's segment has one token more: its task's
+        unseen = key.new_zeros(1, rows.shape[0] - query.shape[2] + 1, dtype=torch.bool)
+        mask = functional.pad(unseen if mask is None else mask, (0, missing), value=True)
+        key, value, rows = (functional.pad(x, (0, 0, 0, missing)) for x in (key, value, rows))
+
     pairs = by_query_and_key(at_least_float32(rows).T, query.shape[2])  # (E, N, N')
     positions = pairs.movedim(0, -1).to(query.dtype)  # (N, N', E)
 

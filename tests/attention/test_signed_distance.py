@@ -1,12 +1,14 @@
 """Self-attention by signed distances: both kinds of positions, by the paper's equations."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelerated.attention import signed_distance
 from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
     far_to_near,
@@ -75,8 +77,12 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     all_seen = not causal and readable is None
     hidden = None if all_seen else torch.tensor(~mask[..., before:])
     by_distance = far_to_near(int(distances[0]), int(distances[-1]), n) @ torch.tensor(table)
-    actual = simplified_attention(*map(torch.tensor, (query, key, value)), by_distance, hidden)
+    given = (*map(torch.tensor, (query, key, value)), by_distance, hidden)
+    actual = simplified_attention(*given)
     assert_agree({"out": expected}, {"out": actual}, 1e-11, "PyTorch")
+    with mock.patch.object(signed_distance, "rows_missing", lambda x, multiple: 5):
+        actual = simplified_attention(*given)
+    assert_agree({"out": expected}, {"out": actual}, 1e-11, "with keys of zeros, as on a GPU")
 
 
 @given(
