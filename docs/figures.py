@@ -234,7 +234,9 @@ def positions_in_memory(config, segments):
 def row_of_memory(x, y, positions, colour):
     """A row of a memory: which positions it holds, grey if none."""
     if len(positions) == 0:
-        text, colour, ink = "0", HIDDEN, FAINT
+        text = "0"
+        colour = HIDDEN
+        ink = FAINT
     else:
         text = f"{positions[0]}"
         if len(positions) > 1:

@@ -59,7 +59,8 @@ def slow_attention(p, config, seen, place, head):
         scores = (keys + p["key_bias"][head] + positions) @ (query + p["query_bias"][head])
         values = values + p["value_bias"][head] + positions
     else:
-        content_bias, distance_bias = p["content_bias"][head], p["distance_bias"][head]
+        content_bias = p["content_bias"][head]
+        distance_bias = p["distance_bias"][head]
         if config.authors_code:  # they add biases to queries that are already scaled
             content_bias = content_bias * math.sqrt(config.head_width)
             distance_bias = distance_bias * math.sqrt(config.head_width)

@@ -74,7 +74,8 @@ def test_accelerated_equals_reference(paper, name, monkeypatch):
     """
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     sides = both_sides(paper, name)
-    config, params = sides.config, sides.params
+    config = sides.config
+    params = sides.params
     segments = random_segments(paper, name, sides.rng)
     rows = check_rollout(paper, config, params, segments, sides.state, name)
 

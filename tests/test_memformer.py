@@ -217,7 +217,9 @@ def attention(p, name, x, keyed, seen=None):
     def heads(part, rows):
         return affine(p, f"{name}.{part}", rows).unflatten(-1, (H, -1)).transpose(0, 1)
 
-    query, key, value = heads("query", x), heads("key", keyed), heads("value", keyed)
+    query = heads("query", x)
+    key = heads("key", keyed)
+    value = heads("value", keyed)
     found = functional.scaled_dot_product_attention(query, key, value, seen)  # (H, N, E)
     return affine(p, f"{name}.output", found.transpose(0, 1).flatten(1))
 
@@ -265,7 +267,9 @@ def memory_layer(x, memory, source):
 @pytest.mark.parametrize("layer", [encoder_layer, decoder_layer, memory_layer])
 def test_layers_are_figures_1_and_2(layer):
     """Their order, norms and residuals."""
-    x, memory, source = torch.randn(N, D), torch.randn(S, D), torch.randn(N, D)
+    x = torch.randn(N, D)
+    memory = torch.randn(S, D)
+    source = torch.randn(N, D)
     assert_agree(*layer(x, memory, source), 1e-10, layer.__name__)
 
 

@@ -15,7 +15,8 @@ from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
 SMALL = PAPER.small
-V, N = SMALL.vocabulary, SMALL.segment
+V = SMALL.vocabulary
+N = SMALL.segment
 
 
 def test_empty_rows_are_found_last_and_add_nothing():

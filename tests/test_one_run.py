@@ -38,7 +38,9 @@ def killed_after_a_checkpoint(options, run):
 def runs(tmp_path_factory):
     """Two runs of as many steps: `whole`, and `killed`, whose process was killed, resumed."""
     folder = tmp_path_factory.mktemp("runs")
-    whole, killed, book = folder / "whole", folder / "killed", folder / "book.txt"
+    whole = folder / "whole"
+    killed = folder / "killed"
+    book = folder / "book.txt"
     book.write_bytes((ROOT / "reference" / "memorizing.py").read_bytes()[:12_000])
     options = [*COMPRESSIVE, *OFTEN, "--data", book]
     killed_after_a_checkpoint(options, killed)

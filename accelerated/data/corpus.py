@@ -33,7 +33,9 @@ from accelerated.program.progress import Progress
 
 # Of the cached files and of the choice of splits; raise it to tokenise everything again
 FORMAT = 11
-TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
+TOKENS = "tokens"  # files of a cache
+DOCUMENTS = "documents"
+MANIFEST = "manifest"
 COLUMNS = 5  # of the table: number of the split, first token, tokens, words, line ends
 
 

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 # Of GPT-2; no token crosses the pieces
 GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
+# In every closed vocabulary; <unk> stands for all other words
+LINE_END = "\n"
+UNKNOWN = "<unk>"
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
 MOST_IDS = 1 << 24

@@ -52,12 +52,14 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     size = sum(value.numel() for value in parameters.values())
-    names, published = OURS.format(model=run.settings.model), {}
+    names = OURS.format(model=run.settings.model)
+    published = {}
     config: Any = run.model.config
     if hasattr(config, "base"):
         names = OF_A_DECODER
     elif getattr(config, "vectors", 1) == 0:
-        names, published = PUBLISHED, published_config(config)
+        names = PUBLISHED
+        published = published_config(config)
         parameters = as_published(parameters, config.layers)
     with written_whole(folder / WEIGHTS, ADVICE) as path:
         path.write_bytes(safetensors.save(parameters, {"format": "pt"}))

@@ -194,7 +194,8 @@ def predictions(model: Model, hidden: Tensor, segment: Segment) -> Predictions:
     Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
     """
     targets = targets_of(segment).flatten()
-    nats, right = [], []
+    nats = []
+    right = []
     chunks = logits_in_chunks(hidden.flatten(0, 1), model.output_matrix(), targets)
     for logits, aims in chunks:
         nats.append(functional.cross_entropy(logits, aims, reduction="none"))

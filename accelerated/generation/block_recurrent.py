@@ -74,7 +74,8 @@ class Steps(TokenByToken):
             state.states.unbind(1), numbers, self.model.cells, strict=True
         ):
             projected = cell.project(before, cell.matrices())
-            keys, values = rows.keys[number - 1], rows.values[number - 1]
+            keys = rows.keys[number - 1]
+            values = rows.values[number - 1]
             states.append(cell.update(before, projected, keys, values))
         return State(
             torch.stack(states, 1) if states else state.states,

@@ -61,7 +61,8 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text."""
-        owners, pairs = [], []
+        owners = []
+        pairs = []
         for owner, request in enumerate(requests):
             tokens = self.tok_encode(*request.args)
             longest = self.segment if self.clear_memory else max(1, len(tokens))

@@ -274,13 +274,13 @@ def roughness(records: list[dict]) -> float:
     return statistics.mean(abs(b - (a + c) / 2) for a, b, c in triples)
 
 
-def training_loss(records: list[dict], since: float) -> float:
-    """The mean training loss after the part `since` of the updates, infinite if it diverged."""
+def training_loss(records: list[dict]) -> float:
+    """The mean training loss of the second half of the updates, infinite if it diverged."""
     if "diverged" in records[-1]:
         return math.inf
     losses = {record["step"]: record["bits_per_byte"] for record in records if "loss" in record}
-    first = since * max(losses)
-    return statistics.mean(bits for step, bits in losses.items() if step > first)
+    half = max(losses) / 2
+    return statistics.mean(bits for step, bits in losses.items() if step > half)
 
 
 LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
@@ -289,8 +289,7 @@ LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "best validation": lambda records: min(validations(records).values()),
     "last above best": last_above_best,
     "roughness": roughness,
-    "second half": lambda records: training_loss(records, 0.5),
-    "last tenth": lambda records: training_loss(records, 0.9),
+    "second half": training_loss,
 }
 
 

@@ -61,7 +61,8 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings."""
-    data, training = settings.data, settings.training
+    data = settings.data
+    training = settings.training
     learns = data.train_bpe or data.train_words
     if learns and not (start.resumed or start.initial):
         tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
@@ -116,7 +117,8 @@ def own_folder(start: Start) -> Iterator[None]:
     if process.rank() > 0:
         yield
         return
-    folder, path = start.folder, checkpoint_path(start.folder)
+    folder = start.folder
+    path = checkpoint_path(start.folder)
     with disk_errors(folder, "give another --out"):
         folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {folder}; wait until it ends, or give another folder"
@@ -181,8 +183,10 @@ def documents_of(
     settings: Settings, corpus: Corpus
 ) -> tuple[Sequence[Document], Sequence[Document]]:
     """The documents to train on, and to validate on, as they are dealt to lanes."""
-    training, segment = settings.training, settings.model_config.segment
-    documents, validation = corpus.splits["train"], corpus.splits["valid"]
+    training = settings.training
+    segment = settings.model_config.segment
+    documents = corpus.splits["train"]
+    validation = corpus.splits["valid"]
     if training.validation_prefix:
         validation = beginnings(validation, training.validation_prefix)
     if settings.data.carry_over_documents:
@@ -201,10 +205,12 @@ def documents_of(
 
 def with_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
     """The Settings with --epochs turned into --steps, if it was given."""
-    training, config = settings.training, settings.model_config
+    training = settings.training
+    config = settings.model_config
     if not training.epochs:
         return settings
-    overlap, segments = overlap_of(config), 0
+    overlap = overlap_of(config)
+    segments = 0
     for predictions in lengths_of(documents).tolist():
         segments += count_windows(predictions + 1, config.segment, overlap)
     read_by_a_step = training.batch * training.horizon
@@ -229,7 +235,8 @@ def build(
     """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     documents, validation = documents_of(settings, corpus)
     settings = with_steps(settings, documents, start)
-    training, config = settings.training, settings.model_config
+    training = settings.training
+    config = settings.model_config
 
     torch.manual_seed(training.seed)
     torch.set_default_dtype(parameter_type(settings))
@@ -269,7 +276,8 @@ def build(
 
 def new_reader(settings: Settings, documents: Sequence[Document]) -> Lanes | MultiTask:
     """What gives the segments of all lanes, from the beginning."""
-    training, config = settings.training, settings.model_config
+    training = settings.training
+    config = settings.model_config
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap_of(config))
     if settings.tasks.continuation_alone:
         return lanes
@@ -291,7 +299,8 @@ def load_weights_of(start: Start, model: Model) -> None:
     if not start.initial:
         return
     parameters = start.initial.contents["parameters"]
-    ours, theirs = of_recurrence(model.state_dict()), of_recurrence(parameters)
+    ours = of_recurrence(model.state_dict())
+    theirs = of_recurrence(parameters)
     if not (ours and theirs):
         others = {name: value for name, value in parameters.items() if name not in theirs}
         parameters = others | ours

@@ -173,7 +173,8 @@ def settings_of_run(first: argparse.Namespace, held: Settings) -> Settings:
 def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     """The sizes and the tokenizer of a GPT-2, with a preset's recurrence, training and data."""
     preset = chosen_preset(held.model, first.preset or "gpt2")
-    own, added = held.model_config, preset.model_config
+    own = held.model_config
+    added = preset.model_config
     sizes = vars(added) | {name: getattr(own, name) for name in OF_A_GPT2}
     sizes["insertion_layers"] = tuple(sorted({min(n, own.layers) for n in added.insertion_layers}))
     sizes["segment"] = min(added.segment, own.max_positions)
@@ -286,7 +287,8 @@ def make_absolute(data: dict) -> None:
 
 def adjust(asked: dict[str, dict]) -> None:
     """Replace defaults that make no sense with a given option."""
-    training, data = asked["training"], asked["data"]
+    training = asked["training"]
+    data = asked["data"]
     if "steps" in training:
         training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
@@ -298,7 +300,8 @@ def adjust(asked: dict[str, dict]) -> None:
 
 def check(settings: Settings, options: dict) -> None:
     """Raise InputError if options do not work together, as the model's presets say it too."""
-    training, data = settings.training, settings.data
+    training = settings.training
+    data = settings.data
     tokenizers = [n for n in OF_A_TOKENIZER if getattr(data, n) != getattr(DataConfig, n)]
     if len(tokenizers) > 1:
         raise InputError(

@@ -21,7 +21,8 @@ from accelerated.protocol import State
 
 PATIENCE = datetime.timedelta(hours=24)  # while the first process tokenises or validates
 LAYER = 1 << 20  # bytes that a layer takes at least, whatever its sizes
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
+M_TRIM_THRESHOLD = -1  # of glibc's mallopt
+M_MMAP_MAX = -4
 
 
 def choose_device(name: str) -> torch.device:

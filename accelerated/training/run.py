@@ -141,7 +141,9 @@ class Run:
         if not math.isnan(self.gradient_norm):
             record["gradient_norm"] = self.gradient_norm
         self.log.write(**record, tokens_per_second=speed, **auxiliary)
-        self.nats, self.scored, self.text_bytes = 0.0, 0, 0
+        self.nats = 0.0
+        self.scored = 0
+        self.text_bytes = 0
 
     def log_validation(self, carried: Score, cleared: Score | None = None, final: bool = False):
         """Write a validation, and the one with the memory cleared if that was measured."""

@@ -128,7 +128,8 @@ def test_training_and_reports_make_no_doubles(
     this model has.
     """
     text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
-    calls, function_at = [], evaluation_script.function_at
+    calls = []
+    function_at = evaluation_script.function_at
     for name in ("train", "report", "sample"):
         monkeypatch.setattr(
             training_script, name, without_doubles(getattr(training_script, name), name, calls)
@@ -164,10 +165,8 @@ def test_training_and_reports_make_no_doubles(
 @over(EVERY_VARIANT)
 def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
     """SDPA's fused kernels take no others; the one that is left would save all scores."""
-    attend, model = (
-        functional.scaled_dot_product_attention,
-        PAPERS[paper].model(variant(paper, name)),
-    )
+    attend = functional.scaled_dot_product_attention
+    model = PAPERS[paper].model(variant(paper, name))
 
     def watched(query, key, value, offset=None, *others, **options):
         assert all(x.stride(-1) == 1 for x in (query, key, value, offset) if x is not None)

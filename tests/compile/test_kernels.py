@@ -159,7 +159,11 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     from accelerated.attention import relative_shift
 
     torch.manual_seed(0)
-    heads, length, compressed, memory, width = 2, 20, 7, 13, 16
+    heads = 2
+    length = 20
+    compressed = 7
+    memory = 13
+    width = 16
     keys = compressed + memory + length
     before = memory if has_own else compressed + memory
     shapes = [(2, heads, length, width), *[(2, heads, keys, width)] * 2]

@@ -234,7 +234,8 @@ def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lan
     order = [number for number, n in enumerate(ns) if n > 1]
     if seed is not None:
         order = np.random.default_rng(seed).permutation(order).tolist()
-    tokens, scored = [], []
+    tokens = []
+    scored = []
     for number in order:
         tokens += [*documents[number].inputs.tolist(), int(documents[number].targets[-1])]
         scored += [*documents[number].scored.tolist(), False]

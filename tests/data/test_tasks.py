@@ -17,7 +17,8 @@ from reference import memformer as ref
 from tests.helpers.texts import documents_of
 
 SPECIAL = ref.Config().special
-MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")
+MASK = SPECIAL("mask")
+BEGIN = SPECIAL("begin")
 ALL = TaskConfig(infilling=0.4, recall=0.3)
 LENGTHS = [70, 33, 120]  # of documents
 

@@ -336,7 +336,6 @@ TWO = Table(
     headline=[],
     grid=["--rate 1", "--rate 2"],
     first="",
-    tuned_by=["validation", "its last validation"],
     timed=True,
     reads_speech=False,
     notes="",

@@ -92,8 +92,12 @@ def test_the_reference_repeats_ten_steps_from_the_file_alone(written):
     assert any(segment.starts.any() for segment in steps.segments[1:])
     settings = steps.about["steps"]["adamw"]
     horizon = settings["horizon"]
-    params, state, moments, updates = steps.params, steps.state, {}, Counter()
-    losses, norms = [], []
+    params = steps.params
+    state = steps.state
+    moments = {}
+    updates = Counter()
+    losses = []
+    norms = []
     for step, rate in enumerate(settings["rates"]):
         segments = steps.segments[step * horizon : (step + 1) * horizon]
         given = (steps.reference, params, steps.config)
@@ -164,7 +168,8 @@ def logits_of(trained, tokens):
 
 
 def test_two_runs_write_equal_files(tmp_path, documents):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     for folder in (one, two):
         run("compressive", folder, documents)
     for path in (*one.glob("*.safetensors"), one / "trained.json"):

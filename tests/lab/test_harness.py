@@ -118,7 +118,8 @@ def test_a_task_is_scored_with_the_state_carried_or_as_lm_eval_cuts_it(task, tmp
         found[bool(words)] = record["results"]["old_lines"]["bits_per_byte,none"]
     model, tokenizer, _ = accelerated.load(tmp_path / "run")
     line_end = tokenizer.encode("\n").tolist()
-    nats, size = 0.0, 0
+    nats = 0.0
+    size = 0
     for count in (1, 4):
         ids = np.array([*line_end, *tokenizer.encode(TEXT * count)], np.int64)
         state = model.initial_state(1)

@@ -38,7 +38,7 @@ def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
         shop.evaluate([(trial, "score")])
     log = read_metrics(shop.folder(trial))
     assert LOG_NUMBERS["validation"](log) == math.inf
-    assert LOG_NUMBERS["last tenth"](log) == math.inf
+    assert LOG_NUMBERS["second half"](log) == math.inf
     assert shop.diverged(trial)
     assert len(shop.calls) == 1
 
@@ -109,7 +109,8 @@ def test_a_run_without_time_is_stopped_and_evaluated_as_it_stands(tmp_path, monk
     assert time.monotonic() - began < 30, "the program had 0.6 seconds"
 
     shop = Rehearsal(tmp_path)
-    saved, unsaved = Trial("a", "--width 8"), Trial("b", "--width 9")
+    saved = Trial("a", "--width 8")
+    unsaved = Trial("b", "--width 9")
     for trial in (saved, unsaved):
         shop.folder(trial).mkdir()
     (shop.folder(saved) / "metrics.jsonl").write_text('{"step": 40, "loss": 3.0}\n')

@@ -55,10 +55,12 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
     checkpoint = checkpoint_path(run)
     resume = ["--resume", run, "--steps", 4]
     if what == "checkpoint":
-        damaged, content = checkpoint, checkpoint.read_bytes()[:5_000]
+        damaged = checkpoint
+        content = checkpoint.read_bytes()[:5_000]
         words = "copy the run's other one, best.pt or"
     else:
-        damaged, content = run / "tokenizer.tiktoken", show_ranks([*SINGLE_BYTES, b"th", b"an"])
+        damaged = run / "tokenizer.tiktoken"
+        content = show_ranks([*SINGLE_BYTES, b"th", b"an"])
         words = "is not the one that"
     right = damaged.read_bytes()
     damaged.write_bytes(content)

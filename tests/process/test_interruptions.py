@@ -61,7 +61,8 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
 
 
 def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monkeypatch):
-    options, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "cut"
+    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
+    run = tmp_path / "cut"
     train(*options, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
         patch.setattr("train.report", lambda run: os.kill(os.getpid(), signal.SIGINT))
@@ -75,7 +76,8 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
-    run, errors = tmp_path / "run", tmp_path / "errors"
+    run = tmp_path / "run"
+    errors = tmp_path / "errors"
     options = [*programs.COMPRESSIVE, *BRIEF, "--batch", 4, "--data", text]
     endless = ["--steps", 10**6, "--save-every", 1]
     started = start([*options, *endless, "--out", run], errors, processes=2)
@@ -98,7 +100,8 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, p
     """
     options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--batch", 4]
     options += ["--data", text, "--data-dir", tmp_path / "data"]
-    whole, errors = tmp_path / "whole", tmp_path / "errors"
+    whole = tmp_path / "whole"
+    errors = tmp_path / "errors"
     # Begins the children's server, so that no time includes its imports
     assert ended(start(["--help"], errors)) == [0]
     began = time.perf_counter()
@@ -106,7 +109,9 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, p
     assert ended(started) == [0] * processes
     duration = time.perf_counter() - began
 
-    rng, kills, trial = random.Random(processes), 0, 0
+    rng = random.Random(processes)
+    kills = 0
+    trial = 0
     while kills < KILLS:
         run = tmp_path / f"cut-{trial}"
         trial += 1
@@ -126,7 +131,9 @@ def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tm
     if moment == "tokenising":
         text.write_bytes(text.read_bytes() * 150)
     options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
-    whole, run, data = tmp_path / "whole", tmp_path / "cut", tmp_path / "data"
+    whole = tmp_path / "whole"
+    run = tmp_path / "cut"
+    data = tmp_path / "data"
     begin = [*options, "--out", run, "--data-dir", data]
     assert killed(hanging(begin, tmp_path, *MOMENTS[moment]))
     train(*options, "--out", whole, "--data-dir", tmp_path / "other data")

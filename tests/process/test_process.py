@@ -56,7 +56,8 @@ def average(rank, port, results):
 
 def test_gradients_are_averaged_over_processes():
     context = multiprocessing.get_context("fork")
-    results, port = context.Queue(), 20000 + os.getpid() % 20000
+    results = context.Queue()
+    port = 20000 + os.getpid() % 20000
     workers = [context.Process(target=average, args=(rank, port, results)) for rank in (0, 1)]
     for worker in workers:
         worker.start()

@@ -80,7 +80,8 @@ def stop_at(monkeypatch):
 @pytest.fixture
 def seen(monkeypatch):
     """A list to which every segment is added that train.py computes."""
-    found, compute = [], training_script.forward_and_backward
+    found = []
+    compute = training_script.forward_and_backward
 
     def watched(run, segments, scored):
         found.extend(segments)
@@ -103,7 +104,9 @@ def texts(tmp_path):
 
 def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at):
     """Printed commands can be pasted into a shell, and eval.py finds the score that was printed."""
-    run, data, other = tmp_path / "a run; of mine", tmp_path / "the data", tmp_path / "other"
+    run = tmp_path / "a run; of mine"
+    data = tmp_path / "the data"
+    other = tmp_path / "other"
     stop_at(1)
     options = [*programs.TINY, "--batch", 24, "--steps", 3]
     train("--data", text, *options, "--out", run, "--data-dir", data)
@@ -142,7 +145,8 @@ def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, stop_at
         options += ["--horizon", 5]
     else:
         options += ["--data", text]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     stop_at(5)
     train(*options, "--out", whole)
     assert f"saved in {whole}" in capsys.readouterr().out
@@ -220,7 +224,8 @@ GATHERING = ["--update-every", 3, "--update-every-from", 2, "--save-every", 4, "
 @pytest.fixture
 def saves(monkeypatch):
     """A list to which the step of every last checkpoint is added."""
-    steps, save = [], runs.save_checkpoint
+    steps = []
+    save = runs.save_checkpoint
 
     def saving(path, contents):
         if path.name == "checkpoint.pt":
@@ -300,7 +305,8 @@ def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkey
     options += ["--dtype", "float64", "--dropout", 0, "--schedule", "constant", *BRIEF]
     options += ["--log-every", 1]
     train(*options, "--steps", 3, "--out", tmp_path / "one")
-    in_place, compute = [], training_script.forward_and_backward
+    in_place = []
+    compute = training_script.forward_and_backward
 
     def watched(run, *given):
         before = [field.data_ptr() for field in run.state]
@@ -325,7 +331,8 @@ def test_two_processes_are_one(text, tmp_path, model):
     options = [*OPTIONS[model], "--data", text, "--backprop", METHODS[model], "--horizon", 2]
     options += ["--batch", 4, "--dtype", "float64", "--dropout", 0, "--clip", 0.5, *BRIEF]
     options += ["--log-every", 1, "--validate-every", 2, "--schedule", "constant"]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     train(*options, "--steps", 3, "--out", one)
     train(*options, "--steps", 1, "--out", two)
     errors = tmp_path / "errors"
@@ -340,7 +347,8 @@ def test_two_processes_are_one(text, tmp_path, model):
 
 def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
     """Its rank goes into the seeds of back-propagation."""
-    ranks, compute = [], training_script.forward_and_backward
+    ranks = []
+    compute = training_script.forward_and_backward
     through_time = optimization.BACKPROP["through_time"]
 
     def as_the_second(*given):
@@ -362,7 +370,9 @@ def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
 def test_two_processes_begin_a_run_with_a_tokenizer_that_another_run_takes_along(text, tmp_path):
     """The first makes the folder, learns and keeps the ranks; the other reads them."""
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
-    run, errors, printed = tmp_path / "run", tmp_path / "errors", tmp_path / "printed"
+    run = tmp_path / "run"
+    errors = tmp_path / "errors"
+    printed = tmp_path / "printed"
     options = ["--data", text, *programs.TINY, *BRIEF, "--batch", 2, "--steps", 1]
     started = start([*options, "--train-bpe", 300, "--out", run], errors, printed, processes=2)
     assert ended(started) == [0, 0]
@@ -370,7 +380,8 @@ def test_two_processes_begin_a_run_with_a_tokenizer_that_another_run_takes_along
     assert printed.read_text().count("saved in") == 1
     assert saved(run)["model_config"]["vocabulary"] == 300
 
-    moved, begun = run.rename(tmp_path / "moved"), tmp_path / "begun"
+    moved = run.rename(tmp_path / "moved")
+    begun = tmp_path / "begun"
     train("--init", moved, "--steps", 1, *BRIEF, "--out", begun)
     ranks = (moved / "tokenizer.tiktoken").read_bytes()
     assert (begun / "tokenizer.tiktoken").read_bytes() == ranks
@@ -381,8 +392,10 @@ def test_a_resumed_run_does_not_forget_its_best(text, tmp_path, monkeypatch):
 
     It takes the last validation's score, and measures it with the memory cleared alone.
     """
-    evaluation, bits = training_script.score.evaluate, []
-    names, save = [], runs.save_checkpoint
+    evaluation = training_script.score.evaluate
+    bits = []
+    names = []
+    save = runs.save_checkpoint
 
     def scored(*read):
         return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
@@ -406,7 +419,8 @@ def test_a_resumed_run_does_not_forget_its_best(text, tmp_path, monkeypatch):
 
 
 def test_speed_is_that_of_the_bar():
-    read, bar = SimpleNamespace(tokens=600), SimpleNamespace(format_dict={"elapsed": 2.0})
+    read = SimpleNamespace(tokens=600)
+    bar = SimpleNamespace(format_dict={"elapsed": 2.0})
     assert runs.Run.tokens_per_second(read, bar) == 300
 
 

@@ -197,7 +197,8 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
     """Section 3.1. The keys' values are one-hot here, so that what a query reads is its weights."""
     config = block_recurrent.Config(**BLOCKS)
     rng = np.random.default_rng(0)
-    heads, queries = 3, 4
+    heads = 3
+    queries = 4
     count = config.window + queries  # keys of the block before, and of the segment
     query = rng.standard_normal((1, heads, queries, count))
     keys = rng.standard_normal((1, heads, count, count))

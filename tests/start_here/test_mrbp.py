@@ -40,7 +40,8 @@ from reference import memformer as ref
 V, B, D, N, S = 11, 8, 6, 4, 3  # vocabulary, lanes (documents side by side), width, tokens, slots
 SIZES = {"vocabulary": V, "width": D, "segment": N, "slots": S, "decoder_layers": 1}
 SIZES |= {"heads": 2, "head_width": 5, "feed_forward": 7}
-RELATIVE, ABSOLUTE = 1e-9, 1e-12  # tolerances; float64 rounds at 1e-16
+RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
+ABSOLUTE = 1e-12
 
 
 # ----------------------------------------------------------------------------

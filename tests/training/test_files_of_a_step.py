@@ -11,13 +11,15 @@ from tests.helpers.programs import train
 
 ROOT = Path(__file__).parents[2]
 OURS = ("train.py", "accelerated/", "reference/")
-MOST, MOST_OF_OTHERS = 12, 15
+MOST = 12
+MOST_OF_OTHERS = 15
 
 
 @pytest.fixture
 def files(monkeypatch):
     """A set to which each file is added in which a function is called during step 3."""
-    found, read = set(), training_script.next_segments
+    found = set()
+    read = training_script.next_segments
 
     def note(frame, event, argument):
         if event == "call":

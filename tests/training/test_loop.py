@@ -372,7 +372,8 @@ def test_each_validation_is_that_of_its_step(finished):
     tokens = len(losses(finished, 5))
     least = math.inf
     for line in validations:
-        step, bits = line["step"], finished.bits[line["step"]]
+        step = line["step"]
+        bits = finished.bits[line["step"]]
         check(step, "validation_bits_per_byte", line["validation_bits_per_byte"], bits)
         check(step, "validation_loss", line["validation_loss"], losses(finished, step).mean())
         verdict = "the best so far" if bits < least else f"the best was {least:.3f}"
@@ -393,7 +394,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation(finished):
 
 
 def test_the_last_report_has_the_memory_carried_and_cleared(finished):
-    carried, cleared = finished.bits[5], bits_per_byte(finished, 5, clear=True)
+    carried = finished.bits[5]
+    cleared = bits_per_byte(finished, 5, clear=True)
     assert abs(carried - cleared) > 0.01, "the memory matters to this model"
     last = finished.log[-1]
     assert last["final"]

@@ -169,7 +169,8 @@ def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
     torch's own epsilon would outweigh squared gradients below 1e-7. A row of zeros stays finite.
     """
     rng = np.random.default_rng(4)
-    value, gradient = rng.normal(size=(5, 7)) * 0.3, rng.normal(size=(5, 7)) * scale
+    value = rng.normal(size=(5, 7)) * 0.3
+    gradient = rng.normal(size=(5, 7)) * scale
     gradient[2] = 0
     changes = {"optimizer": "adafactor", "learning_rate": 0.01, "weight_decay": 0.0}
     parameter = torch.nn.Parameter(torch.tensor(value, dtype=torch.float32))

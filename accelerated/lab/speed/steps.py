@@ -40,7 +40,8 @@ def report_steps(options: Namespace) -> None:
 
     The models' steps read equally many tokens.
     """
-    model, config = options.model, options.config
+    model = options.model
+    config = options.config
     facts = presets_of(model).SPEED
     method = facts.get("backprop", "through_time")
     segments = facts["segments"]

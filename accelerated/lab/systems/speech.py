@@ -23,7 +23,8 @@ from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import written_whole
 from accelerated.program.parser import OptionParser
 
-MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
+MU = 255
+FULL_SCALE = 2**15  # of 16-bit samples
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
 TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
 CHUNK = 3840  # samples of a document in section 5.6

@@ -21,12 +21,12 @@ from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import (
     FIRST_ENDS,
     HEADLINE_SEEDS,
-    LOG_NUMBERS,
     SEEDS,
     Trial,
     Workshop,
     join,
     machine,
+    validation,
 )
 from accelerated.models import model_class
 from accelerated.program.errors import InputError
@@ -75,8 +75,7 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         "first": table.first,
         "grid": table.grid,
         "rows": rows,
-        "tuned_by": table.tuned_by[1],
-        "chances": chances_of(settings_of(one)),
+        "chances": chances_of(table, settings_of(one)),
         "seeds": list(SEEDS),
     }
     with written_whole(pages / f"{name}.json", ADVICE) as temporary:
@@ -95,9 +94,14 @@ def corpus_of(trial: Trial, workshop: Workshop) -> str:
     return load_checkpoint(path)["corpus"] if path.exists() else ""
 
 
-def chances_of(settings: Settings) -> dict[str, float]:
+def chances_of(table: Table, settings: Settings) -> dict[str, float]:
     """{what is known: share of right answers} without a memory; {} if no answers are asked for."""
-    return chances(settings.recall) if settings.data.data == "recall" else {}
+    if settings.data.data != "recall":
+        return {}
+    known = chances(settings.recall)
+    if any("--recall-pairs" in row.asked for row in table.rows.values()):
+        del known["the values without their keys"]  # its share depends on the number of facts
+    return known
 
 
 def measure_again(
@@ -162,8 +166,7 @@ def train_rows(
         workshop.train(trial for choices in to_tune for trial in choices.values())
 
     def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
-        score = LOG_NUMBERS[table.tuned_by[0]]
-        return {choice: score(workshop.log(trial)) for choice, trial in choices.items()}
+        return {choice: validation(workshop.log(trial)) for choice, trial in choices.items()}
 
     trials = {}
     for name, choices in tried.items():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import figure_class, new_figure, save_figure
-from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
@@ -46,31 +45,7 @@ def pareto(record: dict) -> str:
     return "Bold is on the Pareto line of Figure 5: no row is better for as many FLOPs or fewer."
 
 
-def facts_known(record: dict) -> str:
-    """How many facts each method knows at most, if it guesses the others.
-
-    With the usual state and the large one.
-    """
-    most = {}  # {method: {state: facts}}
-    for row in record["rows"]:
-        method, _, asked = row["name"].partition(": ")
-        number, _, state = asked.partition(" facts")
-        known = int(number) * max(0.0, 2 * mean_of(row["measured"]["right"]) - 1)
-        own = most.setdefault(method, {})
-        own[state] = max(known, own.get(state, 0.0))
-    states = {"": "the usual state", ", large": "four times as large"}
-    lines = []
-    for method, own in most.items():
-        cells = [f"{own[state]:.0f}" if state in own else "" for state in states]
-        lines.append([method, *cells])
-    text = (
-        "If a part a of the answers about n facts is right, and what is not known is guessed, "
-        "n (2 a - 1) are known."
-    )
-    return f"{text}\n\n{markdown_table(['facts known at most', *states.values()], *lines)}"
-
-
-NOTES = {"pareto": pareto, "facts known": facts_known}
+NOTES = {"pareto": pareto}
 
 
 def draw(table: Table, record: dict, path: Path) -> None:

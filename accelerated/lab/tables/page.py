@@ -116,10 +116,9 @@ def how_tuned(record: dict) -> str:
     if len(grid) == 1:
         are_given = all("--learning-rate" in row["options"] for row in record["rows"])
         return "" if are_given else "No row was tuned."
-    tuned_by = record.get("tuned_by", "its last validation")  # older records do not say it
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
-    text = f"Each row's `{option}` was chosen on seed 0 by {tuned_by}, from {values}."
+    text = f"Each row's `{option}` was chosen on seed 0 by its last validation, from {values}."
     rows = names_and_rows(record)
     ends = [name for name, row in rows if row["choice"] in (grid[0], grid[-1])]
     if ends and len(grid) > 2:

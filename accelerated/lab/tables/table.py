@@ -27,7 +27,6 @@ SHARED = {  # keys that all files have
     "read": "Training reads Python 3.11's library once, 5.1M tokens of a BPE of 1,024. The test"
     " split has 17 documents: packages and modules. The largest is 27% of it.",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
-    "tuned_by": "validation | its last validation",
 }
 
 
@@ -96,7 +95,6 @@ class Table(NamedTuple):
     headline: list[str]  # rows that are trained with five seeds, the others with three
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
     first: str  # options of a run that rows begin from, with --init FIRST
-    tuned_by: list[str]  # a name of LOG_NUMBERS, and in words
     timed: bool  # whether the rows' training steps are timed in turn
     reads_speech: bool  # whether rows read recordings of measure.SPEECH
     notes: str  # a name of notes.NOTES: what the page says below the numbers
@@ -159,7 +157,6 @@ def table_of(section: SectionProxy) -> Table:
         headline=names(section.get("headline", "")),
         grid=lines_of(section["grid"]) or [""],
         first=prose("first"),
-        tuned_by=cells(section["tuned_by"]),
         timed=section.getboolean("timed", True),
         reads_speech=section.getboolean("reads_speech", False),
         notes=prose("notes"),

@@ -37,7 +37,8 @@ def steps():
         mask = torch.ones(4, length).tril(length - 4)[..., None]
         with walk.Calls() as calls:
             out, kept = model(x, [memory], *rest, mask)
-        linear, rows = calls.outputs["linear"], x.numpy()
+        linear = calls.outputs["linear"]
+        rows = x.numpy()
         yield f"query, {name}", linear[0], rows @ p[LAYER + "query.linear.weight"].T
 
         by_head = (ours.split_heads(projected.swapaxes(0, 1), 8) for projected in linear[:3])

@@ -20,7 +20,8 @@ def steps():
     lengths = {"enc_max_seq_len": 5, "dec_max_seq_len": 5}
     model = Memformer(enc_depth=1, dec_depth=1, **SIZES, **lengths)
     p = walk.parameters(model)
-    tokens, target = torch.randint(11, (2, 15)), torch.randint(11, (2, 6))
+    tokens = torch.randint(11, (2, 15))
+    target = torch.randint(11, (2, 6))
     with walk.Calls() as calls:
         model(tokens[:, :5], target)
     linear = calls.outputs["linear"]

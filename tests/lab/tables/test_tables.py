@@ -99,7 +99,6 @@ def test_figure_3a_is_measured_on_the_validations_of_a_log():
     best, last_above_best, rough, *points = (each.pick(records) for each in measures)
     assert (best, last_above_best, points) == (2.0, 2.5, bits)
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
-    assert Measure("", LOG, "last tenth").pick(LOSSES) == 2.0
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
@@ -166,8 +165,6 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
 
     _, trials = train_rows(table._replace(headline=["b"]), shop)
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
-    tuning, _ = train_rows(table._replace(tuned_by=["last tenth", "the end of training"]), shop)
-    assert tuning["b"]["--rate 3"] == -0.25, "a table's own score chooses"
 
 
 @pytest.fixture
@@ -332,7 +329,6 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     assert record["options"] == table.options
     assert record["first"] == table.first
     assert record["grid"] == table.grid
-    assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
     for own, (label, row) in zip(record["rows"], table.rows.items(), strict=True):
         assert (own["name"], own["options"].strip()) == (label, row.options)
         assert own["paper"] == row.paper

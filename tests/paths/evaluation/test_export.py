@@ -78,7 +78,8 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
 def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
     """With all its weights, and the same logits; --init and `load` take it back as it was."""
     transformers = pytest.importorskip("transformers", reason="compares with its GPT-2")
-    run, folder = tmp_path / "run", tmp_path / "exported"
+    run = tmp_path / "run"
+    folder = tmp_path / "exported"
     train(*programs.WINDOWED, "--vectors", 0, "--data", text, "--steps", 2, "--out", run)
     as_json(capsys, "export", run, folder)
     theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(

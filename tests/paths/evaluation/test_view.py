@@ -178,7 +178,9 @@ def case(request, tmp_path):
 
 def test_every_token_has_the_losses_of_scoring(case):
     """With memory carried and cleared, in bits of four decimals; sums are of rounded numbers."""
-    run, document, data = case.run, case.document, case.data
+    run = case.run
+    document = case.document
+    data = case.data
     bars = data["overview"]["bars"]
     segments = data["segments"]
     for which, key in enumerate(("memory_carried", "cleared")):

@@ -23,7 +23,8 @@ def test_means_are_weighted_by_tokens(tmp_path):
     run = measured(tmp_path, nats=12.0, scored=6, text_bytes=24)
     Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={"compression": 3.0})
     assert (run.nats, run.scored, run.text_bytes) == (0.0, 0, 0), "each line begins anew"
-    run.nats, run.gradient_norm = 3.0, 0.5
+    run.nats = 3.0
+    run.gradient_norm = 0.5
     Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={})
     first, second = read_metrics(tmp_path)
     assert first == {

@@ -87,7 +87,8 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(overlap, epochs
 def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
     data = SimpleNamespace(data=SimpleNamespace(data="recall"), recall=RecallConfig())
     run = SimpleNamespace(validation_share=0.25, settings=data)
-    carried, cleared = Score(6.0, 4, 3, 4), Score(6.0, 4, 1, 4)
+    carried = Score(6.0, 4, 3, 4)
+    cleared = Score(6.0, 4, 1, 4)
     lines = Run.last_lines(run, carried, cleared).splitlines()
     assert lines[0].endswith("cleared each segment")
     right = "right answers: 75.0% with the memory, 25.0% with it cleared"
