@@ -25,7 +25,7 @@ from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY, refusal
 from tests.helpers.rollouts import back_propagated, gradients, rows_of_state, setting
-from tests.helpers.variants import ONE_OF_EACH, PAPERS
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
 
 METHODS = itertools.cycle(["through_time", "memory_replay"])
 TYPED = [(case, method, torch.float64) for case, method in zip(ONE_OF_EACH, METHODS, strict=False)]
@@ -64,14 +64,15 @@ def graphs(monkeypatch, regions):
     return found
 
 
-def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
+def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64, again=False):
     """The last gradients and state of a model after four rollouts in dtype.
 
     It is evaluated in between. A document starts in the first rollout, and in both lanes of the
-    last.
+    last. With `again`, layers are computed again in the backward pass.
     """
     model, segments, _ = setting(paper, name, dropout=0.2)
-    compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
+    training = TrainingConfig(backprop=method, compile=compiling, checkpoint_layers=again)
+    compiled = TrainedModel(model, training)
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
     nowhere = torch.zeros(2, dtype=torch.bool)
@@ -102,6 +103,14 @@ def test_regions_are_compiled_in_the_first_two_rollouts_alone(case, method, dtyp
     assert later == [second, second], "it was compiled again in a later rollout"
     if dtype == torch.float64:
         assert_agree(trained(*case, method, "none"), actual, 1e-12)
+
+
+@over(ONE_OF_EACH[:2])
+def test_layers_that_are_computed_again_use_their_regions(paper, name, graphs):
+    """The second time they drop what they dropped the first time."""
+    actual = trained(paper, name, "through_time", "inductor", again=True)
+    assert graphs
+    assert_agree(trained(paper, name, "through_time", "none"), actual, 1e-12)
 
 
 def test_all_layers_use_one_region(graphs):
