@@ -81,7 +81,8 @@ PRESETS = {
         "data": "wikitext-103", "tokenizer": "gpt2",
     },
     "recall": RECALL | ASSOCIATION | {
-        "compressed_memory": 64, "steps": 4000, "recall_distance": 192,
+        "segment": 64, "memory": 64, "compressed_memory": 64,
+        "steps": 3000, "learning_rate": 1e-3, "recall_distance": 192,
     },
     "recall-16": RECALL | {
         "compressed_memory": 80, "steps": 6000, "data": "recall", "recall_distance": 256,

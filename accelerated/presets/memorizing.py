@@ -29,7 +29,7 @@ PRESETS = {
         "memory_layer": 2, "memory": 512, "retrieved": 8, "dropout": 0.0,
         "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
     } | task
-    for name, task in {"recall": ASSOCIATION, "recall-16": FAR}.items()
+    for name, task in {"recall": ASSOCIATION | {"batch": 64}, "recall-16": FAR}.items()
 }  # fmt: skip
 
 SMALL = Config(
