@@ -135,7 +135,8 @@ class SelfAttention(Attention):
         rows = self.distances.rows
         if self.simplified:
             table = aligned(self.positions, LEAST_ALIGNMENT)
-            return functional.pad(rows, (0, len(table) - rows.shape[1])) @ table
+            missing = len(table) - rows.shape[1]
+            return (functional.pad(rows, (0, missing)) if missing else rows) @ table
         [by_distance] = project(rows[None], self.heads, [self.distance_key])
         return by_distance[0]  # (H, R, E)
 

@@ -13,8 +13,8 @@ the model's initial state, which does get gradient. If nothing is scored, the lo
 has a seed of its own for random numbers (dropout), so that all methods draw the same; each process,
 whose number is `rank`, draws others.
 
-Nothing here asks a GPU for a number, which would wait for all work before it: segments know what is
-scored and where documents start. Logits are made in chunks of rows
+Nothing here asks a GPU for a number, which would wait for all work before it: segments that `to`
+has moved know their targets and where documents start. Logits are made in chunks of rows
 (`summed_nats`); evaluation/score.py uses them too.
 """
 
@@ -309,7 +309,8 @@ def summed_losses(parts: list[Losses], weight: float) -> Losses:
 
 def nats_of_segment(hidden: Tensor, matrix: OutputMatrix, segment: Segment) -> Tensor:
     """Summed -log p of what is scored in a segment, from a Reading's hidden (B, N, D)."""
-    return summed_nats(hidden, matrix, targets_of(segment), segment.scored_targets)
+    aims = segment.scored_targets if isinstance(matrix, AdaptiveSoftmax) else None
+    return summed_nats(hidden, matrix, targets_of(segment), aims)
 
 
 def summed_nats(
@@ -317,8 +318,8 @@ def summed_nats(
 ) -> Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
-    Targets that are IGNORED do not count. aims are the targets on the host, where those that do not
-    count are negative; without them an adaptive softmax asks the device.
+    Targets that are IGNORED do not count. aims (B, N) are the targets on the host, where those that
+    do not count are negative; without them an adaptive softmax asks the device.
 
     If there are more than CHUNK logits, only a chunk exists at a time; of an AdaptiveSoftmax all of
     its head's do. An unaligned matrix takes the same path, which does not keep the aligned one.
@@ -330,7 +331,7 @@ def summed_nats(
         if len(scored) < len(hidden):
             hidden = hidden.index_select(0, scored)
             targets = targets[scored]
-        aims = None
+        aims = None  # they have other rows now
     if isinstance(matrix, AdaptiveSoftmax):
         aims = targets.cpu().numpy() if aims is None else aims.flatten()
         rows_of_tails = matrix.rows_of_tails(aims, hidden.device)

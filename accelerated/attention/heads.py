@@ -126,7 +126,7 @@ def rows_missing(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
 
 
 def aligned(matrix: Tensor, multiple: int = ALIGNMENT) -> Tensor:
-    """The matrix (V, D) with as many rows of zeros as it lacks."""
+    """The matrix (V, D) with as many rows of zeros as it lacks to a multiple."""
     missing = rows_missing(matrix, multiple)
     return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix
 

@@ -54,7 +54,10 @@ def store_rows(tensor, values, lane_head, heads, rows, count, E: tl.constexpr):
 
 @triton.jit
 def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
-    """Write zeros to a query's `counts` columns, whose distance has no key; `most` of any query."""
+    """Write zeros to the first `counts` columns from `offsets` on; `most` is the largest count.
+
+    Their distance has no key.
+    """
     for start in range(0, most, KEYS):
         column = start + tl.arange(0, KEYS)[None, :]
         zeros = tl.zeros([is_row.shape[0], KEYS], offsets.dtype.element_ty)
@@ -62,12 +65,16 @@ def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
 
 
 @triton.jit
-def scores_of(first, second, offsets, i, j, N, K, C, shift, split, skip, scale):
+def scores_of(
+    first, second, offsets, i, j, N, K, C, shift, split, skip, scale, SPLITS: tl.constexpr
+):
     """Scores in base 2 of the rows of queries and keys, their columns, and which are seen.
 
     The first rows are those of axis 0: queries, if i is (rows, 1) and j (1, rows), or keys.
     """
-    column = j - i + shift + tl.where(j >= split, skip, 0)
+    column = j - i + shift
+    if SPLITS:
+        column += tl.where(j >= split, skip, 0)
     seen = (column >= 0) & (column < C) & (j < K) & (i < N)
     added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
     scores = (tl.dot(first, tl.trans(second)) * scale + added) * LOG2_E
@@ -112,6 +119,7 @@ def forward_kernel(
     log_sum,  # (BH, N)
     heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -134,7 +142,7 @@ def forward_kernel(
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
         scores, column, _ = scores_of(
-            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale
+            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale, SPLITS
         )
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         smaller = tl.exp2(highest - new_highest)
@@ -165,6 +173,7 @@ def query_kernel(
     delta,  # (BH, N)
     heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -186,7 +195,8 @@ def query_kernel(
     before = shift - i[:, None]  # columns before key 0's
     is_query = (i < N)[:, None]
     store_zeros(doffsets, before, shift - first, is_query, KEYS)
-    store_zeros(doffsets + split + before, skip, skip, is_query, KEYS)
+    if SPLITS:
+        store_zeros(doffsets + split + before, skip, skip, is_query, KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
     end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
@@ -195,7 +205,7 @@ def query_kernel(
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
         scores, column, seen = scores_of(
-            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale
+            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale, SPLITS
         )
         weights = tl.exp2(scores - divisor[:, None])
         dweights = tl.dot(do, tl.trans(v))
@@ -221,6 +231,7 @@ def key_kernel(
     delta,  # (BH, N)
     heads, N, K, C, shift, split, skip, scale, rate,
     DROPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -246,7 +257,7 @@ def key_kernel(
 
         offsets = addresses(offset, lane_head, heads, i[None, :])
         scores, column, _ = scores_of(
-            k, q, offsets, i[None, :], j[:, None], N, K, C, shift, split, skip, scale
+            k, q, offsets, i[None, :], j[:, None], N, K, C, shift, split, skip, scale, SPLITS
         )
         weights = tl.exp2(scores - divisor[None, :])
         dweights = tl.dot(v, tl.trans(do))
@@ -294,9 +305,10 @@ def distance_attention(
     key, value: (B, H, K, E)
     offset: (H, C), or (B, H, N, C) if each query has its own
     shift: key j has the column c = j - i + shift
-    split, skip: from key `split` on, c is larger by `skip`
+    split, skip: from key `split` on, c is larger by `skip`; every query sees all keys before it
     dropout: the rate at which weights are dropped
     """
+    assert skip == 0 or query.shape[2] <= shift + 1, "a query does not see all of the first keys"
     seed = torch.randint(2**31, (1,), device=query.device) if dropout else query.new_empty(0)
     out, _ = attend(query, key, value, offset, seed, shift, scale, dropout, split, skip)
     return out
@@ -323,7 +335,7 @@ def attend(
     sizes = (heads, length, key.shape[2], offset.shape[-1], shift, split, skip)
     chosen = FORWARD.get(width, SMALL)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
-    rates = (scale, dropout, dropout > 0)
+    rates = (scale, dropout, dropout > 0, skip > 0)
     forward_kernel[grid](*given, seed, log_sum, *sizes, *rates, width, **chosen)
     return out, log_sum
 
@@ -356,7 +368,7 @@ def attend_backward(
         doffset = torch.empty_like(offset)
     delta = torch.empty_like(log_sum)
     sizes = (heads, length, keys, offset.shape[-1], shift, split, skip)
-    rates = (scale, dropout, dropout > 0, width)
+    rates = (scale, dropout, dropout > 0, skip > 0, width)
     inputs = (query, key, value, by_query(offset))
 
     chosen = BACKWARD_OF_QUERIES.get(width, SMALL)

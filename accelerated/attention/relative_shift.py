@@ -172,16 +172,18 @@ def relative_attention(
         by_distance = scores_by_distance(query, distance_key, distance_bias)
         split = 0
         skip = 0
-        if own is not None:  # not one matrix of both, as below, but one beside the other
+        if own is not None:  # the kernel reads one matrix beside the other; SDPA takes one of both
             by_own = scores_by_distance(query, *own)  # (B, H, N, C + N)
             by_distance = torch.cat([by_own, by_distance], -1)
             skip = query.shape[2]
             split = by_own.shape[-1] - skip  # C
         shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
         content_query = query + content_bias[:, None]
-        rates = (query.shape[-1] ** -0.5, dropout)
-        given = (content_query, key, value, by_distance)
-        return distance_attention(*given, shift, *rates, split, skip), None
+        scale = query.shape[-1] ** -0.5
+        out = distance_attention(
+            content_query, key, value, by_distance, shift, scale, dropout, split, skip
+        )
+        return out, None
     if takes_sdpa(query, key) and not needs_weights:
         count = key.shape[2]
         mask = causal_mask(query.shape[2], count, query.device)

@@ -41,35 +41,43 @@ def nearest_keys(query: Tensor, memory: Memory, retrieved: int) -> Tensor:
     with torch.no_grad():
         queries = query.flatten(0, 1)  # (BH, N, E)
         keys = memory.keys.mT.flatten(0, 1)  # (BH, E, M)
-        if query.device.type == "cuda":
+        on_a_gpu = query.device.type == "cuda"
+        if on_a_gpu and torch.compiler.is_compiling():
             similarity = torch.bmm(queries, keys).unflatten(0, query.shape[:2])
             return largest_by_columns(similarity, memory.offset, retrieved)
         offset = memory.offset.flatten(0, 1)  # (BH, 1, M)
         similarity = torch.baddbmm(offset, queries, keys)  # (BH, N, M), in one pass
         similarity = similarity.unflatten(0, query.shape[:2])
+        if on_a_gpu:
+            return largest_by_columns(similarity, None, retrieved)
         return similarity.topk(retrieved, dim=-1, sorted=False).indices
 
 
-def largest_by_columns(x: Tensor, offset: Tensor, count: int) -> Tensor:
+def largest_by_columns(x: Tensor, offset: Tensor | None, count: int) -> Tensor:
     """Where the `count` largest of x + offset stand in rows of M, in any order: (..., N, count).
 
-    x (..., N, M), offset (..., 1, M). On a GPU torch's search in a long row takes most of a lookup.
-    The row is laid out as a matrix, and only the `count` columns with the largest maxima are
-    searched. Whatever stands in another column has these maxima above it. x is read once, if the
-    region around is compiled. On a CPU this is slower.
+    x (..., N, M), offset (..., 1, M) or None for zero. On a GPU torch's search in a long row takes
+    most of a lookup. The row is laid out as a matrix, and only the `count` columns with the largest
+    maxima are searched. Whatever stands in another column has these maxima above it. A compiled
+    region adds the offset where it reads x, so x + offset takes no memory. On a CPU this is slower.
     """
     length = x.shape[-1]
     rows = 1
     while rows * rows * count < length and length % (2 * rows) == 0:
         rows *= 2
     if length // rows < count:
-        return (x + offset).topk(count, dim=-1, sorted=False).indices
+        total = x if offset is None else x + offset
+        return total.topk(count, dim=-1, sorted=False).indices
     matrix = x.unflatten(-1, (rows, -1))  # (..., N, rows, M / rows)
-    offset = offset.unflatten(-1, (rows, -1)).expand_as(matrix)
-    maxima = (matrix + offset).amax(-2)
-    column = maxima.topk(count, dim=-1, sorted=False).indices  # (..., N, count)
+    total = matrix
+    if offset is not None:
+        offset = offset.unflatten(-1, (rows, -1)).expand_as(matrix)
+        total = matrix + offset
+    column = total.amax(-2).topk(count, dim=-1, sorted=False).indices  # (..., N, count)
     every_row = column[..., None, :].expand(*matrix.shape[:-1], -1)
-    candidates = matrix.gather(-1, every_row) + offset.gather(-1, every_row)
+    candidates = matrix.gather(-1, every_row)
+    if offset is not None:
+        candidates = candidates + offset.gather(-1, every_row)
     place = candidates.flatten(-2).topk(count, dim=-1, sorted=False).indices
     row = place // count
     return row * matrix.shape[-1] + column.gather(-1, place % count)

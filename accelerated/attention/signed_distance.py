@@ -87,7 +87,7 @@ def simplified_attention(
     mask: true if a query must not see one of those N' keys; broadcasts to (B, H, N, N')
     """
     missing = rows_missing(key, LEAST_ALIGNMENT)
-    if missing:  # a decoder's segment has one token more: its task's
+    if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
         unseen = key.new_zeros(1, rows.shape[0] - query.shape[2] + 1, dtype=torch.bool)
         mask = functional.pad(unseen if mask is None else mask, (0, missing), value=True)
         key, value, rows = (functional.pad(x, (0, 0, 0, missing)) for x in (key, value, rows))

@@ -34,21 +34,21 @@ class ChunkedNats(torch.autograd.Function):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
         words = len(matrix)
         matrix = aligned(matrix)  # (V', D)
-        counts = (targets != ignored)[:, None]  # (R, 1)
-        has_zeros = takes_kernels(hidden)  # as the gradient of what is ignored
-        counted = hidden if has_zeros else hidden * counts
+        writes_zeros = takes_kernels(hidden)  # as the gradient of ignored rows
+        counts = 1 if writes_zeros else (targets != ignored)[:, None]  # (R, 1)
+        counted = hidden if writes_zeros else hidden * counts  # ignored rows are zero
         total = 0.0
         dhidden = torch.empty_like(hidden)
-        dmatrix: Any = None  # there is a chunk, even without rows
+        dmatrix: Any = None  # until the first chunk; split gives one even of no rows
         given = (hidden, targets, counted, dhidden)
-        for chunk, aims, factor, dchunk in zip(*(x.split(rows) for x in given), strict=True):
+        for chunk, aims, rows_counted, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')
             nats, dlogits = nats_and_gradient(logits, aims, words, ignored)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
-            product = dlogits.T @ factor
+            product = dlogits.T @ rows_counted
             dmatrix = product if dmatrix is None else dmatrix.to(exact).add_(product)
-        if not has_zeros:
+        if not writes_zeros:
             dhidden *= counts
         ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
         return total

@@ -74,8 +74,10 @@ def test_a_search_by_columns_finds_the_largest(rows, length, share, seed):
     numbers = rng.integers(-30, 30, size=(rows, length)).astype(float)
     offset = np.where(rng.random((1, length)) < 0.2, -np.inf, 0.0)
     count = max(1, round(share * length))
-    place = largest_by_columns(torch.tensor(numbers), torch.tensor(offset), count).numpy()
-    numbers = numbers + offset
-    assert all(len(set(row)) == count for row in place)
-    found = np.sort(np.take_along_axis(numbers, place, -1), -1)
-    assert np.array_equal(found, np.sort(numbers, -1)[:, length - count :])
+    total = numbers + offset
+    for given in ((numbers, offset), (total, None)):  # added on the way, or before
+        x, added = (None if part is None else torch.tensor(part) for part in given)
+        place = largest_by_columns(x, added, count).numpy()
+        assert all(len(set(row)) == count for row in place)
+        found = np.sort(np.take_along_axis(total, place, -1), -1)
+        assert np.array_equal(found, np.sort(total, -1)[:, length - count :])

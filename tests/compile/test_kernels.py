@@ -112,9 +112,9 @@ def relative_error(expected, found):
     return (difference / expected.double().norm()).item()
 
 
-def assert_small(errors):
+def assert_small(errors, tolerance=TOLERANCE):
     """No error, by name, is above the tolerance or NaN."""
-    wrong = {name: error for name, error in errors.items() if not error <= TOLERANCE}
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
     assert not wrong
 
 
@@ -172,7 +172,8 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     found = {}
     for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
         torch.manual_seed(1)
-        leaves = [torch.randn(shape, device=DEVICE).to(dtype).requires_grad_() for shape in shapes]
+        drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
+        leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
         own = tuple(leaves[6:]) if has_own else None
         if path == "plain":
             out, _ = relative_shift.relative_attention_plain(*leaves[:6], own=own)
@@ -182,7 +183,8 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
         dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
         found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
     both = zip(*found.values(), strict=True)
-    assert_small({number: relative_error(*pair) for number, pair in enumerate(both)})
+    errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
+    assert_small(errors, 4 * TOLERANCE)  # 16-bit sums around the kernel round, too
 
 
 def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():

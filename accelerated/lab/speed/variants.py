@@ -97,7 +97,7 @@ def rollout(
     size = model.config.segment
     dtype = getattr(torch, options.dtype)
 
-    # The second word is half as frequent as the first, the third a third: as in a text
+    # A word is about as frequent as 1 / its rank, as in a text
     even = torch.rand(batch, horizon * size + 1, dtype=torch.float64)
     text = ((model.config.vocabulary + 1) ** even).long() - 1
     tokens = text[:, :-1].split(size, 1)  # (B, N) of each segment

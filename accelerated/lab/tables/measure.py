@@ -211,6 +211,7 @@ def record_of_row(
         "name": name,
         "paper": row.paper,
         "options": row.options,
+        "first": row.first,
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
         "parameters": sum(parameter.numel() for parameter in parameters),

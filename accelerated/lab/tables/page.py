@@ -247,8 +247,12 @@ def names_and_rows(record: dict) -> list[tuple[str, dict]]:
 
     Their name is "a: 1 .. 3".
     """
+
+    def trained(row: dict) -> tuple:
+        return row["options"], row.get("first")
+
     pairs = []
-    for _, same in itertools.groupby(record["rows"], key=lambda row: row["options"]):
+    for _, same in itertools.groupby(record["rows"], key=trained):
         first, *others = same
         name = first["name"]
         if others:

@@ -331,6 +331,7 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     assert record["grid"] == table.grid
     for own, (label, row) in zip(record["rows"], table.rows.items(), strict=True):
         assert (own["name"], own["options"].strip()) == (label, row.options)
+        assert own.get("first", "") == row.first
         assert own["paper"] == row.paper
         assert own["tuning"].keys() == set(table.grid)
         assert own["tuning"][own["choice"]] == min(own["tuning"].values())
