@@ -65,6 +65,20 @@ def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
 
 
 @triton.jit
+def store_unseen(
+    offsets, i, first, N, shift, split, skip, SPLITS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Write zeros to the columns of queries i (rows, 1), from `first` on, that no key has.
+
+    They stand before key 0's and, if the first keys have columns of their own, before key split's.
+    """
+    before = shift - i
+    store_zeros(offsets, before, shift - first, i < N, KEYS)
+    if SPLITS:
+        store_zeros(offsets + split + before, skip, skip, i < N, KEYS)
+
+
+@triton.jit
 def scores_of(
     first, second, offsets, i, j, N, K, C, shift, split, skip, scale, SPLITS: tl.constexpr
 ):
@@ -192,11 +206,7 @@ def query_kernel(
     doffsets = addresses(doffset, lane_head, heads, i[:, None])
     drawn = keys_of_dropout(seed, lane_head, DROPS)
 
-    before = shift - i[:, None]  # columns before key 0's
-    is_query = (i < N)[:, None]
-    store_zeros(doffsets, before, shift - first, is_query, KEYS)
-    if SPLITS:
-        store_zeros(doffsets + split + before, skip, skip, is_query, KEYS)
+    store_unseen(doffsets, i[:, None], first, N, shift, split, skip, SPLITS, KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
     end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
