@@ -75,8 +75,8 @@ def test_a_search_by_columns_finds_the_largest(rows, length, share, seed):
     offset = np.where(rng.random((1, length)) < 0.2, -np.inf, 0.0)
     count = max(1, round(share * length))
     total = numbers + offset
-    for given in ((numbers, offset), (total, None)):  # added on the way, or before
-        x, added = (None if part is None else torch.tensor(part) for part in given)
+    for pair in ((numbers, offset), (total, None)):  # added on the way, or before
+        x, added = (None if part is None else torch.tensor(part) for part in pair)
         place = largest_by_columns(x, added, count).numpy()
         assert all(len(set(row)) == count for row in place)
         found = np.sort(np.take_along_axis(total, place, -1), -1)
