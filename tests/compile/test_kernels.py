@@ -158,7 +158,6 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     needs_kernels()
     from accelerated.attention import relative_shift
 
-    torch.manual_seed(0)
     heads = 2
     length = 20
     compressed = 7
