@@ -18,10 +18,9 @@ from accelerated.attention.heads import (
     logits_from,
     look_up,
     parameter,
-    takes_kernels,
 )
 from accelerated.data.lanes import move
-from accelerated.loss.chunks import ChunkedNats, rows_at_once
+from accelerated.loss.chunks import nats_of
 
 
 class Tail(Declared):
@@ -98,7 +97,7 @@ class AdaptiveSoftmax(NamedTuple):
         return [move(torch.from_numpy(rows), device) for rows in found]
 
     def summed_nats(
-        self, hidden: Tensor, targets: Tensor, ignored: int, rows_of_tails: Sequence[Tensor]
+        self, hidden: Tensor, targets: Tensor, rows_of_tails: Sequence[Tensor]
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
@@ -112,16 +111,8 @@ class AdaptiveSoftmax(NamedTuple):
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
-            nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start, ignored)
-        return nats + nats_of(hidden, self.head_matrix(), in_head, ignored)
-
-
-def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D)."""
-    if takes_kernels(hidden) and torch.is_grad_enabled():
-        return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), ignored)
-    logs = log_softmax(logits_from(hidden, matrix))
-    return functional.nll_loss(logs, targets, reduction="sum", ignore_index=ignored)
+            nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start)
+        return nats + nats_of(hidden, self.head_matrix(), in_head)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -26,13 +26,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import at_least_float32, rows_missing, takes_kernels
+from accelerated.attention.heads import at_least_float32
 from accelerated.data.lanes import Segment
-from accelerated.loss.chunks import ChunkedNats, rows_at_once
+from accelerated.loss.chunks import IGNORED, nats_of, rows_of_chunk
 from accelerated.protocol import (
     OutputMatrix,
     Reading,
@@ -43,10 +42,6 @@ from accelerated.protocol import (
     require_gradient,
 )
 
-IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
-# How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
-# gradient costs more
-CHUNK = 2**26
 # Between the seeds of two processes. Their generators stay equal, so one saved state restores all
 RANK_STEP = 0x9E3779B1
 
@@ -320,9 +315,6 @@ def summed_nats(
 
     Targets that are IGNORED do not count. aims (B, N) are the targets on the host, where those that
     do not count are negative; without them an adaptive softmax asks the device.
-
-    If there are more than CHUNK logits, only a chunk exists at a time; of an AdaptiveSoftmax all of
-    its head's do. An unaligned matrix takes the same path, which does not keep the aligned one.
     """
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
@@ -332,17 +324,11 @@ def summed_nats(
             hidden = hidden.index_select(0, scored)
             targets = targets[scored]
         aims = None  # they have other rows now
-    if isinstance(matrix, AdaptiveSoftmax):
-        aims = targets.cpu().numpy() if aims is None else aims.flatten()
-        rows_of_tails = matrix.rows_of_tails(aims, hidden.device)
-        return matrix.summed_nats(hidden, targets, IGNORED, rows_of_tails)
-    if takes_kernels(hidden) and torch.is_grad_enabled():
-        return ChunkedNats.apply(hidden, matrix, targets, rows_at_once(matrix), IGNORED)
-    unaligned = rows_missing(matrix) > 0 and torch.is_grad_enabled()
-    if unaligned or len(hidden) > chunk_rows(matrix):
-        return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
-    logits = at_least_float32(logits_by(hidden, matrix))
-    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+    if not isinstance(matrix, AdaptiveSoftmax):
+        return nats_of(hidden, matrix, targets)
+    aims = targets.cpu().numpy() if aims is None else aims.flatten()
+    rows_of_tails = matrix.rows_of_tails(aims, hidden.device)
+    return matrix.summed_nats(hidden, targets, rows_of_tails)
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -350,16 +336,11 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def chunk_rows(matrix: OutputMatrix) -> int:
-    """How many rows have at most CHUNK logits."""
-    words = matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)
-    return max(1, CHUNK // words)
-
-
 def logits_in_chunks(
     hidden: Tensor, matrix: OutputMatrix, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (logits (n, V) in float32 or better, targets (n,)) of hidden (R, D), in chunks."""
-    rows = chunk_rows(matrix)
+    words = matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)
+    rows = rows_of_chunk(words)
     for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
         yield at_least_float32(logits_by(part, matrix)), aims

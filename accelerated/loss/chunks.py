@@ -12,14 +12,42 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import aligned, takes_kernels
+from accelerated.attention.heads import (
+    aligned,
+    at_least_float32,
+    logits_from,
+    rows_missing,
+    takes_kernels,
+)
 
-AT_ONCE = 2**28  # how many logits exist at once if the kernel takes them: half a GB in 16 bits
+IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
+# How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
+# gradient costs more
+CHUNK = 2**26
+CHUNK_OF_KERNEL = 2**28  # if the kernel takes them: half a GB in 16 bits
 
 
-def rows_at_once(matrix: Tensor) -> int:
-    """How many rows have at most AT_ONCE logits."""
-    return max(1, AT_ONCE // len(matrix))
+def rows_of_chunk(words: int) -> int:
+    """How many rows have at most CHUNK logits."""
+    return max(1, CHUNK // words)
+
+
+def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D).
+
+    Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
+    at a time. An unaligned matrix takes the same path, which does not keep the aligned one.
+    """
+    words = len(matrix)
+    rows = rows_of_chunk(words)
+    trains = torch.is_grad_enabled()
+    if trains and takes_kernels(hidden):
+        return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
+    unaligned = trains and rows_missing(matrix) > 0
+    if unaligned or len(hidden) > rows:
+        return ChunkedNats.apply(hidden, matrix, targets, rows)
+    logits = at_least_float32(logits_from(hidden, matrix))
+    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 
 
 class ChunkedNats(torch.autograd.Function):
@@ -30,12 +58,12 @@ class ChunkedNats(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, matrix, targets, rows, ignored):
+    def forward(ctx, hidden, matrix, targets, rows):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
         words = len(matrix)
         matrix = aligned(matrix)  # (V', D)
         writes_zeros = takes_kernels(hidden)  # as the gradient of ignored rows
-        counts = 1 if writes_zeros else (targets != ignored)[:, None]  # (R, 1)
+        counts = 1 if writes_zeros else (targets != IGNORED)[:, None]  # (R, 1)
         counted = hidden if writes_zeros else hidden * counts  # ignored rows are zero
         total = 0.0
         dhidden = torch.empty_like(hidden)
@@ -43,7 +71,7 @@ class ChunkedNats(torch.autograd.Function):
         given = (hidden, targets, counted, dhidden)
         for chunk, aims, rows_counted, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')
-            nats, dlogits = nats_and_gradient(logits, aims, words, ignored)
+            nats, dlogits = nats_and_gradient(logits, aims, words)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
             product = dlogits.T @ rows_counted
@@ -57,28 +85,26 @@ class ChunkedNats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dnats):
         dhidden, dmatrix = ctx.saved_tensors
-        return dhidden * dnats, dmatrix * dnats, None, None, None
+        return dhidden * dnats, dmatrix * dnats, None, None
 
 
-def nats_and_gradient(
-    logits: Tensor, targets: Tensor, words: int, ignored: int
-) -> tuple[Tensor, Tensor]:
+def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
     """Summed nats, in float32 or better, and the gradient of logits (n, V').
 
     That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
-    overwritten. A row whose target is ignored counts no nats; its gradient is zero by the kernel,
+    overwritten. A row whose target is IGNORED counts no nats; its gradient is zero by the kernel,
     and means nothing by the plain path.
     """
     if takes_kernels(logits):
         from accelerated.loss.on_a_gpu import nats_in_place  # Triton: on a GPU alone
 
-        return nats_in_place(logits, targets, words, ignored).sum(), logits
+        return nats_in_place(logits, targets, words, IGNORED).sum(), logits
 
     if logits.shape[1] > words:
         logits[:, words:] = -math.inf
     exact = torch.promote_types(logits.dtype, torch.float32)
     logs = logits.log_softmax(-1, dtype=exact)
-    nats = functional.nll_loss(logs, targets, reduction="sum", ignore_index=ignored)
+    nats = functional.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
     p = logs.exp_()
     aim = targets.clamp(min=0)[:, None]
     # Not scatter_add_: a GPU adds by atomics
