@@ -141,5 +141,7 @@ def check_data(config: DataConfig) -> None:
     if config.text_column != "text" and not data.startswith(HUB):
         raise InputError(f"--text-column goes with --data hf:..., not {data}; leave it out")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
-        needs = f"--data {data} needs the package datasets"
-        raise InputError(f"{needs}; install the extra: pip install -e '.[datasets]'")
+        raise InputError(
+            f"--data {data} needs the package datasets; "
+            "install the extra: pip install -e '.[datasets]'"
+        )

@@ -6,7 +6,7 @@ joined into one text first; then memory is carried from each to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -159,26 +159,23 @@ class Segment(NamedTuple):
     aims: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
-        return Segment(
-            move(self.tokens, device),
-            move(self.targets, device),
-            move(self.scored, device),
-            move(self.starts, device),
-            None if self.task is None else self.task.to(device),
-            self.place,
-            self.any_starts,
-            self.scored_targets,
-        )
+        moved = self.changed(lambda field: move(field, device))
+        return moved._replace(place=self.place, begins=self.any_starts, aims=self.scored_targets)
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
         """The Segment of some lanes, given as a slice or by their numbers."""
+        place = None if self.place is None else self.place[rows]
+        return self.changed(lambda field: field[rows])._replace(place=place)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segment:
+        """The Segment with every tensor changed, those of its task too, and nothing else."""
+        task = None if self.task is None else self.task._make(map(change, self.task))
         return Segment(
-            self.tokens[rows],
-            self.targets[rows],
-            self.scored[rows],
-            self.starts[rows],
-            None if self.task is None else self.task.keep_lanes(rows),
-            None if self.place is None else self.place[rows],
+            change(self.tokens),
+            change(self.targets),
+            change(self.scored),
+            change(self.starts),
+            task,
         )
 
     def begun_anew(self) -> Segment:

@@ -9,8 +9,6 @@ infilling predicts segment i - 1, or its masked tokens alone, which the encoder 
 spans; recall predicts segment i - 2. Without such a segment the lane continues the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 
 from accelerated.data.config import TASKS, TaskConfig
-from accelerated.data.lanes import Lanes, Segment, move
+from accelerated.data.lanes import Lanes, Segment
 
 MASKED = 0.3  # the fraction of tokens that infilling masks; ours
 SPAN = 3.5  # the mean length of a masked span; section 2.3
@@ -32,13 +30,6 @@ class Task(NamedTuple):
     reading: torch.Tensor  # (B, N) token ids that the encoder reads
     readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
     prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
-
-    def to(self, device: torch.device) -> Task:
-        return Task(*(move(field, device) for field in self))
-
-    def keep_lanes(self, rows: slice | list[int]) -> Task:
-        """The Task of some lanes, given as a slice or by their numbers."""
-        return Task(*(field[rows] for field in self))
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:

@@ -188,10 +188,7 @@ def check_precompiled(content: bytes) -> None:
     Its faults can abort the process that meets them, so they are looked for in another one.
     """
     probe = [sys.executable, "-c", PROBE]
-    done = subprocess.run(
-        probe, input=content, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    if done.returncode:
+    if subprocess.run(probe, input=content, capture_output=True).returncode:
         raise ValueError("its Precompiled normalizer is damaged")
 
 
@@ -321,9 +318,9 @@ def byte_of_symbol() -> dict[str, int]:
     Printable Latin-1 characters stand for their own bytes; characters from 256 on stand for the
     other bytes, in order.
     """
-    symbols = sorted(tokenizers_package().pre_tokenizers.ByteLevel.alphabet())
+    symbols = set(tokenizers_package().pre_tokenizers.ByteLevel.alphabet())
     own = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
-    other_symbols = [symbol for symbol in symbols if ord(symbol) >= 256]
+    other_symbols = sorted(symbols - own.keys())
     other_bytes = sorted(set(range(256)) - set(own.values()))
     return own | dict(zip(other_symbols, other_bytes, strict=True))
 

@@ -284,15 +284,8 @@ def evaluate(
     return score
 
 
-def check_score(score: Score) -> Score:
-    """Return the score; raises InputError if it is NaN."""
-    if math.isnan(score.nats):
-        raise InputError(NAN)
-    return score
-
-
 def check_numbers(record: object) -> None:
-    """Raise InputError if a report's record holds a NaN of the model.
+    """Raise InputError if a number, or a report's record, holds a NaN of the model.
 
     Rates without a scored token are NaN too and do not count.
     """

@@ -22,7 +22,7 @@ from accelerated.evaluation.score import (
     TrainedRun,
     carried_through,
     carries_nothing,
-    check_score,
+    check_numbers,
     token_nats,
 )
 from accelerated.evaluation.shares import Shares, read_watched
@@ -57,7 +57,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     scores = []
     for values in nats:
         score, _ = score_of_span(slice(None), [values], [document], run.tokenizer)
-        scores.append(check_score(score))
+        check_numbers(score.nats)
+        scores.append(score)
     data = about(run, number, scores) | document_data(run, document, windows, nats, shown)
     size = write_page(Path(options.out), data)
 

@@ -57,7 +57,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     set_learning_rate(optimizer, rate)
 
     reading = (run.model, run.documents, run.tokenizer, run.lane_count)
-    static = scoring.check_score(scoring.evaluate(*reading))
+    static = scoring.evaluate(*reading)
+    scoring.check_numbers(static.nats)
     dynamic = evaluate_dynamically(*reading, optimizer, run.settings.training.clip)
     if math.isnan(dynamic.nats):
         what = "the predictions become NaN while training continues"
