@@ -136,8 +136,8 @@ def check_data(config: DataConfig) -> None:
     data = config.data
     is_known = data in CORPORA or data.startswith(HUB) or os.path.exists(data)
     if not is_known:
-        words = "no such file or folder; give one, or one of " + ", ".join(CORPORA)
-        raise InputError(f"--data {data}: {words}")
+        names = ", ".join(CORPORA)
+        raise InputError(f"--data {data}: no such file or folder; give one, or one of {names}")
     if config.text_column != "text" and not data.startswith(HUB):
         raise InputError(f"--text-column goes with --data hf:..., not {data}; leave it out")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:

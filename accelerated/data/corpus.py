@@ -103,9 +103,9 @@ def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
             content = text.read()
             tokens = pool.submit(tokenizer.encode, content).result()
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
-            number = SPLITS.index(split)
             line_ends = content.count(b"\n")
-            table.extend((number, start, len(tokens), count_words(content), line_ends))
+            words = count_words(content)
+            table.extend((SPLITS.index(split), start, len(tokens), words, line_ends))
             start += len(tokens)
             bar.update(len(content))
     with written_whole(folder / DOCUMENTS) as path:
