@@ -139,8 +139,9 @@ ROWS = {
 EVERY = 20  # updates between target_squares
 WATCHED = 32  # lanes and segments of each
 TITLE = "What trains the compression, and what are its stop-gradients for?"
-ANSWER = """A loss of its own trains the compression; if that loss also trains the model, it shrinks
-its own target, and at the paper's weight it harms the model."""
+ANSWER = """A loss of its own trains the compression. If that loss also trains the model, it shrinks
+its own target. The norm of Algorithm 2 then harms the model; of the mean square, which the authors'
+code has, no harm can be told."""
 
 
 def gradient_norms(model: Model, settings: Settings, lanes: Lanes) -> Iterator[float]:

@@ -6,6 +6,7 @@ import math
 import platform
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from accelerated.lab.trials import (
     Workshop,
     join,
     machine,
+    settled,
     validation,
 )
 from accelerated.models import model_class
@@ -94,14 +96,21 @@ def corpus_of(trial: Trial, workshop: Workshop) -> str:
     return load_checkpoint(path)["corpus"] if path.exists() else ""
 
 
-def chances_of(table: Table, settings: Settings) -> dict[str, float]:
-    """{what is known: share of right answers} without a memory; {} if no answers are asked for."""
+def chances_of(table: Table, settings: Settings) -> dict[str, dict[str, float]]:
+    """{what is known: {b: share of right answers}} without a memory, of a table of rows "a: b".
+
+    It is {} if no answers are asked for.
+    """
     if settings.data.data != "recall":
         return {}
-    known = chances(settings.recall)
-    if any("--recall-pairs" in row.asked for row in table.rows.values()):
-        del known["the values without their keys"]  # its share depends on the number of facts
-    return known
+    found: dict[str, dict[str, float]] = {}
+    for name, row in table.rows.items():
+        column = name.partition(": ")[2]
+        facts = settled(row.asked).get("--recall-pairs", [settings.recall.pairs])
+        recall = replace(settings.recall, pairs=int(facts[0]))
+        for known, share in chances(recall).items():
+            found.setdefault(known, {})[column] = share
+    return found
 
 
 def measure_again(

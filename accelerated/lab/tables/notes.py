@@ -58,9 +58,10 @@ def draw(table: Table, record: dict, path: Path) -> None:
     figure, all_axes = new_figure(len(table.picture))
     for panel, axes in zip(table.picture, all_axes, strict=True):
         draw_panel(axes, panel, record, colours)
-        title_names_measure = any(" @ " in side for side in panel.sides.values())
+        side = next(iter(panel.sides.values())).replace("*", panel.names[0])
+        is_row = side in {row["name"] for row in record["rows"]}  # or the title names what it is
         axes.set(title=panel.title, xlabel=panel.xlabel)
-        axes.set_ylabel("" if title_names_measure else table.measures[0].title)
+        axes.set_ylabel(table.measures[0].title if is_row else "")
     save_figure(figure, path)
 
 
@@ -81,9 +82,13 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
         axes.errorbar(mean, -line, xerr=half, fmt="o", color=colour, capsize=3)
         words = f"{in_words(ordering)}: {mean:+.3f} ± {half:.3f}"
         place = axes.get_yaxis_transform()
-        axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour, bbox=box)
     axes.set(ylim=(-len(table.orderings) + 0.5, 0.7), yticks=[])
-    axes.set_xlabel(f"{table.measures[0].title}: how far the first is ahead, 95% interval")
+    axes.set_xlabel(
+        f"{table.measures[0].title}: how far the first is ahead, 95% interval\n"
+        "blue: ahead, orange: behind, grey: cannot be told"
+    )
     save_figure(figure, path)
 
 
@@ -107,13 +112,14 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, list(panel.sides), fontsize=7)
     label_ends(axes, ends, colours)
-    chances = record.get("chances", {})
-    for known, share in chances.items():
-        axes.axhline(share, color="0.5", linewidth=1, linestyle=":")
-        # Lines end near the lowest, so its words are left of all
-        x, side = (0.01, "left") if share == min(chances.values()) else (1.05, "right")
-        style = {"color": "0.4", "fontsize": 6, "ha": side, "va": "bottom"}
-        axes.text(x, share, known, transform=axes.get_yaxis_transform(), **style)
+    for known, shares in record.get("chances", {}).items():
+        heights = list(shares.values())
+        if len(set(heights)) == 1:
+            axes.axhline(heights[0], color="0.5", linewidth=1, linestyle=":")
+        else:
+            axes.plot(places, heights, color="0.5", linewidth=1, linestyle=":")
+        style = {"color": "0.4", "fontsize": 6, "va": "bottom"}
+        axes.text(0.01, heights[0], known, transform=axes.get_yaxis_transform(), **style)
     if panel.seen:
         seen = float(panel.seen)
         axes.axvspan(seen / 2, seen, color="0.93", zorder=0)

@@ -95,7 +95,7 @@ def measured_how(table: Table, record: dict) -> str:
         parts.append('"Cleared": the memory is emptied at each segment.')
     says_times = len(record["rows"]) > 1 and not is_crossed(record)
     if "step_seconds" in record["rows"][0] and says_times:
-        parts.append("Times are training's, as parts of the first row's.")
+        parts.append("Times are training's, as parts of the first line's.")
     parts.append(how_tuned(record))
     if record.get("minutes"):
         parts.append(f"Runs were stopped in time for a page after {record['minutes']:g} minutes.")
@@ -114,11 +114,14 @@ def how_tuned(record: dict) -> str:
     """By what every row was tuned, over which choices, and which rows are best at an end."""
     grid = record["grid"]
     if len(grid) == 1:
-        are_given = all("--learning-rate" in row["options"] for row in record["rows"])
-        return "" if are_given else "No row was tuned."
+        are_chosen = all(
+            "--learning-rate" in row["options"] or "--preset" in row["options"]
+            for row in record["rows"]
+        )
+        return "" if are_chosen else "No model was tuned."
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
-    text = f"Each row's `{option}` was chosen on seed 0 by its last validation, from {values}."
+    text = f"Each model's `{option}` was chosen on seed 0 by its last validation, from {values}."
     rows = names_and_rows(record)
     ends = [name for name, row in rows if row["choice"] in (grid[0], grid[-1])]
     if ends and len(grid) > 2:
@@ -142,7 +145,11 @@ def numbers(table: Table, record: dict) -> str:
     lost = "missing" if record.get("minutes") else "diverged"
     columns = {"": [row["name"] for row in rows]}
     for title, form in forms.items():
-        columns[title] = [mean_and_spread(row["measured"][title], form, lost) for row in rows]
+        columns[title] = []
+        for row in rows:
+            is_control = "--clear-memory" in row["options"] and title != "cleared"
+            text = mean_and_spread(row["measured"][title], form, lost)
+            columns[title].append("" if is_control else text)
     if len(rows) <= 3 < len(forms):
         return markdown_table(*([title, *texts] for title, texts in columns.items()))
     if table.headline:
@@ -177,6 +184,9 @@ def crossed(table: Table, record: dict, title: str, form: str) -> str:
     lines = list(dict.fromkeys(name.partition(": ")[0] for name in cells))
     columns = list(dict.fromkeys(name.partition(": ")[2] for name in cells))
     body = [[a, *(cells.get(f"{a}: {b}", "") for b in columns)] for a in lines]
+    for known, shares in record.get("chances", {}).items():
+        if len(set(shares.values())) > 1:
+            body.append([known, *(f"{shares[b]:{form}}" for b in columns)])
     return markdown_table([title, *columns], *body)
 
 
@@ -235,8 +245,8 @@ def smallest_difference(table: Table, record: dict) -> str:
     _, half = mean_and_interval(differences(record, first))
     if not math.isfinite(half):
         return ""
-    text = f"""**The smallest difference that this design could see** is {half:.2g}. It is half of
-    the first comparison's 95% interval (Student's t, paired seeds)."""
+    text = f"""**The smallest difference that the first comparison could see** is {half:.2g}. It is
+    half of its 95% interval (Student's t, paired seeds). Others have their own."""
     if "documents" in record["rows"][0]["measured"]:
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."
