@@ -34,9 +34,9 @@ END = "⟫"  # of the prompt in a printed sample
 def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
     training = run.settings.training
-    first = process.rank() == 0
-    progress = Progress("training", training.steps, "step", run.step, show=first)
-    with Interruption(told=first) as interruption, progress as bar:
+    is_first = process.rank() == 0
+    progress = Progress("training", training.steps, "step", run.step, show=is_first)
+    with Interruption(told=is_first) as interruption, progress as bar:
         if run.validation_due:  # of the checkpoint that was resumed: a kill came before its end
             save_and_validate(run, bar, interruption)
         while not run.ended:
@@ -114,10 +114,10 @@ def forward_and_backward(
     total = torch.zeros((), device=run.device)
     auxiliary: dict[str, torch.Tensor] = {}
     with run.computing():
-        for first in range(0, len(segments[0].tokens), run.lanes_at_once):
-            rows = slice(first, first + run.lanes_at_once)
-            loss, losses, state = run.trained.backprop(
-                run.trained,
+        for start in range(0, len(segments[0].tokens), run.lanes_at_once):
+            rows = slice(start, start + run.lanes_at_once)
+            loss, losses, state = run.backprop(
+                run.model,
                 [segment.keep_lanes(rows).to(run.device) for segment in segments],
                 protocol.keep_lanes(run.state, rows),
                 scored=scored_by_each,

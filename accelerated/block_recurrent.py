@@ -27,8 +27,8 @@ from accelerated.attention.heads import (
     region,
 )
 from accelerated.attention.sliding_window import (
+    offsets_by_distance,
     offsets_for,
-    offsets_of,
     scaled_attention,
     sliding_attention,
     tables_by_distance,
@@ -226,6 +226,7 @@ class Layer(Recomputable):
         self.mlp_norm = LayerNorm(width)
         self.mlp_hidden = parameter(config.feed_forward, width)  # (F, D)
         self.mlp_output = parameter(width, config.feed_forward)  # (D, F)
+        # The cell, as the reference names it
         self.state = Recurrence(config) if recurrent else None
 
     def forward(
@@ -242,7 +243,7 @@ class Layer(Recomputable):
         previous: the previous block's (keys, values), (B, H, W, E) each
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that the other layers read
-        offset: what is added to the scores of a tile, (H, W, 2W)
+        offset: what is added to the scores of a tile, (H, W, 2W), or (H, W): see offsets_for
         no_output: its output is not needed; x is returned unchanged
         """
         query, cross_query, keys, values = self.project_beside(x, *previous)
@@ -331,8 +332,9 @@ class BlockRecurrent(Model):
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
+        check_lanes(batch)
         c = self.config
-        states = (check_lanes(batch), len(c.recurrent_layers), c.states, c.width)
+        states = (batch, len(c.recurrent_layers), c.states, c.width)
         rows = (batch, c.layers, c.heads, c.window, c.head_width)
         return {"states": states, "keys": rows, "values": rows}
 
@@ -354,8 +356,9 @@ class BlockRecurrent(Model):
         self.check(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
-        offsets = offsets_for(x, by_distance, window, self.config.head_width)  # (L, H, W, 2W)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
+        # (L, H, W, 2W), or (L, H, W) for a GPU's kernel
+        offsets = offsets_for(x, by_distance, window, self.config.head_width)
         if not self.config.feedback:
             x, state = self.run_layers(x, state, None, offsets, memory_only)
             return Reading(self.output_rows(x), state, {})
@@ -372,7 +375,7 @@ class BlockRecurrent(Model):
             outs.append(out)
         return Reading(self.output_rows(torch.cat(outs, dim=1)), state, {})
 
-    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state, memory_only=True).state
 

@@ -232,7 +232,7 @@ class Advance:
         """The state after this segment."""
         self.inputs.fill(segment)
         fill(self.state, state)
-        replay(self.graph, seed, state[0].device)
+        launch(self.graph, seed, state[0].device)
         return copied(self.after)
 
 
@@ -305,7 +305,7 @@ class Stretch:
 
         *reads, (backward, dbefore) = self.recorded
         for (graph, _), seed in zip(reads, seeds, strict=True):
-            replay(graph, seed, state[0].device)
+            launch(graph, seed, state[0].device)
 
         parts = []
         auxiliary = []
@@ -360,7 +360,7 @@ def fill(places: Any, given: Any) -> None:
         place.copy_(tensor)
 
 
-def replay(graph: Any, seed: int, device: torch.device) -> None:
+def launch(graph: Any, seed: int, device: torch.device) -> None:
     """Repeat what a graph has recorded, with the random numbers of a seed."""
     with seeded(seed, device):
         graph.replay()

@@ -77,13 +77,13 @@ class Conv(Compression):
         return functional.linear(self.grouped(evicted).flatten(2), self.weight)
 
 
-class DilatedConv(Compression):
+class DilatedConv(Conv):
     """A convolution with kernel 2 and a ReLU for each dilation, then a Conv."""
 
     def declare_weights(self, width: int) -> None:
         for dilation in self.config.dilations:
             self.register_parameter(f"dilated_{dilation}", parameter(width, 2 * width))  # (D, 2D)
-        self.weight = parameter(width, self.rate * width)  # (D, cD)
+        super().declare_weights(width)
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         x = evicted
@@ -96,7 +96,7 @@ class DilatedConv(Compression):
                 later = x
             pairs = torch.cat([earlier, later], -1)  # (B, N, 2D)
             x = torch.relu(functional.linear(pairs, getattr(self, f"dilated_{dilation}")))
-        return functional.linear(self.grouped(x).flatten(2), self.weight)
+        return super().forward(x, usage)
 
 
 COMPRESSIONS = {

@@ -267,7 +267,7 @@ class Compressive(Model):
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         width = config.width
-        self.embedding = parameter(config.bands[0][1], width)  # (V, D), the output's too
+        self.embedding = parameter(config.bands[0][1], width)  # (V, D), or (first cutoff, D)
         tails = []
         for number, (start, stop) in enumerate(config.bands[1:], start=1):
             tails.append(Tail(stop - start, width // config.div_value**number, width))
@@ -285,8 +285,9 @@ class Compressive(Model):
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
+        check_lanes(batch)
         c = self.config
-        memory = (check_lanes(batch), c.layers, c.memory, c.width)
+        memory = (batch, c.layers, c.memory, c.width)
         compressed = (batch, c.layers, c.compressed_memory, c.width)
         return {"memory": memory, "compressed": compressed}
 
@@ -309,8 +310,8 @@ class Compressive(Model):
         compresseds = []
         auxiliary = {}
         for index, layer in enumerate(self.layers):
-            remembered = self.rows_of(state, index)
-            h, memory, compressed, loss = layer(h, *remembered, sinusoids, memory_only)
+            memory, compressed = self.memories_of(state, index)
+            h, memory, compressed, loss = layer(h, memory, compressed, sinusoids, memory_only)
             memories.append(memory)
             compresseds.append(compressed)
             if loss is not None:
@@ -331,7 +332,7 @@ class Compressive(Model):
         rows = (self.sinusoids, self.sinusoids[-c.compressed_memory - c.segment :])
         return tuple(functional.dropout(part, c.dropout, self.training) for part in rows)
 
-    def rows_of(self, state: State, number: int) -> tuple[Tensor, Tensor]:
+    def memories_of(self, state: State, number: int) -> tuple[Tensor, Tensor]:
         """A layer's memory (B, M, D) and compressed memory (B, C, D): the last rows of its own."""
         layer = self.layers[number]
         memory = state.memory[:, number, self.config.memory - layer.memory_rows :]
@@ -345,7 +346,7 @@ class Compressive(Model):
         compresseds = [rows_at_end(rows, c.compressed_memory) for rows in compresseds]
         return State(torch.stack(memories, 1), torch.stack(compresseds, 1))
 
-    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits and compression losses."""
         return self.read(tokens, state, memory_only=True).state
 

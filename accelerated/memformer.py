@@ -12,9 +12,9 @@ its slots beside the tokens, and its output is written to them.
 
 Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens, D width,
 H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys, V vocabulary.
+In the encoder-decoder's decoder N counts the task's token too: one more than a segment has.
 """
 
-from collections.abc import Callable
 from typing import Generic, NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ from accelerated.attention.heads import (
     LayerClass,
     LayerNorm,
     Layers,
-    aligned,
     at_least_float32,
     look_up,
     merge_heads,
@@ -36,8 +35,8 @@ from accelerated.attention.heads import (
     region,
 )
 from accelerated.attention.signed_distance import (
-    LEAST_ALIGNMENT,
     Distances,
+    rows_of_table,
     simplified_attention,
     transformer_xl_attention,
 )
@@ -69,7 +68,7 @@ class Attention(Declared):
         self.query = parameter(inner, config.width)  # (HE, D)
         self.query_bias = parameter(inner) if biases else None  # (HE,)
         self.key = parameter(inner, config.width)  # (HE, D)
-        self.key_bias = parameter(inner) if biases else None  # (HE,), without gradient: see project
+        self.key_bias = parameter(inner) if biases else None  # (HE,), no gradient: see project_to
         self.value = parameter(inner, config.width)  # (HE, D)
         self.value_bias = parameter(inner) if biases else None  # (HE,)
 
@@ -78,13 +77,15 @@ class Attention(Declared):
         self.output = parameter(config.width, config.heads * config.head_width)  # (D, HE)
         self.output_bias = parameter(config.width)  # (D,)
 
-    def project(self, normal: Tensor, *names: str) -> tuple[Tensor, ...]:
+    def project_to(self, normal: Tensor, *names: str) -> tuple[Tensor, ...]:
         """Query, key or value, as `names` say, by one product: (B, n, D) to (B, H, n, E) each."""
         # A key's bias adds the same to all scores of a query, and softmax cancels it
         key_bias = None if self.key_bias is None else self.key_bias.detach()
         weights = {"query": self.query, "key": self.key, "value": self.value}
         biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
-        return project(normal, self.heads, [weights[n] for n in names], [biases[n] for n in names])
+        own_weights = [weights[name] for name in names]
+        own_biases = [biases[name] for name in names]
+        return project(normal, self.heads, own_weights, own_biases)
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -122,23 +123,22 @@ class SelfAttention(Attention):
         self, x: Tensor, memory: Tensor | None = None, padding: Tensor | None = None
     ) -> Tensor:
         """(B, N, D) from x (B, N, D), memory (B, S, D); padding (B, 1, 1, N) must not be seen."""
-        query, key, value = self.project(self.norm(x), "query", "key", "value")
+        query, key, value = self.project_to(self.norm(x), "query", "key", "value")
         if memory is not None:
-            slot_key, slot_value = self.project(self.memory_norm(memory), "key", "value")
+            slot_key, slot_value = self.project_to(self.memory_norm(memory), "key", "value")
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
+        # Only the encoder is given padding, and it has no mask of its own
         mask = self.distances.mask if padding is None else padding
         return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
 
     def position_rows(self) -> Tensor:
-        """What each distance adds, from far to near: rows of R, (2N - 1, E), or W_r R."""
+        """What each distance adds, from far to near: R (2N - 1, E), or W_r R (H, R, E)."""
         rows = self.distances.rows
         if self.simplified:
-            table = aligned(self.positions, LEAST_ALIGNMENT)
-            missing = len(table) - rows.shape[1]
-            return (functional.pad(rows, (0, missing)) if missing else rows) @ table
+            return rows_of_table(rows, self.positions)
         [by_distance] = project(rows[None], self.heads, [self.distance_key])
-        return by_distance[0]  # (H, R, E)
+        return by_distance[0]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None
@@ -170,13 +170,13 @@ class CrossAttention(Attention):
         """(B, N, D) from x (B, N, D) and source (B, K, D); the mask is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
-        key, value = self.project(source, "key", "value")
+        key, value = self.project_to(source, "key", "value")
         return self.attend(x, key, value, mask)
 
     def attend(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
-        [query] = self.project(self.norm(x), "query")
+        [query] = self.project_to(self.norm(x), "query")
         return self.project_back(content_attention(query, key, value, mask, dropout))
 
 
@@ -238,7 +238,7 @@ class MemoryLayer(FeedForward):
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
-        self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
+        self.writer = Writer(config)
         self.declare_feed_forward(config)
 
     @region
@@ -251,16 +251,17 @@ class MemoryLayer(FeedForward):
 class Stack(nn.Module, Generic[LayerClass]):
     """The layers of the encoder (Eq. 5) or of a decoder (Eq. 6), and a norm after the last one."""
 
-    def __init__(self, config: Config, layer: Callable[..., LayerClass], count: int, causal: bool):
+    def __init__(self, config: Config, layer_class: type[LayerClass], count: int, causal: bool):
         super().__init__()
         self.distances = Distances(config, causal)
-        self.layers = Layers(layer(config, self.distances) for _ in range(count))
+        self.layers = Layers(layer_class(config, self.distances) for _ in range(count))
         self.norm = LayerNorm(config.width)
 
     def forward(self, x: Tensor, source: Tensor, readable: Tensor | None) -> Tensor:
         """(B, N, D) of x (B, N, D); source is memory (B, S, D) or what was encoded (B, N, D).
 
-        readable (B, N) is false for the encoder's padding.
+        readable (B, N) is false for the encoder's padding. The decoder-only model runs its layers
+        itself: each has a memory of its own.
         """
         padding = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, N)
         for layer in self.layers:
@@ -271,7 +272,6 @@ class Stack(nn.Module, Generic[LayerClass]):
 class Memformer(Model):
     """The model: an encoder-decoder, or decoder-only if the config has no encoder layers."""
 
-    Config = Config
     state_type = State
     config: Config
     encoder: Stack[EncoderLayer]  # of the encoder-decoder model alone, as the writer
@@ -290,7 +290,7 @@ class Memformer(Model):
             self.decoder = Stack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
             self.encoder = Stack(config, EncoderLayer, config.encoder_layers, causal=False)
-            self.writer = Writer(config.width, config.heads, config.head_width, config.slot_value)
+            self.writer = Writer(config)
             self.decoder = Stack(config, DecoderLayer, config.decoder_layers, causal=True)
         initialise(self, init_params, seed)
 
@@ -313,8 +313,9 @@ class Memformer(Model):
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
+        check_lanes(batch)
         c = self.config
-        memory = (check_lanes(batch), c.memories, c.slots, c.width)
+        memory = (batch, c.memories, c.slots, c.width)
         previous = (batch, 0 if self.decoder_only else c.segment)
         return {"memory": memory, "previous": previous}
 
@@ -357,7 +358,7 @@ class Memformer(Model):
         hidden = self.decoder.norm(x)
         return Reading(self.scaled(hidden), State(torch.stack(memories, 1), state.previous), {})
 
-    def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> NamedTuple:
+    def advance(self, tokens: Tensor, state: State, task: Task | None = None) -> State:
         """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
         if self.decoder_only:
             return self.read(tokens, state, task).state
@@ -378,15 +379,16 @@ class Memformer(Model):
     def decode(self, tokens: Tensor, encoded: Tensor, task: Task | None) -> Tensor:
         """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first.
 
-        In continuation row i predicts token i + 1, so the last N rows count. In the other tasks
-        it predicts token i of the prompt, which is read next, so the first N do.
+        So row 0 has read the task's token, and row i + 1 token i. In continuation row i + 1
+        predicts token i + 1: the last N rows count. In other tasks row i predicts token i of the
+        prompt: the first N do.
         """
         first = tokens.new_full((len(tokens), 1), self.config.special("continuation"))
         if task is None:
             x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
             return self.decoder(x, encoded, None)[:, 1:]
 
-        kind = task.kind[:, None]  # (B, 1)
+        kind = task.kind[:, None]  # (B, 1); SPECIALS has the tasks' tokens in the order of kinds
         x = look_up(torch.cat([first + kind, task.prompt], 1), self.embedding)
         hidden = self.decoder(x, encoded, task.readable)  # (B, N + 1, D)
         return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])

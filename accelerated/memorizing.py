@@ -25,8 +25,8 @@ from accelerated.attention.heads import (
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
+    offsets_by_distance,
     offsets_for,
-    offsets_of,
     sliding_attention,
     tables_by_distance,
 )
@@ -163,8 +163,9 @@ class Memorizing(Model):
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
+        check_lanes(batch)
         c = self.config
-        rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
+        rows = (batch, c.layers, c.heads, c.segment, c.head_width)
         memory = (batch, c.heads, c.memory, c.head_width)
         return {"keys": rows, "values": rows, "memory_keys": memory, "memory_values": memory}
 
@@ -182,9 +183,10 @@ class Memorizing(Model):
         self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
-        by_distance = offsets_of(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
         length = tokens.shape[1]
-        offsets = offsets_for(x, by_distance, length, self.config.head_width)  # (L, H, N, 2N)
+        # (L, H, N, 2N), or (L, H, N) for a GPU's kernel
+        offsets = offsets_for(x, by_distance, length, self.config.head_width)
         pairs = []
         # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
         previous = zip(state.keys.unbind(1), state.values.unbind(1), strict=True)
@@ -193,7 +195,7 @@ class Memorizing(Model):
             pairs.append(pair)
         return Reading(self.output_rows(x), self.next_state(state, pairs), {})
 
-    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state).state
 

@@ -118,10 +118,10 @@ class Recurrence(Declared):
         for layer in range(1, config.module_layers + 1):
             weight = parameter(config.module_width, fan_in)
             bias = parameter(config.module_width)
-            self.register_parameter(f"hidden_{layer}", weight)  # (200, D or 200)
-            self.register_parameter(f"hidden_{layer}_bias", bias)  # (200,)
+            self.register_parameter(f"hidden_{layer}", weight)  # (M, D or M)
+            self.register_parameter(f"hidden_{layer}_bias", bias)  # (M,)
             fan_in = config.module_width
-        self.inserted = parameter(config.vectors * config.width, fan_in)  # (SD, 200)
+        self.inserted = parameter(config.vectors * config.width, fan_in)  # (SD, M)
         self.inserted_bias = parameter(config.vectors * config.width)  # (SD,)
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -162,7 +162,6 @@ class Recurrence(Declared):
 class PretrainedRecurrence(Model):
     """The model; plain GPT-2 has no `module`."""
 
-    Config = Config
     state_type = State
     config: Config
     kind = "GPT-2"
@@ -196,7 +195,7 @@ class PretrainedRecurrence(Model):
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
-        batch = check_lanes(batch)
+        check_lanes(batch)
         if self.config.vectors == 0:
             return {"pooled": (batch, 0), "present": (batch, 0)}
         return {"pooled": (batch, self.config.width), "present": (batch,)}
@@ -218,12 +217,12 @@ class PretrainedRecurrence(Model):
         outputs, hidden = self.run_layers(tokens, state)
         return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
-    def advance(self, tokens: Tensor, state: State) -> NamedTuple:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after a window of tokens (B, N), without logits."""
+        if self.module is not None:
+            return self.read(tokens, state).state
         self.check(tokens, state)
-        if self.module is None:
-            return state
-        return self.read(tokens, state).state
+        return state
 
     def run_layers(self, tokens: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
         """All layers' outputs for tokens (B, N), and the last one after the final norm."""

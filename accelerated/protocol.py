@@ -28,7 +28,7 @@ from accelerated.data.tasks import Task
 from accelerated.models import ModelConfig
 
 # What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
-State: TypeAlias = NamedTuple
+State: TypeAlias = Any
 OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
 
 
@@ -299,11 +299,10 @@ class Copies(torch.autograd.Function):
 # Checks
 
 
-def check_lanes(batch: int) -> int:
-    """Return the number of lanes; raises ValueError if it is below 1."""
+def check_lanes(batch: int) -> None:
+    """Raise ValueError if the number of lanes is below 1."""
     if batch < 1:
         raise ValueError(f"a batch of {batch} lanes; it must have at least 1")
-    return batch
 
 
 def check_tokens(tokens: Tensor, axes: int) -> None:

@@ -21,7 +21,7 @@ has moved know their targets and where documents start. Logits are made in chunk
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from accelerated.attention.heads import at_least_float32
 from accelerated.data.lanes import Segment
 from accelerated.loss.chunks import IGNORED, nats_of, rows_of_chunk
 from accelerated.protocol import (
+    Model,
     OutputMatrix,
     Reading,
     State,
@@ -48,25 +49,14 @@ RANK_STEP = 0x9E3779B1
 Losses: TypeAlias = dict[str, Tensor]  # {name of an auxiliary loss: scalar}
 Result: TypeAlias = tuple[Tensor, Losses, State]  # the loss, auxiliary losses, the next state
 Gradients: TypeAlias = list[Tensor]  # of each field of a state
-Replayed: TypeAlias = tuple[
-    Tensor, Losses, State, Gradients
-]  # a Result, the state before's gradient
-
-
-class Trained(Protocol):
-    """What back-propagation calls of a Model."""
-
-    def initial_state(self, batch: int) -> State: ...
-    def read(self, tokens: Tensor, state: State, *task: Any) -> Reading: ...
-    def advance(self, tokens: Tensor, state: State, *task: Any) -> State: ...
-    def output_matrix(self) -> OutputMatrix: ...
-
+# A Result, and the gradient of the state before
+Replayed: TypeAlias = tuple[Tensor, Losses, State, Gradients]
 
 # The three methods
 
 
 def through_time(
-    model: Trained,
+    model: Model,
     segments: Sequence[Segment],
     state: State,
     scored: float | None = None,
@@ -78,7 +68,7 @@ def through_time(
 
 
 def checkpointed(
-    model: Trained,
+    model: Model,
     segments: Sequence[Segment],
     state: State,
     scored: float | None = None,
@@ -92,7 +82,7 @@ def checkpointed(
 
 def forward_then_backward(
     run: Callable[..., Result],
-    model: Trained,
+    model: Model,
     segments: Sequence[Segment],
     state: State,
     scored: float | None,
@@ -118,7 +108,7 @@ def forward_then_backward(
 
 
 def memory_replay(
-    model: Trained,
+    model: Model,
     segments: Sequence[Segment],
     state: State,
     scored: float | None = None,
@@ -176,7 +166,7 @@ def last_to_first(
 
 
 def replay_segment(
-    model: Trained,
+    model: Model,
     segment: Segment,
     state: State,
     seed: int,
@@ -199,7 +189,6 @@ def replay_segment(
                 outputs.append(field)
                 gradients.append(gradient)
     torch.autograd.backward(outputs, gradients)
-    # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
     dbefore = [zero_if_none(field.grad, field) for field in before]
     return part.detach(), detached(losses), detach(after), dbefore
 
@@ -219,7 +208,7 @@ BACKPROP = {
 # One segment
 
 
-def run_segment(model: Trained, segment: Segment, state: State, seed: int, scored: float) -> Result:
+def run_segment(model: Model, segment: Segment, state: State, seed: int, scored: float) -> Result:
     """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
         reading = read_segment(model, segment, state)
@@ -227,19 +216,19 @@ def run_segment(model: Trained, segment: Segment, state: State, seed: int, score
     return nats / scored, reading.auxiliary, reading.state
 
 
-def read_segment(model: Trained, segment: Segment, state: State) -> Reading:
+def read_segment(model: Model, segment: Segment, state: State) -> Reading:
     """What the model reads of a segment."""
     before = begin(model, segment, state)
     return model.read(segment.tokens, before, *task_of(segment))
 
 
-def advance_segment(model: Trained, segment: Segment, state: State) -> State:
+def advance_segment(model: Model, segment: Segment, state: State) -> State:
     """The state after a segment, by the memory path alone."""
     before = begin(model, segment, state)
     return model.advance(segment.tokens, before, *task_of(segment))
 
 
-def begin(model: Trained, segment: Segment, state: State) -> State:
+def begin(model: Model, segment: Segment, state: State) -> State:
     """The state that a segment reads: the initial one in lanes where a document starts."""
     if not segment.any_starts:
         return state
@@ -261,7 +250,9 @@ def parts_of_the_objective(
 ) -> tuple[list[int], float, float]:
     """Each segment's seed, the divisor of losses, and a segment's weight of auxiliary losses."""
     seeds = segment_seeds(segments, rank)
-    return seeds, scored or count_scored(segments) or 1, share / len(segments)
+    if scored is None:
+        scored = count_scored(segments)
+    return seeds, scored or 1, share / len(segments)
 
 
 def count_scored(segments: Sequence[Segment]) -> int:

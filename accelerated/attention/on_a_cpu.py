@@ -58,6 +58,18 @@ class ProjectHeads(torch.autograd.Function):
         return dx.view(x.shape), dweight, None, None, None
 
 
+def slices_of(tile: int, window: int, height: int) -> tuple[slice, slice, slice, slice]:
+    """Slices of a tile's queries, of its keys, and of its rows and columns in the offset."""
+    start = tile * height
+    row = start % window
+    reach = window + height
+    queries = slice(start, start + height)
+    near = slice(start, start + reach)
+    rows = slice(row, row + height)
+    columns = slice(row, row + reach)
+    return queries, near, rows, columns
+
+
 class SlidingAttention(torch.autograd.Function):
     """The same as sliding_attention_plain without dropout, one tile at a time.
 
@@ -80,7 +92,7 @@ class SlidingAttention(torch.autograd.Function):
         scores = torch.empty_like(weights[0])  # (BH, T, W + T)
         attended = q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
-            queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            queries, near, rows, columns = slices_of(tile, window, height)
             scores.view(batch, heads, height, -1).copy_(offset[:, rows, columns])
             scores.baddbmm_(q[:, queries], k[:, near].mT)
             torch.softmax(scores, -1, out=tile_weights)
@@ -90,18 +102,6 @@ class SlidingAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = query.shape
         return out
-
-    @staticmethod
-    def slices(tile: int, window: int, height: int) -> tuple[slice, slice, slice, slice]:
-        """Slices of the tile's queries, of its keys, and of its rows and columns in the offset."""
-        start = tile * height
-        row = start % window
-        reach = window + height
-        queries = slice(start, start + height)
-        near = slice(start, start + reach)
-        rows = slice(row, row + height)
-        columns = slice(row, row + reach)
-        return queries, near, rows, columns
 
     @staticmethod
     @once_differentiable
@@ -123,7 +123,7 @@ class SlidingAttention(torch.autograd.Function):
         dnear = q.new_empty(batch * heads, window + height, width)
         dtile = q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
-            queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            queries, near, rows, columns = slices_of(tile, window, height)
             tile_dout = dout[:, queries]
             torch.bmm(tile_dout, v[:, near].mT, out=dweights)
             softmax_backward(dweights, tile_weights, out=dscores)
@@ -187,7 +187,7 @@ class RelativeAttention(torch.autograd.Function):
         all_weights = []
         for rows, reach in tiles_of(length, total):
             shape = (batch, heads, rows.stop - rows.start, reach)
-            near = near_distances(distance_key, reach)
+            near = distance_key[:, -reach:]  # (H, R', E), the distances that occur
             tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
             by_key = shifted_products(tile_query, near, buffer, shape)
             weights = softmax_of_tile(by_key, content_query[:, rows], k[:, :reach], mask)
@@ -229,8 +229,8 @@ class RelativeAttention(torch.autograd.Function):
 
         for (rows, reach), weights in zip(tiles_of(length, total), all_weights, strict=True):
             shape = (batch, heads, *weights.shape[1:])
-            near = near_distances(distance_key, reach)
-            dnear = ddistance_key[:, -near.shape[1] :]
+            near = distance_key[:, -reach:]
+            dnear = ddistance_key[:, -reach:]
 
             tile_dout = dout[:, rows]
             dweights = in_shape(dweights_buffer, weights.shape)
@@ -263,11 +263,6 @@ def tiles_of(length: int, total: int) -> list[tuple[slice, int]]:
         stop = min(start + TILE, length)
         tiles.append((slice(start, stop), total - length + stop))
     return tiles
-
-
-def near_distances(distance_key: Tensor, reach: int) -> Tensor:
-    """The rows (H, R', E) of the distances that occur among `reach` keys."""
-    return distance_key[:, max(0, distance_key.shape[1] - reach) :]
 
 
 def in_shape(buffer: Tensor, shape: Sequence[int]) -> Tensor:

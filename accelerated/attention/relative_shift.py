@@ -1,7 +1,8 @@
 """The Compressive Transformer's causal attention with Transformer-XL's relative shift.
 
 Positions are Transformer-XL's, or Memformer's simplified ones: these are clipped, and added to the
-values too (in_values). Rows by distance stand from far to near, as keys do.
+values too (in_values). Rows by distance stand from far to near, as keys do. Memformer's Eq. 1 takes
+the shift and the SDPA path from here.
 """
 
 import math
@@ -75,8 +76,8 @@ def relative_attention_plain(
         missing = key.shape[2] - distance_key.shape[1]
         beyond = distance_key[:, :1].expand(-1, missing, -1)
         distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
-    by_distance = scores_by_distance(query, distance_key, distance_bias, own)
-    scores = content * query.shape[-1] ** -0.5 + relative_shift(by_distance)
+    by_key = scores_by_key(query, distance_key, distance_bias, own)
+    scores = content * query.shape[-1] ** -0.5 + by_key
     mask = causal_mask(query.shape[2], key.shape[2], query.device)
     weights = scores.masked_fill(mask, -math.inf).softmax(-1)
 
@@ -110,8 +111,7 @@ def relative_attention_sdpa(
     count: how many keys have a position: the last ones
     mask: true if a query must not see one of those keys; broadcasts to (B, H, N, count)
     """
-    by_distance = scores_by_distance(query, distance_key, distance_bias, own)
-    offset = relative_shift(by_distance)[..., :count]
+    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :count]
     if mask is not None:
         offset = offset.masked_fill(mask, -math.inf)
 
@@ -121,31 +121,30 @@ def relative_attention_sdpa(
     return sdpa(query + content_bias[:, None], key, value, offset, dropout)
 
 
-def scores_by_distance(
+def scores_by_distance(query: Tensor, distance_key: Tensor, distance_bias: Tensor) -> Tensor:
+    """(q + v).r / sqrt(E) of each query and row of distance_key (H, R, E), (B, H, N, R)."""
+    distance_query = (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
+    # not a product of matrices: it would copy distance_key for every lane
+    return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
+
+
+def scores_by_key(
     query: Tensor,
     distance_key: Tensor,
     distance_bias: Tensor,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """(q + v).r / sqrt(E) of each query and row of distance_key, (B, H, N, R).
+    """The scores by distance of each query and key, (B, H, N, R).
 
-    own: distance_key (H, C + N, E) and distance_bias of the first C keys; distance_key has R - C
-    rows. Which columns are those keys' is different for each query.
+    own: distance_key (H, C + N, E) and distance_bias of the first C keys; the others are the last
+    R - C
     """
-    if own is not None:
-        others = scores_by_distance(query, distance_key, distance_bias)
-        by_own = scores_by_distance(query, *own)  # (B, H, N, C + N)
-        n = query.shape[2]
-        count = own[0].shape[1] - n  # C
-        missing = others.shape[-1] - n
-        column = torch.arange(count + others.shape[-1], device=query.device)
-        last = torch.arange(count + n - 1, count - 1, -1, device=query.device)
-        is_own = column < last[:, None]  # column - N + 1 + i < C, as relative_shift moves rows
-        by_own = functional.pad(by_own, (0, missing))
-        return torch.where(is_own, by_own, functional.pad(others, (count, 0)))
-    distance_query = (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
-    # not a product of matrices: it would copy distance_key for every lane
-    return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
+    by_key = relative_shift(scores_by_distance(query, distance_key, distance_bias))
+    if own is None:
+        return by_key
+    of_own = relative_shift(scores_by_distance(query, *own))
+    compressed = of_own.shape[-1] - query.shape[2]  # C
+    return torch.cat([of_own[..., :compressed], by_key], -1)
 
 
 def relative_attention(

@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask
-from accelerated.attention.heads import Declared, at_least_float32, rows_missing, takes_sdpa
+from accelerated.attention.heads import (
+    Declared,
+    aligned,
+    at_least_float32,
+    rows_missing,
+    takes_sdpa,
+)
 from accelerated.attention.relative_shift import (
     distance_sinusoids,
     relative_attention_sdpa,
@@ -32,6 +38,15 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     distance = torch.arange(length - 1, -length, -1).clamp(lowest, highest)
     one_hot = functional.one_hot(distance - lowest, highest - lowest + 1)
     return one_hot.to(torch.get_default_dtype())
+
+
+def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
+    """The rows (n, E) of a table (R, E) that one_hot (n, R) names, by an aligned product."""
+    table = aligned(table, LEAST_ALIGNMENT)
+    missing = len(table) - one_hot.shape[1]
+    if missing:
+        one_hot = functional.pad(one_hot, (0, missing))
+    return one_hot @ table
 
 
 class Distances(Declared):

@@ -9,10 +9,10 @@ alone is first made once for each of the 3W - 1 distances of a tile, from far to
 
 import math
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
@@ -69,15 +69,11 @@ def score_offset(
     return at_least_float32(by_distance).masked_fill(~mask, -math.inf)
 
 
-class LayerWithBias(Protocol):
-    """What offsets_of needs of a layer."""
+def offsets_by_distance(layers: Iterable[Any], in_bucket: Tensor, mask: Tensor) -> Tensor:
+    """score_offset of all layers at once, (L, H, 3W - 1).
 
-    position_bias: nn.Parameter  # (H, buckets)
-    scale: nn.Parameter  # (H,)
-
-
-def offsets_of(layers: Iterable[LayerWithBias], in_bucket: Tensor, mask: Tensor) -> Tensor:
-    """score_offset of all layers at once, (L, H, 3W - 1)."""
+    Each has a position_bias (H, buckets) and a scale (H,).
+    """
     bias = torch.stack([layer.position_bias for layer in layers])  # (L, H, buckets)
     scale = torch.stack([layer.scale for layer in layers])  # (L, H)
     return score_offset(bias, scale, in_bucket, mask)
@@ -97,22 +93,15 @@ def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
 
 
 def offsets_for(x: Tensor, by_distance: Tensor, window: int, head_width: int) -> Tensor:
-    """What sliding_attention adds to the scores of x: offsets_by_pair, (..., W, 2W).
+    """What sliding_attention adds to the scores of x: (..., W, 2W) in its type.
 
     A GPU's kernel takes the distances W .. 1 as they are, (..., W): a query sees no others.
     """
     if takes_distance_attention(x, head_width):
         return by_distance[..., window - 1 : 2 * window - 1]
-    return offsets_by_pair(by_distance, window, x.dtype)
-
-
-def offsets_by_pair(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """by_query_and_key(by_distance, W) in a type, (..., W, 2W).
-
-    Its rows are dense: SDPA's fused kernels take no others.
-    """
     pairs = by_query_and_key(by_distance, window)
-    return pairs.to(dtype, memory_format=torch.contiguous_format).contiguous()
+    # SDPA's fused kernels take dense rows alone; the second call is for a type that stays
+    return pairs.to(x.dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:

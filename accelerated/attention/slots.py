@@ -15,6 +15,7 @@ from accelerated.attention.heads import (
     region,
     split_heads,
 )
+from reference.memformer import Config
 
 
 class Writer(Declared):
@@ -23,11 +24,12 @@ class Writer(Declared):
     Its own value is the slot, or is projected from it as a token's.
     """
 
-    def __init__(self, width: int, heads: int, head_width: int, slot_value: str = "itself"):
+    def __init__(self, config: Config):
         super().__init__()
-        inner = heads * head_width
-        self.projects_slots = slot_value == "projected"
-        self.heads = heads
+        width = config.width
+        inner = config.heads * config.head_width
+        self.projects_slots = config.slot_value == "projected"
+        self.heads = config.heads
         self.memory_norm = LayerNorm(width)
         self.norm = LayerNorm(width)
         self.query = parameter(inner, width)  # (HE, D)

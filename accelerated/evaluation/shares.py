@@ -134,8 +134,8 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
     for layer in model.decoder.layers:
         attention = layer.attention
         x, memory = calls[attention][0]
-        query, key = attention.project(attention.norm(x), "query", "key")
-        [memory_key] = attention.project(attention.memory_norm(memory), "key")
+        query, key = attention.project_to(attention.norm(x), "query", "key")
+        [memory_key] = attention.project_to(attention.memory_norm(memory), "key")
         key = torch.cat([memory_key, key], 2)
         attend = functools.partial(
             attention.attend,

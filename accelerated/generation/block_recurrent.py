@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
-from accelerated.attention.sliding_window import of_query, offsets_of, scaled_attention
+from accelerated.attention.sliding_window import of_query, offsets_by_distance, scaled_attention
 from accelerated.block_recurrent import BlockRecurrent, State
 from accelerated.generation.token_by_token import TokenByToken
 
@@ -36,7 +36,8 @@ class Steps(TokenByToken):
     def rows_at(self, state: State) -> Rows:
         """The rows at a block's start."""
         model = self.model
-        offsets = offsets_of(model.layers, model.in_bucket, model.mask).to(state.keys.dtype)
+        offsets = offsets_by_distance(model.layers, model.in_bucket, model.mask)
+        offsets = offsets.to(state.keys.dtype)
         rows = Rows(offsets, with_room(state.keys), with_room(state.values), [], [])
         for states, cell in zip(state.states.unbind(1), model.cells, strict=True):
             projected = cell.project(states, cell.matrices())

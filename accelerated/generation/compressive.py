@@ -39,7 +39,7 @@ class Steps(TokenByToken):
         empty = zeros(lanes, c.heads, c.segment, c.head_width)
         rows = Rows([], [], [], [])
         for index, layer in enumerate(self.model.layers):
-            memory, compressed = self.model.rows_of(state, index)
+            memory, compressed = self.model.memories_of(state, index)
             remembered = torch.cat([compressed, memory], 1)
             key, value = layer.project_remembered(remembered)  # (B, H, C + M, E)
             rows.keys.append(torch.cat([key, empty], 2))
@@ -88,7 +88,7 @@ class Steps(TokenByToken):
         memories = []
         compresseds = []
         for index, layer in enumerate(self.model.layers):
-            remembered = self.model.rows_of(state, index)
+            remembered = self.model.memories_of(state, index)
             memory, compressed, _, _ = layer.remember(rows.hidden[index], *remembered, usage=None)
             memories.append(memory)
             compresseds.append(compressed)

@@ -40,7 +40,7 @@ class Steps(TokenByToken):
             key = value = empty[:, :, :0]
             if isinstance(layer, MemoryLayer):
                 memory = layer.attention.memory_norm(slots[:, index])
-                key, value = layer.attention.project(memory, "key", "value")  # (B, H, S, E)
+                key, value = layer.attention.project_to(memory, "key", "value")  # (B, H, S, E)
                 rows.hidden.append(memory.new_zeros(len(memory), c.segment, c.width))
             rows.keys.append(torch.cat([key, empty], 2))
             rows.values.append(torch.cat([value, empty], 2))
@@ -54,7 +54,7 @@ class Steps(TokenByToken):
         rows.memory.append(memory)
         for layer in self.model.decoder.layers:
             if isinstance(layer, DecoderLayer):
-                rows.cross.append(layer.cross.project(encoded, "key", "value"))
+                rows.cross.append(layer.cross.project_to(encoded, "key", "value"))
         task = self.model.config.special("continuation")
         first = state.previous.new_full((len(memory),), task)
         self.decode(first, first.new_zeros(1), rows)
@@ -113,7 +113,7 @@ def attend(
     """
     count = len(unread)
     place = place + keys.shape[2] - count
-    query, key, value = attention.project(attention.norm(x), "query", "key", "value")
+    query, key, value = attention.project_to(attention.norm(x), "query", "key", "value")
     keys.index_copy_(2, place, key)
     values.index_copy_(2, place, value)
     attended = attention.attend(query, keys, values, by_key, unread)

@@ -53,7 +53,7 @@ class MixedLoss(compressive.Layer):
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
-        first = self.config.compressed_memory
+        first = self.compressed_rows
         evicted = slice(first, first + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
         new_key, new_value = project(new, self.config.heads, [self.key, self.value])

@@ -35,7 +35,7 @@ from accelerated.protocol import Model, computing_in, overlap_of, repeat_lane
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, parameter_type
 from accelerated.training.folder import LOCK, Log, check_new, checkpoint_path, write_settings
-from accelerated.training.optimization import TrainedModel, make_optimizer
+from accelerated.training.optimization import backprop_of, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -245,7 +245,7 @@ def build(
         state = repeat_lane(model.initial_state(1), process.lane_count(training.batch))
     load_weights_of(start, model)
 
-    first = process.rank() == 0
+    is_first = process.rank() == 0
     run = Run(
         settings=settings,
         folder=start.folder,
@@ -256,17 +256,17 @@ def build(
         validation=validation,
         reader=new_reader(settings, documents),
         model=model,
-        trained=TrainedModel(model, training),
+        backprop=backprop_of(model, training),
         optimizer=make_optimizer(model, training),
         state=state,
-        log=Log(start.folder, first),
+        log=Log(start.folder, is_first),
     )
     if start.resumed:
         run.restore(start.resumed.contents, start.resumed.path)
         run.log.drop_after(run.step, validated=not run.validation_due)
     else:
         run.save()  # first of all: the folder of a run always has a checkpoint
-    if first:
+    if is_first:
         write_settings(start.folder, settings_contents(settings))
         introduce(run)
     start.resumed = None  # frees the tensors

@@ -1,4 +1,4 @@
-"""Optimisers, learning rates, gradient clipping, and the model as training computes it.
+"""Optimisers, learning rates, gradient clipping, and how gradients are computed.
 
 train.py and lab/ use this file.
 """
@@ -12,7 +12,7 @@ from accelerated.attention.heads import HAS_TRITON, Declared
 from accelerated.captured import CapturedBackprop
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model, Recomputable
-from accelerated.replay import BACKPROP
+from accelerated.replay import BACKPROP, Result
 from accelerated.training.settings import TrainingConfig
 
 # Parameters of a model whose regions a GPU compiles by default: that takes 10 to 35 seconds
@@ -133,28 +133,22 @@ def check_finite(step: int, values: dict[str, float]) -> None:
             )
 
 
-class TrainedModel:
-    """What back-propagation calls of a model, and how it is done, as --backprop and --compile say.
+def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """How the gradients of a model are computed, as --backprop and --compile say.
 
-    Evaluation and generation call the model itself. It also tells the layers --checkpoint-layers,
-    which matters only where gradients are computed.
+    It also tells the layers --checkpoint-layers and --compile, which matter only where gradients
+    are computed.
     """
-
-    def __init__(self, model: Model, training: TrainingConfig):
-        self.initial_state = model.initial_state
-        self.output_matrix = model.output_matrix
-        self.read = model.read
-        self.advance = model.advance
-        self.backprop = BACKPROP[training.backprop]
-        compiles = takes_regions(training, model)
-        for module in model.modules():
-            if isinstance(module, Recomputable):
-                module.recomputed = training.checkpoint_layers
-                module.drops = model.config.dropout > 0
-            if isinstance(module, Declared):
-                module.compiled = compiles
-        if model.recordable and takes_graphs(training, model.embedding.device):
-            self.backprop = CapturedBackprop(model, training.backprop)
+    compiles = takes_regions(training, model)
+    for module in model.modules():
+        if isinstance(module, Recomputable):
+            module.recomputed = training.checkpoint_layers
+            module.drops = model.config.dropout > 0
+        if isinstance(module, Declared):
+            module.compiled = compiles
+    if model.recordable and takes_graphs(training, model.embedding.device):
+        return CapturedBackprop(model, training.backprop)
+    return BACKPROP[training.backprop]
 
 
 def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:

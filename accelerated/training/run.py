@@ -6,7 +6,7 @@ opening.py opens one.
 import contextlib
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,13 +23,14 @@ from accelerated.data.windows import Document, lengths_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import Model, State, computing_in, state_from
+from accelerated.replay import Result
 from accelerated.training import process
 from accelerated.training.checkpoint import FOREIGN, load_moments, save_checkpoint
 from accelerated.training.folder import Log
-from accelerated.training.optimization import TrainedModel, check_finite
+from accelerated.training.optimization import check_finite
 from accelerated.training.settings import Settings, settings_contents
 
-# Say what is measured on which text
+# Options that change what a validation measures: no other's best is a rival
 OF_VALIDATION = ("validation_tokens", "validation_prefix", "clear_memory")
 
 
@@ -59,7 +60,7 @@ class Run:
     validation: Sequence[Document]  # joined if memory is carried over documents
     reader: Lanes | MultiTask  # gives the segments of all lanes, with their tasks if there are some
     model: Model
-    trained: TrainedModel  # the model as training steps compute it
+    backprop: Callable[..., Result]  # how gradients are computed, as a function of replay.py
     optimizer: torch.optim.Optimizer
     state: State  # of this process's lanes
     log: Log
@@ -145,7 +146,9 @@ class Run:
         self.scored = 0
         self.text_bytes = 0
 
-    def log_validation(self, carried: Score, cleared: Score | None = None, final: bool = False):
+    def log_validation(
+        self, carried: Score, cleared: Score | None = None, final: bool = False
+    ) -> None:
         """Write a validation, and the one with the memory cleared if that was measured."""
         record = {
             "step": self.step,
@@ -233,7 +236,8 @@ class Run:
             if self.is_best:  # first: a kill may come
                 save_checkpoint(self.folder / "best.pt", contents)
             save_checkpoint(self.folder / "checkpoint.pt", contents)
-        self.save_due = self.is_best = False
+        self.save_due = False
+        self.is_best = False
 
     def restore(self, contents: dict, path: str | Path) -> None:
         """Go on where the checkpoint at path was saved, whose parameters the model already has.

@@ -2,7 +2,6 @@
 recorded: on a CPU. Below are a GPU's own graphs, which need one.
 """
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from accelerated import captured, replay
 from accelerated.captured import CapturedBackprop
 from accelerated.protocol import computing_in
-from accelerated.training.optimization import TrainedModel, takes_graphs
+from accelerated.training.optimization import backprop_of, takes_graphs
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -138,11 +137,11 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     segments = [segment.to(torch.device("cuda")) for segment in segments]
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
-    trained = TrainedModel(model, dataclasses.replace(config))
+    backprop = backprop_of(model, config)
     expected = back_propagated(method, model, segments, state, dtype)
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(replay.BACKPROP, "captured", trained.backprop)
+            patch.setitem(replay.BACKPROP, "captured", backprop)
             found = back_propagated("captured", model, segments, state, dtype)
         # In bfloat16 the embedding's two gradients are rounded before their sum
         assert_agree(expected, found, 1e-5 if dtype == torch.float32 else 2e-2)

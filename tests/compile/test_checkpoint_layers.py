@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accelerated import protocol, replay
-from accelerated.training.optimization import TrainedModel
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import MEMFORMER, saved, train
@@ -25,9 +25,9 @@ CASES = ONE_OF_EACH + pairs(
 )
 
 
-def recomputed(model):
-    """The model as --checkpoint-layers has it; the model itself then keeps that."""
-    return TrainedModel(model, TrainingConfig(checkpoint_layers=True))
+def recompute(model):
+    """Make the model what --checkpoint-layers makes of it."""
+    backprop_of(model, TrainingConfig(checkpoint_layers=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
@@ -43,9 +43,9 @@ def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
     for method in replay.BACKPROP:
         expected[method] = back_propagated(method, model, *given, dtype)
         random[method] = torch.get_rng_state()
-    trained = recomputed(model)
+    recompute(model)
     for method in replay.BACKPROP:
-        found = back_propagated(method, model, *given, dtype, trained)
+        found = back_propagated(method, model, *given, dtype)
         assert_agree(expected[method], found, TOLERANCE, method)
         assert torch.equal(torch.get_rng_state(), random[method]), method
 
@@ -54,9 +54,9 @@ def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
     """As --compile has it, without its code generator. A layer takes seconds to compile: one."""
     model, *given = setting("memformer", "decoder-only", decoder_layers=1)
     expected = back_propagated("through_time", model, *given)
-    trained = recomputed(model)
-    trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    found = back_propagated("through_time", model, *given, trained=trained)
+    recompute(model)
+    model.read = torch.compile(model.read, backend="aot_eager", fullgraph=True, dynamic=False)
+    found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, TOLERANCE)
 
 
@@ -87,7 +87,7 @@ def test_only_the_layers_inputs_are_kept(paper, name):
         tokens = torch.zeros(2, config.segment, dtype=torch.long)
         state = model.initial_state(2)
     whole = saved_bytes(model, tokens, state)
-    recomputed(model)
+    recompute(model)
     assert saved_bytes(model, tokens, state) < 0.25 * whole
 
 

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from accelerated import replay
 from accelerated.attention import heads, sliding_window
 from accelerated.attention.sliding_window import by_query_and_key
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, optimization, process
-from accelerated.training.optimization import TrainedModel, takes_regions
+from accelerated.training.optimization import backprop_of, takes_regions
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
@@ -72,7 +71,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     """
     model, segments, _ = setting(paper, name, dropout=0.2)
     training = TrainingConfig(backprop=method, compile=compiling, checkpoint_layers=again)
-    compiled = TrainedModel(model, training)
+    backprop = backprop_of(model, training)
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
     nowhere = torch.zeros(2, dtype=torch.bool)
@@ -82,7 +81,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
         model.zero_grad()
         torch.manual_seed(number)
         with computing_in(model, dtype):
-            loss, _, state = replay.BACKPROP[method](compiled, [first, *others], state)
+            loss, _, state = backprop(model, [first, *others], state)
             with evaluating(model), torch.no_grad():
                 for lanes in (2, 1):
                     model.read(first.tokens[:lanes], model.initial_state(lanes))
@@ -121,7 +120,7 @@ def test_all_layers_use_one_region(graphs):
         torch._dynamo.reset()
         graphs.clear()
         model = BlockRecurrent(dataclasses.replace(small, layers=layers, recurrent_layers=(2,)))
-        TrainedModel(model, TrainingConfig(compile="inductor"))
+        backprop_of(model, TrainingConfig(compile="inductor"))
         tokens = torch.zeros(2, small.segment, dtype=torch.long)
         model.read(tokens, model.initial_state(2)).hidden.sum().backward()
         counts.append(len(graphs))
@@ -229,7 +228,7 @@ def test_both_passes_of_memory_replay_drop_the_same(regions):
     given = (model, some_segments(3), model.initial_state(2))
     found = []
     for method in ("through_time", "memory_replay"):
-        trained = TrainedModel(model, TrainingConfig(compile="inductor", backprop=method))
-        found.append(back_propagated(method, *given, trained=trained))
+        backprop_of(model, TrainingConfig(compile="inductor", backprop=method))
+        found.append(back_propagated(method, *given))
     assert found[0]["loss"].isfinite()
     assert_agree(*found, 1e-11)

@@ -174,16 +174,13 @@ def accelerated_rollout(paper, model, segments, state):
     return rows | {"objective": objective}
 
 
-def back_propagated(method, model, segments, state, dtype=torch.float64, trained=None):
-    """{name: tensor} of a method's loss, auxiliary losses, gradients and next state.
-
-    It computes in dtype; `trained` is what it calls instead of the model, such as a compiled one.
-    """
+def back_propagated(method, model, segments, state, dtype=torch.float64):
+    """{name: tensor} of a method's loss, auxiliary losses, gradients and next state, in dtype."""
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
         given = state_from(model.initial_state(len(state[0])), state)  # in its fields' own types
-        loss, auxiliary, after = replay.BACKPROP[method](trained or model, segments, given)
+        loss, auxiliary, after = replay.BACKPROP[method](model, segments, given)
     for value in (loss, *after):
         assert not value.requires_grad, f"{method} returns a graph, which would be kept for nothing"
     losses = {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}

@@ -17,6 +17,7 @@ from accelerated.pretrained_recurrence import PretrainedRecurrence, State
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.folder import read_settings
 from accelerated.training.settings import settings_from
+from reference.pretrained_recurrence import Config
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.programs import differences, equal, printed, refusal, refused, saved, train
 from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torch_segments
@@ -114,7 +115,7 @@ def test_gpt2_by_transformers_is_ours(folders, variant):
     described = dataclasses.asdict(theirs.config)
     base = described.pop("base")
     assert json.loads(base)["model_type"] == "gpt2"
-    config = PretrainedRecurrence.Config(**described | {"feed_forward": 128})
+    config = Config(**described | {"feed_forward": 128})
     ours = PretrainedRecurrence(config).eval()
     parameters = renamed(theirs.decoder.state_dict(), config.layers)
     parameters["embedding"] = parameters["embedding"][:290]  # the others have no token

@@ -20,7 +20,7 @@ from accelerated import compressive as fast
 from reference import compressive as ref
 
 # No two sizes are equal, so that no axis is taken for another
-B, N, D, V = 2, 12, 8, 13  # lanes (documents side by side), tokens of a segment, width, vocabulary
+B, N, D, V = 6, 12, 8, 13  # lanes (documents side by side), tokens of a segment, width, vocabulary
 RATE = 3  # how many rows become one, the paper's c
 GAPS = (1, 2, 4)  # of the dilated convolutions
 SIZES = {"vocabulary": V, "width": D, "segment": N, "compression_rate": RATE, "dilations": GAPS}
@@ -95,7 +95,7 @@ def test_every_compression_is_its_loop(kind, seed, rate, authors):
     forward, _ = ref.COMPRESSIONS[kind]
     by_numpy, _ = forward(p, config, evicted, usage)
     compare(f"NumPy's {kind}", by_numpy, expected, OTHERWISE)
-    module = fast.COMPRESSIONS[kind](config).double()
+    module = fast.COMPRESSIONS[kind](config)
     module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})
     by_torch = module(torch.tensor(evicted), torch.tensor(usage))
     compare(f"PyTorch's {kind}", by_torch, expected, OTHERWISE)
@@ -106,7 +106,7 @@ def test_every_compression_is_its_loop(kind, seed, rate, authors):
 def one_layer(**options):
     """(config, PyTorch's model, its parameters in NumPy). Its layer reads the embedding itself."""
     config = ref.Config(**SIZES, **options, layers=1)
-    model = fast.Compressive(config).double()
+    model = fast.Compressive(config)
     params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     return config, model, params
 

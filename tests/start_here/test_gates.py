@@ -35,7 +35,7 @@ from reference import memformer
 
 # No two sizes are equal, so that no axis is taken for another
 B, S, D, I = 3, 5, 8, 9  # lanes, states or slots, their width, the width of h
-H, N, E = 2, 6, 7  # heads, tokens, width of a head's queries and keys (of its values it is D/H)
+H, N, E = 2, 6, 10  # heads, tokens, width of a head's queries and keys (of its values it is D/H)
 CONFIG = memformer.Config(width=D, heads=H, head_width=E)
 STEP = 1e-6  # of finite differences
 # What a failure means
@@ -150,10 +150,10 @@ def next_slot(p, own_value, normal_slot, normal_tokens, head):
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def draw_slots(seed, slot_value):
+def draw_slots(seed, config):
     """(PyTorch's module, its parameters, slots (B, S, D), tokens (B, N, D)), all random."""
     rng = np.random.default_rng(seed)
-    writer = Writer(D, H, E, slot_value).double()
+    writer = Writer(config)
     p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
     slots = rng.standard_normal((B, S, D))
     tokens = rng.standard_normal((B, N, D))
@@ -167,7 +167,7 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
     So its own value is the slot; or it is projected, which the same section says too.
     """
     config = dataclasses.replace(CONFIG, slot_value=slot_value)
-    writer, p, slots, tokens = draw_slots(seed, slot_value)
+    writer, p, slots, tokens = draw_slots(seed, config)
     normal_slots, _ = memformer.layer_norm_forward(p, "memory_norm", slots)
     normal_tokens, _ = memformer.layer_norm_forward(p, "norm", tokens)
     expected = np.empty((B, S, H, D // H))
@@ -188,7 +188,7 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
 # ----------------------------------------------------------------------------
 def loaded(module, p):
     """PyTorch's module with these parameters, in float64."""
-    module.double().load_state_dict({name: torch.tensor(array) for name, array in p.items()})
+    module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})
     return module
 
 

@@ -21,7 +21,7 @@ B = 3  # lanes: documents side by side
 STEP = 1e-7  # h
 TOLERANCE = 1e-6  # the largest relative error; NumPy computes in float64
 
-# Sizes differ, so that no axis is taken for another
+# Most sizes differ, so that no axis is taken for another
 SIZES = {"vocabulary": 13, "width": 8, "heads": 2, "feed_forward": 7}
 LAYERS = SIZES | {"layers": 4, "head_width": 5}
 BLOCKS = LAYERS | {"window": 6, "segment": 12, "states": 9, "recurrent_layers": (2,)}
@@ -34,7 +34,7 @@ SLOTS |= {"segment": 6, "slots": 9}
 DECODER_ONLY = SLOTS | {"encoder_layers": 0}
 KEYS = LAYERS | {"segment": 6, "memory": 14, "retrieved": 10}
 GPT2 = SIZES | {"layers": 4, "segment": 6, "max_positions": 9, "module_width": 5}
-TWO_VECTORS = GPT2 | {"vectors": 2, "pooling": "attention"}
+SEVERAL_VECTORS = GPT2 | {"vectors": 11, "pooling": "attention"}
 
 
 class Paper(NamedTuple):
@@ -53,7 +53,7 @@ PAPERS = {
     "Memformer, decoder-only": Paper(memformer, DECODER_ONLY, ("previous",)),
     "Memorizing": Paper(memorizing, KEYS, ("memory_keys", "memory_values")),
     "Recurrence in GPT-2": Paper(pretrained_recurrence, GPT2, ("present",)),
-    "Recurrence in GPT-2, two vectors": Paper(pretrained_recurrence, TWO_VECTORS, ("present",)),
+    "Recurrence in GPT-2, vectors": Paper(pretrained_recurrence, SEVERAL_VECTORS, ("present",)),
 }
 
 

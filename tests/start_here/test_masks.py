@@ -127,7 +127,7 @@ def test_a_model_sees_what_its_picture_shows(name):
     """A token sees the memory that its paper gives it, and no token after it."""
     ref, sizes, keys, picture = MODELS[name]
     config = ref.Config(**sizes)
-    model = model_class(ref.__name__.removeprefix("reference."))(config).double().eval()
+    model = model_class(ref.__name__.removeprefix("reference."))(config).eval()
     params = {key: parameter.numpy() for key, parameter in model.named_parameters()}
     # Two segments: one that the state is of, and one that is read. A token plus 1 is another token
     text = np.random.default_rng(0).integers(config.vocabulary - 1, size=(2, 1, config.segment))

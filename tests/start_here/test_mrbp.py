@@ -20,7 +20,8 @@ pass begins. Memory Replay Back-Propagation (MRBP) keeps only the memories, whic
 
 So every segment is computed twice, and the activations of only one exist at a time. `full_bptt` and
 `memory_replay` below are the two methods on a model of three matrices. Then come the Memformers, in
-NumPy and in PyTorch. All numbers are float64.
+NumPy and in PyTorch. All numbers are float64
+(tests/conftest.py makes it torch's default).
 """
 
 import weakref
@@ -37,9 +38,9 @@ from accelerated.memformer import Memformer, State
 from reference import memformer as ref
 
 # No two sizes are equal, so that no axis is taken for another
-V, B, D, N, S = 11, 8, 6, 4, 3  # vocabulary, lanes (documents side by side), width, tokens, slots
+V, B, D, N, S = 11, 8, 6, 4, 9  # vocabulary, lanes (documents side by side), width, tokens, slots
 SIZES = {"vocabulary": V, "width": D, "segment": N, "slots": S, "decoder_layers": 1}
-SIZES |= {"heads": 2, "head_width": 5, "feed_forward": 7}
+SIZES |= {"heads": 2, "head_width": 12, "feed_forward": 7}
 RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
 
@@ -215,7 +216,7 @@ def in_pytorch(method, model, rollout, state):
     """The same by a method of accelerated/replay.py, which stops at the first memory."""
     segments = [Segment(*map(torch.tensor, segment[:4])) for segment in rollout]
     model.zero_grad()
-    torch.manual_seed(7)
+    torch.manual_seed(7)  # from which each segment draws the seed of its dropout
     loss, _, after = method(model, segments, State(*map(torch.tensor, state)))
     found = {"loss": loss, "last memory": after.memory}
     for name, parameter in model.named_parameters():

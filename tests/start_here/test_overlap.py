@@ -95,7 +95,7 @@ def test_losses_are_those_of_each_window_alone(seed, lanes, overlap, vectors):
     A window reads the vector that the one before it has left; plain GPT-2 has none.
     """
     config = ref.Config(**SIZES, overlap=overlap, vectors=vectors)
-    model = PretrainedRecurrence(config, seed).double().eval()
+    model = PretrainedRecurrence(config, seed).eval()
     params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     rng = np.random.default_rng(seed)
     texts = [rng.integers(V, size=length) for length in rng.integers(2, 3 * T, size=3)]

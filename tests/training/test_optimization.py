@@ -9,8 +9,8 @@ import torch
 
 from accelerated.program.errors import InputError
 from accelerated.training.optimization import (
-    TrainedModel,
     average_and_clip,
+    backprop_of,
     check_finite,
     learning_rate,
     make_optimizer,
@@ -197,6 +197,6 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
     model, *given = setting("memformer", "decoder-only")
     assert model.config.dropout > 0
     expected = back_propagated("through_time", model, *given)
-    trained = TrainedModel(model, TrainingConfig(checkpoint_layers=True))
-    found = back_propagated("through_time", model, *given, trained=trained)
+    backprop_of(model, TrainingConfig(checkpoint_layers=True))
+    found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")

@@ -81,7 +81,7 @@ def usage_by_layer(model: Compressive, tokens: Tensor, state: State) -> Tensor:
     sinusoids = model.dropped_sinusoids()
     usages = []
     for index, layer in enumerate(model.layers):
-        memory, compressed = model.rows_of(state, index)
+        memory, compressed = model.memories_of(state, index)
         projected = layer.project(h, torch.cat([compressed, memory], 1))
         distances = layer.project_distances(sinusoids)
         attended, usage = layer.attend(*projected, distances, measure=True)

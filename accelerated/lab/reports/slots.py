@@ -17,7 +17,7 @@ from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.sample import show_text
 from accelerated.evaluation.score import TrainedRun, carried_through
-from accelerated.memformer import Memformer, State
+from accelerated.memformer import Memformer
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
 from accelerated.replay import nats_of_segment
@@ -55,8 +55,7 @@ def writing(
         kept = kept + weights[..., 0].mean(-1).sum(0)
         segments += len(weights)
 
-        previous = State._make(state).previous
-        read = previous if previous.numel() else segment.tokens
+        read = state.previous if state.previous.numel() else segment.tokens
         tokens = read.cpu().numpy()[rows].flatten()
         np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
         np.add.at(count, tokens, 1)
@@ -94,11 +93,11 @@ def gradient_by_age(
         with torch.no_grad():
             state = model.initial_state(lanes)
             for segment in read[:segments]:
-                state = State._make(model.advance(segment.tokens, state))
+                state = model.advance(segment.tokens, state)
         memories = [state.memory.requires_grad_()]
         for segment in read[segments:]:
             reading = model.read(segment.tokens, state)
-            state = State._make(reading.state)
+            state = reading.state
             memories.append(state.memory)
         loss = nats_of_segment(reading.hidden, model.output_matrix(), segment)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]

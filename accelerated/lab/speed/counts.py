@@ -31,7 +31,8 @@ from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
 from accelerated.models import NAMES, presets_of
 from accelerated.protocol import Model, computing_in
-from accelerated.training.optimization import TrainedModel
+from accelerated.replay import BACKPROP
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 
 META = torch.device("meta")
@@ -176,7 +177,7 @@ def meta_step(
 ) -> Callable[[], object]:
     """A rollout of a model on the meta device, in bfloat16."""
     options = Namespace(device=META, batch=lanes, dtype="bfloat16")
-    return rollout(model_on_meta(model, config), method, segments, options).step
+    return rollout(model_on_meta(model, config), BACKPROP[method], segments, options).step
 
 
 def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
@@ -235,8 +236,8 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     horizon = training.horizon
     if training.backprop != "through_time":
         horizon = min(horizon, 4)
-    trained = TrainedModel(network, training)
-    variant = rollout(network, training.backprop, horizon, options, trained)
+    backprop = backprop_of(network, training)
+    variant = rollout(network, backprop, horizon, options)
     stored = (training.horizon - horizon) * state // training.accumulate
     return held_bytes(network, training) + state, counted(variant.step).peak + stored
 

@@ -15,7 +15,7 @@ from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, 
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
-from accelerated.training.optimization import TrainedModel
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import COMPILERS, TrainingConfig
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout in the table `horizons`
@@ -29,10 +29,10 @@ def step_variant(
     """A training step of our model, compiled as --compile says, with its plain path's FLOPs."""
     network = random_model(options.model, config, options.device)
     training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
-    trained = TrainedModel(network, training)
+    backprop = backprop_of(network, training)
     step = meta_step(options.model, config, segments, options.batch, method)
     flops = counted(step, written_out=True).flops
-    return rollout(network, method, segments, options, trained)._replace(flops=flops)
+    return rollout(network, backprop, segments, options)._replace(flops=flops)
 
 
 def report_steps(options: Namespace) -> None:
@@ -74,8 +74,8 @@ def report_horizons(options: Namespace) -> None:
         for horizon in horizons:
             makers = {}
             for way in BACKPROP:
-                trained = TrainedModel(network, TrainingConfig(backprop=way, horizon=horizon))
-                makers[way] = partial(rollout, network, way, horizon, options, trained)
+                backprop = backprop_of(network, TrainingConfig(backprop=way, horizon=horizon))
+                makers[way] = partial(rollout, network, backprop, horizon, options)
             print_table((f"horizon {horizon}", *COLUMNS), *measured_rows(makers, options))
 
 

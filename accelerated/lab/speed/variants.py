@@ -26,7 +26,7 @@ import torch
 from accelerated.data.lanes import Segment
 from accelerated.models import model_class, presets_of
 from accelerated.protocol import Model, computing_in
-from accelerated.replay import BACKPROP
+from accelerated.replay import Result
 from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
 
@@ -86,13 +86,9 @@ def random_model(name: str, config: Any, device: torch.device) -> Model:
 
 
 def rollout(
-    model: Model, method: str, horizon: int, options: Namespace, trained: Any = None
+    model: Model, backprop: Callable[..., Result], horizon: int, options: Namespace
 ) -> Variant:
-    """One rollout of a model, or of its TrainedModel, over random text, in mid-document.
-
-    Gradients stay allocated. A TrainedModel has a method of its own.
-    """
-    backprop = BACKPROP[method] if trained is None else trained.backprop
+    """One rollout of a model over random text, in mid-document. Gradients stay allocated."""
     batch = options.batch
     size = model.config.segment
     dtype = getattr(torch, options.dtype)
@@ -116,6 +112,6 @@ def rollout(
     def step():
         model.zero_grad(set_to_none=False)
         with computing_in(model, dtype):
-            backprop(trained or model, segments, state, batch * horizon * size)
+            backprop(model, segments, state, batch * horizon * size)
 
     return Variant(step)

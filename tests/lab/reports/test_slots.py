@@ -9,6 +9,7 @@ from accelerated.attention.slots import Writer
 from accelerated.data.windows import Document
 from accelerated.lab.reports import slots
 from accelerated.memformer import Memformer
+from reference.memformer import Config
 from tests.helpers.programs import refusal
 
 SIZES = {
@@ -39,7 +40,7 @@ def documents(*lengths):
 
 def model_of(kind):
     """A model in float64 whose slots do not start alike."""
-    model = Memformer(Memformer.Config(**SIZES, **KINDS[kind]), 1).double()
+    model = Memformer(Config(**SIZES, **KINDS[kind]), 1).double()
     for name, parameter in model.named_parameters():
         if "memory" in name:
             parameter.data += 0.3 * torch.randn_like(parameter)

@@ -114,9 +114,9 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     horizons = []
     rollout = steps.rollout
 
-    def noted(model, method, horizon, *others):
+    def noted(model, backprop, horizon, options):
         horizons.append(horizon)
-        return rollout(model, method, horizon, *others)
+        return rollout(model, backprop, horizon, options)
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", noted)

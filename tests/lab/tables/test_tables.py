@@ -115,9 +115,9 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     made = []
     rollout = module.rollout
 
-    def noted(model, method, horizon, options):
+    def noted(model, backprop, horizon, options):
         made.append((horizon, options.batch))
-        return rollout(model, method, horizon, options)
+        return rollout(model, backprop, horizon, options)
 
     monkeypatch.setattr(module, "rollout", noted)
     sizes = "--width 8 --heads 2 --feed-forward 8 --segment 8"
