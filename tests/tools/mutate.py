@@ -35,7 +35,7 @@ FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "referen
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:
     FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))
-OTHERS = "data/windows evaluation/score training/optimization"
+OTHERS = "loss/chunks data/windows evaluation/score training/optimization"
 FILES += [f"accelerated/{name}.py" for name in OTHERS.split()]
 TESTS = ["tests/reference", "tests/attention", "tests/generation"]
 TESTS += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))
