@@ -334,14 +334,14 @@ def attend(
     shift: int,
     scale: float,
     dropout: float,
-    split: int = 0,
-    skip: int = 0,
+    split: int,
+    skip: int,
 ) -> tuple[Tensor, Tensor]:
     """Attended (B, H, N, E), and the logarithm of each softmax's divisor (BH, N)."""
     batch, heads, length, width = query.shape
     out = heads_last(query)
     log_sum = query.new_empty(batch * heads, length, dtype=torch.float32)
-    given = addressed(query, key, value, by_query(offset), out)
+    given = addressed(query, key, value, by_query(offset, query), out)
     sizes = (heads, length, key.shape[2], offset.shape[-1], shift, split, skip)
     chosen = FORWARD.get(width, SMALL)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
@@ -379,7 +379,7 @@ def attend_backward(
     delta = torch.empty_like(log_sum)
     sizes = (heads, length, keys, offset.shape[-1], shift, split, skip)
     rates = (scale, dropout, dropout > 0, skip > 0, width)
-    inputs = (query, key, value, by_query(offset))
+    inputs = (query, key, value, by_query(offset, query))
 
     chosen = BACKWARD_OF_QUERIES.get(width, SMALL)
     given = addressed(*inputs, out, dout, dquery, doffset)
@@ -395,11 +395,11 @@ def attend_backward(
     return dquery, dkey, dvalue, doffset
 
 
-def by_query(offset: Tensor) -> Tensor:
-    """The offset (H, C) as (1, H, 1, C) that all lanes and queries share; or as it is."""
+def by_query(offset: Tensor, query: Tensor) -> Tensor:
+    """The offset (B, H, N, C) of each query; all lanes and queries share one of (H, C)."""
     if offset.dim() == 4:
         return offset
-    return offset.as_strided((1, len(offset), 1, offset.shape[1]), (0, offset.stride(0), 0, 1))
+    return offset[None, :, None].expand(len(query), -1, query.shape[2], -1)
 
 
 def addressed(*tensors: Tensor) -> list[tuple]:

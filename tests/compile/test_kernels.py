@@ -24,13 +24,13 @@ IGNORED = -100
 # (lanes, heads, queries, keys, width, columns, shift), and split and skip if the first keys have
 # columns of their own; a table for all queries if shift is 0
 CASES = {
-    "one tile": (1, 2, 16, 24, 16, 8, 0),
-    "a sliding window": (2, 3, 40, 64, 16, 24, 0),
-    "whole tiles of a window": (1, 2, 192, 256, 16, 64, 0),
-    "a window of one": (1, 1, 35, 36, 16, 1, 0),
-    "causal with memory": (2, 2, 40, 112, 16, 112, 39),
-    "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159),
-    "causal without memory": (1, 2, 33, 33, 32, 33, 32),
+    "one tile": (1, 2, 16, 24, 16, 8, 0, 0, 0),
+    "a sliding window": (2, 3, 40, 64, 16, 24, 0, 0, 0),
+    "whole tiles of a window": (1, 2, 192, 256, 16, 64, 0, 0, 0),
+    "a window of one": (1, 1, 35, 36, 16, 1, 0, 0, 0),
+    "causal with memory": (2, 2, 40, 112, 16, 112, 39, 0, 0),
+    "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159, 0, 0),
+    "causal without memory": (1, 2, 33, 33, 32, 33, 32, 0, 0),
     "distances of the first keys' own": (2, 2, 40, 112, 16, 152, 39, 50, 40),
     "whole tiles, own distances": (1, 1, 64, 192, 16, 256, 63, 64, 64),
 }
@@ -192,7 +192,7 @@ def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():
     leaves = drawn(*case)
     masks = []
     for number in (7, 8):
-        kept = kept_weights(leaves, torch.tensor([number], device=DEVICE), 0, 0.25) > 0
+        kept = kept_weights(leaves, torch.tensor([number], device=DEVICE), 0, 0.25, 0, 0) > 0
         masks.extend(kept.flatten(0, 1))
     seen = 64 * 32
     for mask in masks:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accelerated.captured import tensors_in
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
 from accelerated.models import NAMES, presets_of
@@ -87,11 +87,6 @@ def rms_norm(
 ) -> Tensor:
     """A stand-in for a GPU's fused kernel: layer norm's reads, writes and saves as much."""
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors among arguments or results."""
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def tensor_bytes(tensor: Tensor) -> int:
