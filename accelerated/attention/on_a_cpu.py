@@ -169,7 +169,6 @@ class RelativeAttention(torch.autograd.Function):
         content_bias: Tensor,
         distance_bias: Tensor,
         measure: bool,
-        in_values: bool,
     ):
         batch, heads, length, width = query.shape
         total = key.shape[2]
@@ -187,7 +186,7 @@ class RelativeAttention(torch.autograd.Function):
         all_weights = []
         for rows, reach in tiles_of(length, total):
             shape = (batch, heads, rows.stop - rows.start, reach)
-            near = distance_key[:, -reach:]  # (H, R', E), the distances that occur
+            near = distance_key[:, -reach:]  # (H, K', E), the distances that occur
             tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
             by_key = shifted_products(tile_query, near, buffer, shape)
             weights = softmax_of_tile(by_key, content_query[:, rows], k[:, :reach], mask)
@@ -195,15 +194,12 @@ class RelativeAttention(torch.autograd.Function):
 
             attended = torch.bmm(weights, v[:, :reach])  # (BH, T, E)
             out[:, :, rows] = attended.view(batch, heads, -1, width)
-            if in_values:
-                out[:, :, rows] += distance_values(weights.view(shape), near, buffer)
             if usage is not None:
                 summed = weights.view(shape).sum((1, 2), dtype=exact)
                 usage[:, :reach] += summed / (heads * length)
 
         ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *all_weights)
         ctx.shape = query.shape
-        ctx.in_values = in_values
         if usage is not None:
             ctx.mark_non_differentiable(usage)
         return out, usage
@@ -235,16 +231,13 @@ class RelativeAttention(torch.autograd.Function):
             tile_dout = dout[:, rows]
             dweights = in_shape(dweights_buffer, weights.shape)
             torch.bmm(tile_dout, v[:, :reach].mT, out=dweights)
-            if ctx.in_values:
-                views = (weights.view(shape), dweights.view(shape))
-                distance_values_backward(tile_dout, near, buffer, *views, dnear)
             dscores = in_shape(dscores_buffer, weights.shape)
             softmax_backward(dweights, weights, out=dscores)
 
             dcontent[:, rows] = torch.bmm(dscores, k[:, :reach])
             dk[:, :reach] += torch.bmm(dscores.mT, content_query[:, rows])
             dv[:, :reach] += torch.bmm(weights.mT, tile_dout)
-            by_distance = unshifted(dscores.view(shape), near, buffer)  # (H, BT, R')
+            by_distance = unshifted(dscores.view(shape), buffer)  # (H, BT, K')
             dtile = torch.bmm(by_distance, near)  # (H, BT, E)
             ddistance[:, :, rows] = dtile.view(heads, batch, -1, width)
             tile_query = distance_query[:, :, rows].flatten(1, 2)
@@ -253,7 +246,7 @@ class RelativeAttention(torch.autograd.Function):
         dquery, *dbiases = biased_queries_backward(dcontent.view(ctx.shape), ddistance)
         dkey = dk.to(k.dtype).view(batch, heads, total, width)
         dvalue = dv.to(k.dtype).view(batch, heads, total, width)
-        return dquery, dkey, dvalue, ddistance_key.to(k.dtype), *dbiases, None, None
+        return dquery, dkey, dvalue, ddistance_key.to(k.dtype), *dbiases, None
 
 
 def tiles_of(length: int, total: int) -> list[tuple[slice, int]]:
@@ -315,49 +308,15 @@ def softmax_of_tile(
     return torch.softmax(scores, -1, out=scores)
 
 
-def distance_values(weights: Tensor, near: Tensor, buffer: Tensor) -> Tensor:
-    """What the distances add to a tile's output, (B, H, T, E), of weights (B, H, T, K)."""
-    batch, heads, height, _ = weights.shape
-    by_distance = unshifted(weights, near, buffer)  # (H, BT, R')
-    attended = torch.bmm(by_distance, near)  # (H, BT, E)
-    return attended.view(heads, batch, height, -1).transpose(0, 1)
-
-
-def distance_values_backward(
-    dout: Tensor,  # (BH, T, E)
-    near: Tensor,
-    buffer: Tensor,
-    weights: Tensor,  # (B, H, T, K)
-    dweights: Tensor,
-    dnear: Tensor,
-) -> None:
-    """Adds to the gradients of weights and near."""
-    batch, heads, height, _ = weights.shape
-    by_lane = dout.view(batch, heads, height, -1)
-    by_head = by_lane.transpose(0, 1).flatten(1, 2)  # (H, BT, E)
-    dweights.add_(shifted_products(by_head, near, buffer, weights.shape))
-    by_distance = unshifted(weights, near, buffer)  # (H, BT, R')
-    dnear.add_(torch.bmm(by_distance.mT, by_head))
-
-
 def shifted_products(
     by_head: Tensor,  # (H, BT, E)
-    near: Tensor,  # (H, R', E)
+    near: Tensor,  # (H, K, E)
     buffer: Tensor,
     shape: Sequence[int],  # B, H, T, K
 ) -> Tensor:
-    """The products of queries and the distances' rows by key, (B, H, T, K): a view of the buffer.
-
-    Distances beyond the rows share the first one, and are multiplied by it once.
-    """
+    """Products of queries and the distances' rows by key, (B, H, T, K): a view of the buffer."""
     batch, heads, height, reach = shape
-    by_distance = in_shape(buffer, (heads, batch * height, reach))
-    beyond = reach - near.shape[1]
-    if beyond:
-        by_distance[..., beyond:] = torch.bmm(by_head, near.mT)
-        by_distance[..., :beyond] = by_distance[..., beyond : beyond + 1]
-    else:
-        torch.bmm(by_head, near.mT, out=by_distance)
+    torch.bmm(by_head, near.mT, out=in_shape(buffer, (heads, batch * height, reach)))
     return shift(buffer, shape, reach)
 
 
@@ -373,8 +332,8 @@ def shift(buffer: Tensor, shape: Sequence[int], columns: int) -> Tensor:
     return buffer.as_strided(size, strides, height - 1).transpose(0, 1)
 
 
-def unshifted(by_key: Tensor, near: Tensor, buffer: Tensor) -> Tensor:
-    """The backward pass of shifted_products: by_key (B, H, T, K) by distance, (H, BT, R').
+def unshifted(by_key: Tensor, buffer: Tensor) -> Tensor:
+    """The backward pass of shift: by_key (B, H, T, K) by distance, (H, BT, K).
 
     Rows of length K that begin K - 1 apart would overlap in the buffer; in the last key's column
     only the last query's entry is not masked.
@@ -386,9 +345,4 @@ def unshifted(by_key: Tensor, near: Tensor, buffer: Tensor) -> Tensor:
         shift(buffer, by_key.shape, reach - 1).copy_(by_key[..., :-1])
     last = by_key[:, :, -1, -1]  # (B, H)
     rows[:, :, -1] = last.T
-
-    by_distance = in_shape(buffer, (heads, batch * height, reach))
-    beyond = reach - near.shape[1]
-    if beyond:
-        by_distance[..., beyond] += by_distance[..., :beyond].sum(-1)
-    return by_distance[..., beyond:]
+    return in_shape(buffer, (heads, batch * height, reach))

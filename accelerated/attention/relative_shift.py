@@ -187,6 +187,7 @@ def relative_attention(
         count = key.shape[2]
         mask = causal_mask(query.shape[2], count, query.device)
         return relative_attention_sdpa(*given, count, mask, dropout, own), None
-    if on_plain_cpu(query) and dropout == 0 and own is None:
-        return RelativeAttention.apply(*given, measure, in_values)
+    only_by_key = own is None and not in_values
+    if on_plain_cpu(query) and dropout == 0 and only_by_key:
+        return RelativeAttention.apply(*given, measure)
     return relative_attention_plain(*given, dropout, measure, in_values, own)

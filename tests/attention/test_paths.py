@@ -42,17 +42,14 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
     return inputs
 
 
-def relative_inputs(batch, heads, length, before, width, rows=None, size=1.0):
-    """What relative attention takes; `size` is that of the queries and the biases.
-
-    There are `rows` distance keys, at most as many as there are keys.
-    """
+def relative_inputs(batch, heads, length, before, width, size=1.0):
+    """What relative attention takes; `size` is that of the queries and the biases."""
     keys = before + length
     inputs = drawn(
         query=(batch, heads, length, width),
         key=(batch, heads, keys, width),
         value=(batch, heads, keys, width),
-        distance_key=(heads, min(keys, rows or keys), width),
+        distance_key=(heads, keys, width),
         content_bias=(heads, width),
         distance_bias=(heads, width),
     )
@@ -114,42 +111,36 @@ def test_tiled_sliding_attention_equals_plain(batch, heads, blocks, window, widt
     before=st.integers(0, 7),
     width=st.integers(1, 6),
     tile=st.integers(1, 10),
-    rows=st.integers(1, 16),
-    in_values=st.booleans(),
     size=SIZES,
 )
-def test_tiled_relative_attention_equals_plain(
-    batch, heads, length, before, width, tile, rows, in_values, size
-):
-    inputs = relative_inputs(batch, heads, length, before, width, rows, size)
-    options = {"measure": True, "in_values": in_values}
-    expected = gradients(relative_shift.relative_attention_plain, inputs, **options)
+def test_tiled_relative_attention_equals_plain(batch, heads, length, before, width, tile, size):
+    inputs = relative_inputs(batch, heads, length, before, width, size)
+    expected = gradients(relative_shift.relative_attention_plain, inputs, measure=True)
     for dtype in types_for(size):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(on_a_cpu, "TILE", tile)
             # The fast path must not fall back
             patch.setattr(relative_shift, "relative_attention_plain", None)
-            actual = gradients(relative_shift.relative_attention, in_type(inputs, dtype), **options)
+            typed = in_type(inputs, dtype)
+            actual = gradients(relative_shift.relative_attention, typed, measure=True)
         assert actual["out 0"].dtype == dtype
         assert not actual["out 1"].requires_grad, "usage has no gradient"
         assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])
 
 
-@pytest.mark.parametrize("in_values", [False, True])
-def test_tiled_relative_attention_in_bfloat16(in_values, monkeypatch):
+def test_tiled_relative_attention_in_bfloat16(monkeypatch):
     """Against the plain path in float64; usage, out 1, is a mean over many queries in float32.
 
     A sum in bfloat16 stops growing as soon as an addend is below 1/256 of it. Here each of 400
     tiles adds to the gradient of a value.
     """
     monkeypatch.setattr(on_a_cpu, "TILE", 1)
-    inputs = in_type(relative_inputs(1, 2, 400, 3, 8, rows=65), torch.bfloat16)
+    inputs = in_type(relative_inputs(1, 2, 400, 3, 8), torch.bfloat16)
     inputs["query"].zero_()
-    options = {"measure": True, "in_values": in_values}
     plain = relative_shift.relative_attention_plain
-    expected = gradients(plain, in_type(inputs, torch.float64), **options)
+    expected = gradients(plain, in_type(inputs, torch.float64), measure=True)
     monkeypatch.setattr(relative_shift, "relative_attention_plain", None)  # no falling back
-    found = gradients(relative_shift.relative_attention, inputs, **options)
+    found = gradients(relative_shift.relative_attention, inputs, measure=True)
     assert {name: x.dtype for name, x in found.items() if x.dtype != torch.bfloat16} == {
         "out 1": torch.float32
     }
