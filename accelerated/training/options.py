@@ -163,16 +163,14 @@ def parse_begun(argv: list[str], first: argparse.Namespace) -> tuple[Settings, S
 
 def settings_of_run(first: argparse.Namespace, held: Settings) -> Settings:
     """The settings of a run, with a preset's training."""
-    usual = RECALL if first.data == RECALL else "tiny"
-    if "fine-tune" in presets_of(held.model).PRESETS:
-        usual = "fine-tune"
-    preset = chosen_preset(held.model, first.preset or usual)
+    usual = "fine-tune" if "fine-tune" in presets_of(held.model).PRESETS else ""
+    preset = chosen_preset(held.model, first, usual)
     return held._replace(training=preset.training, data=with_data(held.data, first.data))
 
 
 def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     """The sizes and the tokenizer of a GPT-2, with a preset's recurrence, training and data."""
-    preset = chosen_preset(held.model, first.preset or "gpt2")
+    preset = chosen_preset(held.model, first, "gpt2")
     own = held.model_config
     added = preset.model_config
     sizes = vars(added) | {name: getattr(own, name) for name in OF_A_GPT2}
@@ -235,18 +233,22 @@ def parse_new(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Sta
 
 
 def settings_of_preset(first: argparse.Namespace) -> Settings:
-    """The settings of --preset, or of the usual one for --data."""
+    """The settings of --preset, or of the usual one; of recall they go with no other data."""
     model = first.model or DEFAULT
     check_choice("--model", model, NAMES, InputError)
-    usual = RECALL if first.data == RECALL else "tiny"
-    settings = chosen_preset(model, first.preset or usual)
+    settings = chosen_preset(model, first)
     if first.data and RECALL in (first.data, settings.data.data):
         return settings._replace(data=DataConfig(first.data))  # recall has no settings of a text
     return settings
 
 
-def chosen_preset(model: str, preset: str) -> Settings:
-    """The settings of a preset; raises InputError if the model has none of that name."""
+def chosen_preset(model: str, first: argparse.Namespace, usual: str = "") -> Settings:
+    """The settings of --preset, else of the usual one, else of recall's or tiny.
+
+    Raises InputError if the model has no preset of that name.
+    """
+    of_data = RECALL if first.data == RECALL else "tiny"
+    preset = first.preset or usual or of_data
     check_choice("--preset", preset, presets_of(model).PRESETS, InputError)
     return preset_settings(model, preset)
 
