@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -30,11 +30,21 @@ from accelerated.training.folder import Log
 from accelerated.training.optimization import check_finite
 from accelerated.training.settings import Settings, settings_contents
 
-if TYPE_CHECKING:
-    from accelerated.evaluation.score import Score
-
 # Options that change what a validation measures: no other's best is a rival
 OF_VALIDATION = ("validation_tokens", "validation_prefix", "clear_memory")
+
+
+class Score(Protocol):
+    """What a run must know of a validation; evaluation/score.py measures it."""
+
+    @property
+    def nats(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def bits_per_byte(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
 
 
 @dataclass
@@ -65,7 +75,7 @@ class Run:
 
     save_due: bool = False  # after the next update
     validation_due: bool = False  # after the next update, or after the checkpoint that is resumed
-    score: "Score | None" = None  # of the last validation
+    score: Score | None = None  # of the last validation
     best: float = math.inf  # lowest validation loss in bits per byte
     is_best: bool = False  # whether the last validation is the best so far, and not yet saved
 
@@ -137,7 +147,7 @@ class Run:
         self.text_bytes = 0
 
     def log_validation(
-        self, carried: "Score", cleared: "Score | None" = None, final: bool = False
+        self, carried: Score, cleared: Score | None = None, final: bool = False
     ) -> None:
         """Write a validation, and the one with the memory cleared if that was measured."""
         record = {
@@ -156,7 +166,7 @@ class Run:
 
     # What is said
 
-    def note_score(self, score: "Score") -> str:
+    def note_score(self, score: Score) -> str:
         """Note the Score of this step's validation, and log it. Returns a line about it."""
         before = self.best
         self.score = score
@@ -180,7 +190,7 @@ class Run:
         whole = lengths_of(self.corpus.splits["valid"]).sum()
         return lengths_of(self.validation).sum() / whole
 
-    def last_lines(self, carried: "Score", cleared: "Score | None") -> str:
+    def last_lines(self, carried: Score, cleared: Score | None) -> str:
         """What is printed of the last Score, and of the one with the memory cleared.
 
         That is None if no memory is carried.
