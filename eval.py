@@ -24,7 +24,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, Report, models_by_size
-from accelerated.evaluation.score import TrainedRun, check_numbers
+from accelerated.evaluation.score import Answer, TrainedRun, check_numbers
 from accelerated.models import ModelConfig
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
@@ -57,9 +57,7 @@ def main(name: str, options: argparse.Namespace) -> None:
         print(f"saved {options.plot}", file=sys.stderr)
 
 
-def made_by(
-    report: Report, runs: list[TrainedRun], options: argparse.Namespace
-) -> tuple[dict, list[str]]:
+def made_by(report: Report, runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
     """What a report says of opened runs; one of a single split begins with what was read."""
     function = function_at(report.function)
     with contextlib.ExitStack() as stack:

@@ -53,8 +53,8 @@ def box(x, y, width, height, text, colour, size=9):
     label(x + width / 2, y + height / 2, text, "white", size)
 
 
-def arrow(start, stop, colour=INK, dashed=False, bend=0.0):
-    """An arrow from place to place."""
+def arrow(x, y, to_x, to_y, colour=INK, dashed=False, bend=0.0):
+    """An arrow from (x, y) to another place."""
     style = {
         "arrowstyle": "-|>",
         "color": colour,
@@ -64,7 +64,7 @@ def arrow(start, stop, colour=INK, dashed=False, bend=0.0):
         "shrinkB": 2,
         "connectionstyle": f"arc3,rad={bend}",
     }
-    plt.annotate("", stop, start, arrowprops=style)
+    plt.annotate("", (to_x, to_y), (x, y), arrowprops=style)
 
 
 def frame(x, y, width, height, fill, edge="none", **style):
@@ -119,9 +119,9 @@ def mask_tile(window=8):
 def cell():
     """One recurrent cell: the vertical and the horizontal direction, and what they share."""
     new_figure(9.2, 5.6)
-    box(0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN, size=10)
-    box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE, size=10)
-    box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN, size=10)
+    box(0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN, 10)
+    box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE, 10)
+    box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN, 10)
     box(6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE)
     box(0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN)
     box(2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN)
@@ -130,18 +130,18 @@ def cell():
     box(0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN)
     box(6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE)
     for x in (1.9, 7.7):
-        arrow((x, 0.85), (x, 1.45))
-        arrow((x, 4.85), (x, 5.35))
+        arrow(x, 0.85, x, 1.45)
+        arrow(x, 4.85, x, 5.35)
     for start, stop in ((1.3, 0.9), (2.5, 3.1), (7.1, 6.5), (8.3, 8.7)):
-        arrow((start, 2.15), (stop, 2.85))
+        arrow(start, 2.15, stop, 2.85)
     for start, stop in ((0.9, 1.4), (3.1, 2.4), (6.5, 7.2), (8.7, 8.2)):
-        arrow((start, 3.65), (stop, 4.15))
-    arrow((3.45, 1.95), (5.55, 3.1), TOKEN)
-    arrow((6.15, 1.95), (4.05, 3.1), STATE)
+        arrow(start, 3.65, stop, 4.15)
+    arrow(3.45, 1.95, 5.55, 3.1, TOKEN)
+    arrow(6.15, 1.95, 4.05, 3.1, STATE)
     label(4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
     label(1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
     label(7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
-    arrow((9.3, 0.5), (9.3, 4.5), FAINT, dashed=True, bend=0.25)
+    arrow(9.3, 0.5, 9.3, 4.5, FAINT, dashed=True, bend=0.25)
     note(10.15, 2.5, "carry")
     save("block_recurrent_cell", -0.2, 10.4, 0, 5.8)
 
@@ -157,13 +157,13 @@ def flow():
             x = left + block * 1.6
             box(x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN)
             box(x, 2.2, 1.3, 0.6, "states", STATE)
-            arrow((x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
-            arrow((x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
+            arrow(x + 0.5, 0.65, x + 0.5, 2.15, TOKEN)
+            arrow(x + 0.8, 2.15, x + 0.8, 0.65, STATE)
             if block < 2:
-                arrow((x + 1.35, 2.5), (x + 1.55, 2.5), STATE)
-                arrow((x + 1.35, 0.3), (x + 1.55, 0.3), TOKEN)
-    arrow((4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
-    arrow((4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
+                arrow(x + 1.35, 2.5, x + 1.55, 2.5, STATE)
+                arrow(x + 1.35, 0.3, x + 1.55, 0.3, TOKEN)
+    arrow(4.55, 2.5, 5.35, 2.5, STATE, dashed=True)
+    arrow(4.55, 0.3, 5.35, 0.3, TOKEN, dashed=True)
     note(4.95, 1.4, "carried,\nno gradient\nat horizon 1", 8)
     label(
         5.0,
@@ -267,10 +267,10 @@ def memories():
     for name, size, _ in parts:
         label(x + size / 2, 11.4, name)
         x += size + 0.5
-    arrow((6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
+    arrow(6.9, 0.85, 5.6, 0.85, FAINT, bend=-0.4)
     note(6.2, 0.25, "3 rows compressed into 1")
     note(14.5, 0.25, "inputs become memory")
-    arrow((13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
+    arrow(13.6, 0.85, 12.1, 0.85, FAINT, bend=-0.4)
     save("compressive_memories", -2.0, 16.6, -0.1, 11.8)
 
 
@@ -293,7 +293,7 @@ def shift():
             colour, ink = (HIDDEN, FAINT) if faint[i, j] else (TOKEN, "white")
             square(left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
         label(left + k / 2, n + 0.4, title)
-    arrow((6.3, 1.5), (7.7, 1.5))
+    arrow(6.3, 1.5, 7.7, 1.5)
     label(7.0, 1.85, "shift")
     for i in range(n):
         note(-0.25, n - 0.5 - i, f"query {i}", ha="right")
@@ -339,22 +339,22 @@ def learning():
     for row, (name, compression) in enumerate(rows):
         y = 3.0 - 1.4 * row
         label(-0.2, y + 0.3, name, size=9, ha="right")
-        box(0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
+        box(0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, 8)
         box(3.0, y, 1.5, 0.6, "memory", PREVIOUS)
-        box(5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, size=10)
-        box(7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, size=8)
-        box(10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, size=8)
+        box(5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, 10)
+        box(7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, 8)
+        box(10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, 8)
         for start, stop in ((2.15, 2.95), (4.55, 5.35), (6.95, 7.75), (9.75, 10.55)):
-            arrow((start, y + 0.3), (stop, y + 0.3))
+            arrow(start, y + 0.3, stop, y + 0.3)
         note(2.55, y + 0.5, "stop", 8)
         note(4.95, y + 0.5, "stop", 8)
         if compression != "task":
             note(7.35, y + 0.5, "stop", 8)
         if compression == "own":
-            arrow((6.1, y - 0.35), (6.15, y - 0.05), STATE)
+            arrow(6.1, y - 0.35, 6.15, y - 0.05, STATE)
             label(6.15, y - 0.5, "compression loss", STATE, 8)
         if compression == "task":
-            arrow((11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
+            arrow(11.5, y - 0.05, 6.2, y - 0.05, STATE, dashed=True, bend=-0.12)
             text = "task loss of the next segment, when one rollout holds both"
             label(8.9, y - 0.62, text, STATE, 8)
     save("compressive_learning", -2.6, 12.8, -0.4, 4.0)
@@ -369,18 +369,18 @@ def memformer_flow():
         box(x, 0, 2.4, 0.6, read[t], TOKEN)
         box(x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN)
         box(x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE)
-        box(x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
-        arrow((x + 1.2, 0.65), (x + 1.2, 1.25))
-        arrow((x + 1.2, 2.15), (x + 1.2, 2.95))
-        arrow((x + 2.45, 1.7), (x + 2.85, 1.7), STATE)
+        box(x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, 11)
+        arrow(x + 1.2, 0.65, x + 1.2, 1.25)
+        arrow(x + 1.2, 2.15, x + 1.2, 2.95)
+        arrow(x + 2.45, 1.7, x + 2.85, 1.7, STATE)
         label(x + 3.3, 2.35, "slot\nattention", STATE, 8)
         if t < 2:
-            arrow((x + 3.75, 1.7), (x + 4.15, 1.7), STATE)
-            arrow((x + 3.4, 1.25), (x + 7.4, 1.25), STATE, bend=0.22)
+            arrow(x + 3.75, 1.7, x + 4.15, 1.7, STATE)
+            arrow(x + 3.4, 1.25, x + 7.4, 1.25, STATE, bend=0.22)
             label(x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
-    box(-1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, size=11)
+    box(-1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, 11)
     label(-1.1, 2.35, "learned", STATE, 8)
-    arrow((-0.65, 1.7), (-0.05, 1.7), STATE)
+    arrow(-0.65, 1.7, -0.05, 1.7, STATE)
     label(
         5.4,
         4.45,
@@ -415,31 +415,31 @@ def memformer_slots(slots=4, tokens=8):
 def first_pass(y):
     """A row of memory replay: the memory path alone keeps three memories."""
     for t in range(3):
-        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
+        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, 10)
     for t in range(2):
         x = 3.4 * t
-        box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-        arrow((x + 0.85, y + 0.3), (x + 1.15, y + 0.3))
-        arrow((x + 2.85, y + 0.3), (x + 3.35, y + 0.3))
+        box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, 8)
+        arrow(x + 0.85, y + 0.3, x + 1.15, y + 0.3)
+        arrow(x + 2.85, y + 0.3, x + 3.35, y + 0.3)
 
 
 def replayed_step(y, replayed):
     """A row of memory replay: one step is computed again, and its gradients go back through it."""
     after = replayed + 1
     for t in range(after):
-        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, size=10)
-    box(3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, size=10)
+        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, 10)
+    box(3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, 10)
     if after < 3:
         label(3.4 * after + 0.4, y - 0.28, f"$dM_{after}$", STATE, 10)
 
     x = 3.4 * replayed
-    box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-    box(x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
-    arrow((x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
-    arrow((x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
-    arrow((x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
-    arrow((x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
-    arrow((x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
+    box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, 8)
+    box(x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, 8)
+    arrow(x + 0.85, y + 0.4, x + 1.15, y + 0.4)
+    arrow(x + 2.85, y + 0.4, x + 3.35, y + 0.4)
+    arrow(x + 3.35, y + 0.12, x + 2.85, y + 0.12, STATE, dashed=True)
+    arrow(x + 1.15, y + 0.12, x + 0.85, y + 0.12, STATE, dashed=True)
+    arrow(x + 2.0, y + 0.77, x + 2.0, y + 0.63, GATE, dashed=True)
     label(x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
 
 
@@ -481,12 +481,12 @@ def lookup():
         frame(j, 2.0, 0.94, 0.7, STATE if found else HIDDEN)
         label(j + 0.47, 2.35, f"{value:.1f}", "white" if found else FAINT, 9)
         if found:
-            arrow((j + 0.47, 1.95), (8.7, 0.5), STATE)
+            arrow(j + 0.47, 1.95, 8.7, 0.5, STATE)
     for j in range(8):
         colour = PREVIOUS if j < 4 else TOKEN
         frame(12.6 + 0.75 * j, 2.0, 0.69, 0.7, colour)
         if 1 <= j <= 4:
-            arrow((12.95 + 0.75 * j, 1.95), (14.9, 0.5), colour)
+            arrow(12.95 + 0.75 * j, 1.95, 14.9, 0.5, colour)
     label(6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
     note(6, 2.95, "oldest to newest, without positions, without gradient")
     label(15.6, 3.3, "last segment, this segment", TOKEN)
@@ -496,8 +496,8 @@ def lookup():
     box(6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE)
     box(13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN)
     box(9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE)
-    arrow((9.4, -0.25), (11.0, -1.0), STATE)
-    arrow((14.4, -0.25), (12.8, -1.0), TOKEN)
+    arrow(9.4, -0.25, 11.0, -1.0, STATE)
+    arrow(14.4, -0.25, 12.8, -1.0, TOKEN)
     label(3.2, 0.1, "q meets all M keys;\nonly the three nearest count", INK, 9)
     save("memorizing_lookup", -0.4, 19.0, -1.9, 3.6)
 
@@ -509,20 +509,20 @@ def windows_and_vectors():
         x = 4.4 * t
         for layer in range(4):
             box(x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN)
-            arrow((x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
+            arrow(x + 1.2, 0.9 * layer + 0.65, x + 1.2, 0.9 * layer + 0.87)
         label(x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
-        arrow((x + 1.2, 4.25), (x + 1.2, 4.6))
+        arrow(x + 1.2, 4.25, x + 1.2, 4.6)
         label(x + 1.2, 4.8, "predictions", GATE, 9)
         if t == 2:
             continue
         for layer in range(4):
-            arrow((x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
-        box(x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, size=10)
+            arrow(x + 2.45, 0.9 * layer + 1.2, x + 2.75, 3.0, PREVIOUS)
+        box(x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, 10)
         box(x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE)
-        arrow((x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
+        arrow(x + 3.1, 2.65, x + 3.1, 2.15, STATE)
         label(x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(x + 3.15, 3.55, "pooled", STATE, 8)
-        arrow((x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
+        arrow(x + 3.85, 1.8, x + 4.35, 2.0, STATE)
     note(
         5.6,
         -0.25,
@@ -579,10 +579,10 @@ def window_of_tokens(x, part, chosen, largest):
         (1.9, 1.5, part, TOKEN, chosen),
     )
     for left, width, text, colour, top in tokens:
-        box(x + left, 0.2, width, 0.7, text, colour, size=7)
+        box(x + left, 0.2, width, 0.7, text, colour, 7)
         if top:
             middle = x + left + width / 2
-            arrow((middle, 3.5), (middle, top), GATE)
+            arrow(middle, 3.5, middle, top, GATE)
 
 
 def question_windows():
@@ -608,12 +608,12 @@ def question_windows():
         window_of_tokens(x, part, chosen, largest)
         for layer in range(3):
             box(x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN)
-            arrow((x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
+            arrow(x + 1.7, 0.85 * layer + 0.93, x + 1.7, 0.85 * layer + 1.2)
         label(x + 1.7, -0.15, f"window {number}", INK, 9)
         if number < 2:
-            box(x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, size=10)
-            arrow((x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
-            arrow((x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
+            box(x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, 10)
+            arrow(x + 3.42, 3.15, x + 3.75, 3.15, STATE)
+            arrow(x + 4.05, 2.88, x + 4.58, 2.35, STATE)
             label(x + 3.85, 2.25, "network", STATE, 8)
     note(
         6.3,
@@ -630,13 +630,13 @@ def topics():
     context = np.array([0.62, 0.18, 0.05, 0.1, 0.05])
     continued = np.array([0.4, 0.06, 0.14, 0.3, 0.1])
     box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN)
-    box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
+    box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, 8)
     box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE)
-    arrow((3.05, 1.95), (4.55, 1.95), STATE)
+    arrow(3.05, 1.95, 4.55, 1.95, STATE)
     label(3.8, 2.25, "vector", STATE, 9)
     note(3.8, 1.62, "or none", 8)
     for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
-        arrow((middle, 1.55), (middle, 1.05))
+        arrow(middle, 1.55, middle, 1.05)
         for topic, share in enumerate(own):
             frame(left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
             note(left + 0.5 * topic + 0.2, -0.55, str(topic), 7)
@@ -725,11 +725,11 @@ def bands():
         if band:
             frame(1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
             label(2.05, middle, "P")
-            arrow((width, middle), (1.6, middle))
-            arrow((2.5, middle), (4.6, middle))
+            arrow(width, middle, 1.6, middle)
+            arrow(2.5, middle, 4.6, middle)
             label(4.7, middle, f"cluster {band}, then a word of it", ha="left")
         else:
-            arrow((width, middle), (4.6, middle))
+            arrow(width, middle, 4.6, middle)
             label(4.7, middle, "the most frequent words", ha="left")
     save("compressive_bands", -4.2, 8.4, y - 0.2, 0.2)
 

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from accelerated.evaluation.score import TrainedRun
+from accelerated.evaluation.score import Answer, TrainedRun
 from accelerated.gpt2_weights import as_published, published_config
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import disk_errors, file_checksum, written_whole
@@ -37,7 +37,7 @@ PUBLISHED = """\
 It is a plain GPT-2, so `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)` opens it too."""
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Write the folder; the record has its path and files.
 
     Raises InputError if something stands there.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from accelerated.data.windows import Document, cut
-from accelerated.evaluation.score import TrainedRun, as_cell, evaluate, score_record
+from accelerated.evaluation.score import Answer, TrainedRun, as_cell, evaluate, score_record
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -142,7 +142,7 @@ def notes_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> li
     return notes
 
 
-def report(runs: list[TrainedRun], options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
     """The table of all runs, each at all given overlaps or at its own."""
     rows = []
     for run in runs:

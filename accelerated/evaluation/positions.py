@@ -8,7 +8,14 @@ import numpy as np
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.evaluation.score import Score, TrainedRun, as_cell, carries_nothing, token_nats
+from accelerated.evaluation.score import (
+    Answer,
+    Score,
+    TrainedRun,
+    as_cell,
+    carries_nothing,
+    token_nats,
+)
 
 
 def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
@@ -112,7 +119,7 @@ def draw_positions(path: str, readings: dict[str, list[dict]], reach: int) -> No
     save_figure(figure, path)
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The loss by position with the memory carried and, if there is one, with it cleared."""
     model = run.model
     documents = run.splits[run.split]

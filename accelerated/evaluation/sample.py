@@ -10,7 +10,7 @@ from typing import SupportsInt
 import torch
 
 from accelerated.data.tokenizers import Tokenizer
-from accelerated.evaluation.score import TrainedRun
+from accelerated.evaluation.score import Answer, TrainedRun
 from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError
 
@@ -78,9 +78,9 @@ def sampling_of(temperature: float, top_p: float) -> Sampling:
     return Sampling(temperature, top_p)
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Write the prompt and its continuation token by token; with --json return both instead."""
-    device = next(run.model.parameters()).device
+    device = run.model.embedding.device
     prompt = prompt_of(run, options)
     sampling = sampling_of(options.temperature, options.top_p)
     generator = torch.Generator(device).manual_seed(options.seed)

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ NAN = (
     "the model's predictions are NaN: its numbers overflow; "
     "give another --checkpoint, or train again"
 )
+
+# What a report returns: plain values for --json, and the lines to print
+Answer: TypeAlias = tuple[dict, list[str]]
 
 
 class TrainedRun(NamedTuple):
@@ -220,7 +223,7 @@ def carried_through(
     """
     size = model.config.segment
     overlap = overlap_of(model.config)
-    device = next(model.parameters()).device
+    device = model.embedding.device
     lengths = lengths_of(documents)
     count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
     lanes = min(lanes, max(1, int(np.count_nonzero(lengths))))  # all have something to read
@@ -359,7 +362,7 @@ def as_cell(value: float, form: str) -> str:
     return "-" if math.isnan(value) else f"{value:{form}}"
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The Score of a split."""
     score = evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory)
     words = run.words()

@@ -18,6 +18,7 @@ from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Window, cut, lengths_of
 from accelerated.evaluation.positions import score_of_span
 from accelerated.evaluation.score import (
+    Answer,
     Score,
     TrainedRun,
     carried_through,
@@ -38,7 +39,7 @@ TEMPLATE = Path(__file__).with_name("view.html")
 BIT = math.log(2)  # nats
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Write the page of the longest document; the record has its path and the document's sums."""
     model = run.model
     if carries_nothing(model):
@@ -157,7 +158,7 @@ def segment_records(
     Also returns the last one's Shares.
     """
     model = run.model
-    device = next(model.parameters()).device
+    device = model.embedding.device
     records = []
     shares = None
     reading = carried_through(model, [document], 1, predict=False)

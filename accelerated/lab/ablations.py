@@ -11,7 +11,7 @@ import math
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,10 +37,9 @@ from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
-from accelerated.protocol import Model, repeat_lane
+from accelerated.protocol import repeat_lane
 from accelerated.training import optimization
 from accelerated.training.options import parse
-from accelerated.training.settings import Settings
 
 
 class MixedLoss(compressive.Layer):
@@ -144,26 +143,6 @@ its own target. The norm of Algorithm 2 then harms the model; of the mean square
 code has, no harm can be told."""
 
 
-def gradient_norms(model: Model, settings: Settings, lanes: Lanes) -> Iterator[float]:
-    """Train a model; yields the norm of each step's gradient before it is clipped.
-
-    Ends early if it is not finite.
-    """
-    training = settings.training
-    optimizer = optimization.make_optimizer(model, training)
-    state = repeat_lane(model.initial_state(1), training.batch)
-    for step in range(1, training.steps + 1):
-        segments = [next(lanes) for _ in range(training.horizon)]
-        _, _, state = replay.BACKPROP[training.backprop](model, segments, state)
-        norm = optimization.average_and_clip(model, 1, training.clip).item()
-        if not math.isfinite(norm):
-            return
-        optimization.set_learning_rate(optimizer, optimization.learning_rate(step, training))
-        optimizer.step()
-        optimizer.zero_grad()
-        yield norm
-
-
 def target_square(model: compressive.Compressive, documents: Sequence[Document]) -> float:
     """The mean square of the attention that compression is to reconstruct, a mean of the layers."""
     watched = copy.deepcopy(model).eval()
@@ -189,12 +168,22 @@ def trained(row: str, seed: int) -> dict:
 
     documents = cut_for_lanes(training.batch, splits["train"])
     lanes = Lanes(documents, training.batch, settings.model_config.segment, seed)
-    steps = gradient_norms(model, settings, lanes)
-    norms = []
+    state = repeat_lane(model.initial_state(1), training.batch)
+    optimizer = optimization.make_optimizer(model, training)
+    norms = []  # before clipping
     targets = []
-    for norm in Progress(f"{row}, seed {seed}", training.steps, "step", over=steps):
+    steps = range(1, training.steps + 1)
+    for step in Progress(f"{row}, seed {seed}", training.steps, "step", over=steps):
+        segments = lanes.rollout(training.horizon)
+        _, _, state = replay.BACKPROP[training.backprop](model, segments, state)
+        norm = optimization.average_and_clip(model, 1, training.clip).item()
+        if not math.isfinite(norm):
+            break
         norms.append(norm)
-        if isinstance(model, compressive.Compressive) and len(norms) % EVERY == 0:
+        optimization.set_learning_rate(optimizer, optimization.learning_rate(step, training))
+        optimizer.step()
+        optimizer.zero_grad()
+        if isinstance(model, compressive.Compressive) and step % EVERY == 0:
             targets.append(target_square(model, splits["valid"]))
 
     run: dict = {"bits_per_byte": None}

@@ -20,10 +20,10 @@ import torch
 
 from accelerated.evaluation.figures import figure_class
 from accelerated.evaluation.options import at_least
+from accelerated.lab.command import parser_of
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
-from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
 
 ADVICE = "give another --out"
@@ -49,17 +49,13 @@ class Experiment(NamedTuple):
 def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace:
     """The rows, seeds and folder of a command line; raises InputError if one cannot be."""
     rows = textwrap.fill(", ".join(experiment.rows), 94, break_on_hyphens=False)
-    parser = OptionParser(
-        prog=f"python -m accelerated.lab.{experiment.program}",
-        description=f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}"
+    parser = parser_of(experiment.program, about)
     add = parser.add_argument
     add("--rows", nargs="+", default=experiment.rows, metavar="NAME", help="(default all)")
     add("--seeds", nargs="+", type=at_least(0), default=SEEDS, metavar="N", help="(default 0 1 2)")
-    pages = Path("docs/results")
-    add("--out", type=Path, default=pages, metavar="FOLDER", help=f"(default {pages})")
+    default = "(default %(default)s)"
+    add("--out", type=Path, default="docs/results", metavar="FOLDER", help=default)
     options = parser.parse(argv)
     for row in options.rows:
         check_choice("--rows", row, experiment.rows, InputError)
@@ -68,29 +64,22 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
     return options
 
 
-def read_record(path: Path, settings: dict) -> dict:
-    """The record of earlier runs, or an empty one.
+def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
+    """Train the runs that the record lacks; write the record after each.
 
-    Raises InputError if they were trained with other settings.
+    At the end write the picture and the page. Raises InputError if the record has runs of other
+    settings.
     """
-    if not path.exists():
-        return {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
-    record = json.loads(path.read_text())
+    path = options.out / f"{experiment.name}.json"
+    settings = experiment.settings
+    record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    if path.exists():
+        record = json.loads(path.read_text())
     if record["settings"] != settings:
         raise InputError(
             f"{path} has runs of other settings, {record['settings']} and not {settings}; "
             f"{ADVICE}, or the same options"
         )
-    return record
-
-
-def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
-    """Train the runs that the record lacks; write the record after each.
-
-    At the end write the picture and the page.
-    """
-    path = options.out / f"{experiment.name}.json"
-    record = read_record(path, experiment.settings)
     runs = record["runs"]
     for seed, row in itertools.product(options.seeds, options.rows):
         if str(seed) in runs.get(row, {}):
@@ -98,9 +87,9 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         began = time.monotonic()
         run = experiment.train(row, seed)
         run["seconds"] = round(time.monotonic() - began, 1)
-        runs.setdefault(row, {})[str(seed)] = run
-
-        record["runs"] = {row: in_order(runs[row]) for row in experiment.rows if row in runs}
+        by_seed = runs.get(row, {}) | {str(seed): run}
+        runs[row] = {seed: by_seed[seed] for seed in sorted(by_seed, key=int)}
+        record["runs"] = {row: runs[row] for row in experiment.rows if row in runs}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"
@@ -110,11 +99,6 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     experiment.draw(record, path.with_suffix(".svg"))
     with written_whole(path.with_suffix(".md"), ADVICE) as temporary:
         temporary.write_text(experiment.page(record))
-
-
-def in_order(by_seed: dict[str, dict]) -> dict[str, dict]:
-    """The runs of a row in the order of their seeds."""
-    return {seed: by_seed[seed] for seed in sorted(by_seed, key=int)}
 
 
 def conduct(experiment: Experiment, argv: list[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document
 from accelerated.evaluation.sample import stream_text
-from accelerated.evaluation.score import TrainedRun, carried_through
+from accelerated.evaluation.score import Answer, TrainedRun, carried_through
 from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.protocol import Model
@@ -125,7 +125,7 @@ class HarnessModel(TemplateLM):
         return text
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """lm_eval's own table of the tasks."""
     own = options.task_files
     task_manager = optional_package("lm_eval.tasks", *NEEDS).TaskManager

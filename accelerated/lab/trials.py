@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from accelerated.data.sources import fingerprint
@@ -111,14 +112,13 @@ class Workshop:
                 answer.unlink()
         code, _, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
 
-        diverged = code == 2 and last.endswith(DIVERGED)
-        if self.seconds_left <= 0 and not diverged:
-            return f"{trial.name} --seed {trial.seed}: {self.updates(trial)}"
-        if code and not diverged:
-            raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
-        if diverged:
+        if code == 2 and last.endswith(DIVERGED):
             folder.mkdir(parents=True, exist_ok=True)
             Log(folder).write(step=0, final=True, diverged=last)  # pyright: ignore
+        elif self.seconds_left <= 0:
+            return f"{trial.name} --seed {trial.seed}: {self.updates(trial)}"
+        elif code:
+            raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
 
         records = self.log(trial)
         if not ended(records):
@@ -255,23 +255,20 @@ def validation(records: list[dict]) -> float:
     return reports[-1].get(VALIDATION, math.inf) if reports else math.inf
 
 
-def validations(records: list[dict]) -> dict[str, float]:
-    """{update: the validation after it}, without that of the last report."""
-    earlier = [record for record in records if not record.get("final")]
-    return {str(record["step"]): record[VALIDATION] for record in earlier if VALIDATION in record}
+def validations(records: list[dict]) -> list[float]:
+    """The validations in order, without that of the last report."""
+    return [record[VALIDATION] for record in records[:-1] if VALIDATION in record]
 
 
 def last_above_best(records: list[dict]) -> float:
     """How much the last validation is above the best one: over-fitting."""
-    bits = list(validations(records).values())
+    bits = validations(records)
     return bits[-1] - min(bits)
 
 
 def roughness(records: list[dict]) -> float:
     """How much a validation is off the mean of those before and after it, on average."""
-    bits = list(validations(records).values())
-    triples = zip(bits, bits[1:], bits[2:], strict=False)
-    return statistics.mean(abs(b - (a + c) / 2) for a, b, c in triples)
+    return float(np.abs(np.diff(validations(records), 2)).mean() / 2)
 
 
 def training_loss(records: list[dict]) -> float:
@@ -286,7 +283,7 @@ def training_loss(records: list[dict]) -> float:
 LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "validation": validation,
     "validation after": validations,
-    "best validation": lambda records: min(validations(records).values()),
+    "best validation": lambda records: min(validations(records)),
     "last above best": last_above_best,
     "roughness": roughness,
     "second half": training_loss,

@@ -54,12 +54,12 @@ def symptom_of(examples: list[Example]) -> tuple[str, str]:
     sentence = known_mistake([*examples[0].right], examples)
     if sentence:
         return name, sentence
-    its = [one for one in examples if name in one.wrong]
+    its = Wrong(name, [one for one in examples if name in one.wrong])
     for judge in SYMPTOMS:
-        sentence = judge(name, its)
+        sentence = judge(its)
         if sentence:
             return name, sentence
-    sentence = known_mistake([name], its)  # other results may have mistakes of their own
+    sentence = known_mistake([name], its.examples)  # other results may have mistakes of their own
     return name, sentence or "other numbers, and none of the mistakes that are known here"
 
 
@@ -75,9 +75,15 @@ def known_mistake(names: list[str], examples: list[Example]) -> str:
     return ""
 
 
-def pairs(name: str, examples: list[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(found, right) of a result in every example."""
-    return [(one.found[name], one.right[name]) for one in examples]
+class Wrong:
+    """A result that is wrong in every one of some examples."""
+
+    def __init__(self, name: str, examples: list[Example]):
+        self.name = name
+        self.examples = examples
+        self.pairs = [(one.found[name], one.right[name]) for one in examples]  # (found, right)
+        letters = examples[0].letters[name]
+        self.axes = letters.split(", ") if letters else []
 
 
 def explains(change: Callable, both: list[tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -85,15 +91,9 @@ def explains(change: Callable, both: list[tuple[np.ndarray, np.ndarray]]) -> boo
     return all(equal(found, change(right)) for found, right in both)
 
 
-def axes_of(name: str, examples: list[Example]) -> list[str]:
-    """The letters of a result's axes."""
-    letters = examples[0].letters[name]
-    return letters.split(", ") if letters else []
-
-
-def not_finite(name: str, examples: list[Example]) -> str:
+def not_finite(its: Wrong) -> str:
     """NaN that should not be there, in any example."""
-    if any(np.isnan(found).any() for found, _ in pairs(name, examples)):
+    if any(np.isnan(found).any() for found, _ in its.pairs):
         return (
             "NaN: an overflow in exp, 0/0, or infinity times 0. A softmax first subtracts "
             "each row's largest score, axis=-1 with keepdims=True"
@@ -101,14 +101,14 @@ def not_finite(name: str, examples: list[Example]) -> str:
     return ""
 
 
-def other_shape(name: str, examples: list[Example]) -> str:
+def other_shape(its: Wrong) -> str:
     """Another shape, and how it comes from the right one."""
-    both = pairs(name, examples)
+    both = its.pairs
     others = [pair for pair in both if pair[0].shape != pair[1].shape]
     if not others:
         return ""
     found, right = others[0]
-    axes = ", ".join(axes_of(name, examples))
+    axes = ", ".join(its.axes)
     shapes = f"shape {found.shape}; expected ({axes}), here {right.shape}"
 
     order = transposition(both)
@@ -140,9 +140,9 @@ def transposition(both: list, inside: bool = False) -> tuple:
     return ()
 
 
-def reordered(name: str, examples: list[Example]) -> str:
+def reordered(its: Wrong) -> str:
     """The right shape, and transposed inside it."""
-    both = pairs(name, examples)
+    both = its.pairs
     order = transposition(both, inside=True)
     if not order:
         return ""
@@ -151,9 +151,9 @@ def reordered(name: str, examples: list[Example]) -> str:
     return f"the right numbers in the wrong order, {how}, axes {order}"
 
 
-def rounded(name: str, examples: list[Example]) -> str:
+def rounded(its: Wrong) -> str:
     """Right, but not in float64."""
-    if not all(equal(*pair, ROUNDING) for pair in pairs(name, examples)):
+    if not all(equal(*pair, ROUNDING) for pair in its.pairs):
         return ""
     return (
         "right except in float32: it agrees to 5 digits or more, not to 9. Something was "
@@ -161,8 +161,10 @@ def rounded(name: str, examples: list[Example]) -> str:
     )
 
 
-def swapped(name: str, examples: list[Example]) -> str:
+def swapped(its: Wrong) -> str:
     """It is another result, or an argument."""
+    name = its.name
+    examples = its.examples
     for other in examples[0].right:
         if other != name and all(equal(one.found[name], one.right[other]) for one in examples):
             return f"it is {other}: results are in another order"
@@ -173,15 +175,15 @@ def swapped(name: str, examples: list[Example]) -> str:
     return ""
 
 
-def only_zeros(name: str, examples: list[Example]) -> str:
+def only_zeros(its: Wrong) -> str:
     """Zero where it should not be, or not zero where it should be, and right elsewhere."""
     stopped = []
     flows = []
-    for found, right in pairs(name, examples):
+    for found, right in its.pairs:
         wrong = ~agreeing(found, right)
         stopped.append(not found[wrong].any())
         flows.append(not right[wrong].any())
-    is_gradient = name.startswith("d")
+    is_gradient = its.name.startswith("d")
     if all(stopped):
         what = "no gradient flows where it should" if is_gradient else "zero where it should not be"
         return f"{what}; elsewhere it is right"
@@ -191,11 +193,11 @@ def only_zeros(name: str, examples: list[Example]) -> str:
     return ""
 
 
-def other_keys(name: str, examples: list[Example]) -> str:
+def other_keys(its: Wrong) -> str:
     """A mask, or scores that are -inf where a key is hidden: keys too many or too few."""
     more = []
     less = []
-    for found, right in pairs(name, examples):
+    for found, right in its.pairs:
         seen = visible(found)
         should = visible(right)
         if right.dtype != bool and seen.all() and should.all():
@@ -214,10 +216,10 @@ def visible(array: np.ndarray) -> np.ndarray:
     return array if array.dtype == bool else ~np.isneginf(array)
 
 
-def factor(name: str, examples: list[Example]) -> str:
+def factor(its: Wrong) -> str:
     """The same factor everywhere, and which."""
     ratios = []
-    for found, right in pairs(name, examples):
+    for found, right in its.pairs:
         if not np.isfinite(found).all() or not np.isfinite(right).all():
             return ""
         size = float((right.astype(float) ** 2).sum())
@@ -225,10 +227,10 @@ def factor(name: str, examples: list[Example]) -> str:
         if not equal(found, ratio * right):
             return ""
         ratios.append(ratio)
-    known = named_factor(ratios, examples)
+    known = named_factor(ratios, its.examples)
     if known == "-1":
         return "the sign is wrong everywhere"
-    if not known and all(right.size == 1 for _, right in pairs(name, examples)):
+    if not known and all(right.size == 1 for _, right in its.pairs):
         return ""  # any two numbers have a factor
     by = known or "a constant, here " + ", ".join(f"{ratio:.4g}" for ratio in ratios[:3])
     return f"a factor: it is the right one times {by}"
@@ -258,16 +260,17 @@ def factors(sizes: dict) -> dict[str, float]:
     return {"-1": -1.0} | known | negative
 
 
-def terms(name: str, examples: list[Example]) -> str:
+def terms(its: Wrong) -> str:
     """A sum of the equation's terms, one of which is missing, doubled, or has another factor."""
     shares = []  # of each example, how often each term is in it
     explained = []
-    for one in examples:
-        parts = one.terms.get(name, {})
-        matrix = columns_of(one.found[name], [*parts.values()])
+    for one in its.examples:
+        found = one.found[its.name]
+        parts = one.terms.get(its.name, {})
+        matrix = columns_of(found, [*parts.values()])
         if matrix is None:
             continue  # too small to tell its terms apart
-        share = how_often(one.found[name], matrix)
+        share = how_often(found, matrix)
         if share is None:
             return ""
         shares.append(share)
@@ -278,7 +281,7 @@ def terms(name: str, examples: list[Example]) -> str:
     is_wrong = (abs(by_term - 1) > 1e-7).any(1)
     if is_wrong.sum() != 1:
         return ""
-    label = [*examples[0].terms[name]][is_wrong.argmax()]
+    label = [*parts][is_wrong.argmax()]
     times = by_term[is_wrong.argmax()]
     if (abs(times) <= 1e-7).all():
         return f"one term of the sum is missing: {label}"
@@ -303,10 +306,10 @@ def how_often(found: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
     return share if equal((matrix @ share).reshape(found.shape), found) else None
 
 
-def shifted(name: str, examples: list[Example]) -> str:
+def shifted(its: Wrong) -> str:
     """Right, but one place too far along an axis, or in reverse order."""
-    both = pairs(name, examples)
-    for axis, letter in enumerate(axes_of(name, examples)):
+    both = its.pairs
+    for axis, letter in enumerate(its.axes):
         along = [(np.moveaxis(one, axis, 0), np.moveaxis(two, axis, 0)) for one, two in both]
         several = [pair for pair in along if len(pair[1]) > 1]
         if several and explains(np.flipud, several):
@@ -320,10 +323,10 @@ def shifted(name: str, examples: list[Example]) -> str:
     return ""
 
 
-def other_lanes(name: str, examples: list[Example]) -> str:
+def other_lanes(its: Wrong) -> str:
     """A lane has what is another's, or only some lanes are right."""
-    both = [pair for pair in pairs(name, examples) if pair[1].ndim and len(pair[1]) > 1]
-    if not both or axes_of(name, examples)[0] != "B":
+    both = [pair for pair in its.pairs if pair[1].ndim and len(pair[1]) > 1]
+    if not both or its.axes[0] != "B":
         return ""
     for words, order in LANES.items():
         if explains(order, both):
@@ -339,10 +342,10 @@ LANES: dict[str, Callable] = {
 }
 
 
-def one_place(name: str, examples: list[Example]) -> str:
+def one_place(its: Wrong) -> str:
     """Right everywhere except at the first or the last place of an axis."""
-    for axis, letter in enumerate(axes_of(name, examples)):
-        several = [pair for pair in pairs(name, examples) if pair[1].shape[axis] > 1]
+    for axis, letter in enumerate(its.axes):
+        several = [pair for pair in its.pairs if pair[1].shape[axis] > 1]
         for where, words in ((0, "first"), (-1, "last")):
             others = [np.delete(agreeing(*pair), where, axis) for pair in several]
             if others and all(right.size and right.all() for right in others):

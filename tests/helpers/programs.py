@@ -338,7 +338,7 @@ TWO = Table(
     first="",
     timed=True,
     reads_speech=False,
-    notes="",
+    bold="",
     picture=[],
 )
 

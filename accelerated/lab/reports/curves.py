@@ -1,43 +1,29 @@
 """eval.py curves: the last and the best losses of runs, finished or not, from their logs alone."""
 
 import argparse
-from typing import NamedTuple
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
 from accelerated.training.folder import METRICS, read_metrics
 
-
-class Curves(NamedTuple):
-    """The losses of one run in bits per byte."""
-
-    run: str
-    training: dict  # {step: mean since the previous line}
-    validation: dict  # {step: loss}
+LOSSES = ("bits_per_byte", "validation_bits_per_byte")
 
 
-def read_curves(run: str) -> Curves:
-    """The Curves of a run, which may still be training; raises InputError if it has none."""
+def read_curves(run: str) -> list[dict]:
+    """[{step: training's mean since the previous line}, {step: validation}] in bits per byte.
+
+    The run may still be training; raises InputError if it has no line.
+    """
     records = read_metrics(run)
-    curves = Curves(
-        run,
-        losses_of(records, "bits_per_byte"),
-        losses_of(records, "validation_bits_per_byte"),
-    )
-    if not curves.training:
+    curves = [{each["step"]: each[name] for each in records if name in each} for name in LOSSES]
+    if not curves[0]:
         what = f"{run} has no line of training in its {METRICS} yet"
         raise InputError(f"{what}; wait for it, or leave it out")
     return curves
 
 
-def losses_of(records: list[dict], name: str) -> dict[int, float]:
-    """{step: the loss of this name} of the records that have one."""
-    return {record["step"]: record[name] for record in records if name in record}
-
-
-def row_of(curves: Curves) -> dict:
+def row_of(run: str, training: dict, validation: dict) -> dict:
     """The last losses and the best validation of a run; None without a validation."""
-    run, training, validation = curves
     last = max(validation, default=None)
     best = min(validation, key=lambda step: validation[step], default=None)
     step = max(training)
@@ -65,18 +51,18 @@ def line_of(row: dict) -> str:
 
 def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str]]:
     """eval.py curves: the losses of each run, which --plot draws too."""
-    curves = [read_curves(run) for run in runs]
+    curves = {run: read_curves(run) for run in runs}
     if options.plot:
         draw_several(curves, options.plot)
-    rows = [row_of(each) for each in curves]
+    rows = [row_of(run, *losses) for run, losses in curves.items()]
     head = f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"
     return {"runs": rows}, ["losses in bits per byte", head, *map(line_of, rows)]
 
 
-def draw_several(curves: list[Curves], path: str) -> None:
+def draw_several(curves: dict[str, list[dict]], path: str) -> None:
     """Draw the curves of runs, one colour each: a line for training, dots for validation."""
     figure, [axes] = new_figure()
-    for number, (run, training, validation) in enumerate(curves):
+    for number, (run, (training, validation)) in enumerate(curves.items()):
         colour = f"C{number}"
         axes.plot(list(training), list(training.values()), color=colour, label=run)
         axes.plot(list(validation), list(validation.values()), "o:", color=colour)

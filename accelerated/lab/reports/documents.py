@@ -4,10 +4,10 @@ import argparse
 
 import numpy as np
 
-from accelerated.evaluation.score import Score, TrainedRun, token_nats
+from accelerated.evaluation.score import Answer, Score, TrainedRun, token_nats
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The bits per byte of each document that has something to predict."""
     of_parts = token_nats(run.model, run.documents, run.lane_count, options.clear_memory)
     nats_of = run.by_document(of_parts)

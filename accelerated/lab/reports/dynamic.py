@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document
 from accelerated.evaluation import score as scoring
-from accelerated.evaluation.score import Score, TrainedRun, score_lines, score_record
+from accelerated.evaluation.score import Answer, Score, TrainedRun, score_lines, score_record
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model
 from accelerated.replay import through_time
@@ -33,7 +33,7 @@ def evaluate_dynamically(
     unless 0. Dropout is off.
     """
     model.zero_grad()  # old gradients belong to another text
-    device = next(model.parameters()).device
+    device = model.embedding.device
     score = Score()
     for segment, _, state, made in scoring.carried_through(model, documents, lanes):
         score = scoring.add_segment(score, made, segment, tokenizer)
@@ -45,7 +45,7 @@ def evaluate_dynamically(
     return score
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The score with the run's weights, and with weights that keep training on what was scored."""
     rate = options.learning_rate
     optimizer = make_optimizer(run.model, run.settings.training)

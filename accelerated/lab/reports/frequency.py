@@ -8,14 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
-from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
+from accelerated.evaluation.score import Answer, Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 
@@ -27,16 +26,6 @@ FREQUENCIES = {
     "fewer than 100": 0,
 }
 WHITE_SPACE = np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8)
-
-
-class FrequencyRow(NamedTuple):
-    """Of the words in one of FREQUENCIES."""
-
-    name: str
-    nats: float  # summed -log p
-    words: int  # that have a scored token
-    tokens: int  # scored
-    perplexity: float  # per word, NaN without any
 
 
 def ids_of(document: Document) -> np.ndarray:
@@ -84,20 +73,21 @@ def by_frequency(
     documents: Sequence[Document],
     counts: dict[bytes, int],
     tokenizer: Tokenizer,
-) -> list[FrequencyRow]:
+) -> list[dict]:
     """A row for each of FREQUENCIES and one for all words (Table 7).
 
-    nats are token_nats, and counts the training split's word_counts.
+    nats are token_nats, and counts the training split's word_counts. A row has its summed -log p,
+    its words that have a scored token, these tokens, and the perplexity per word, NaN without any.
     """
     sums = np.zeros(len(FREQUENCIES))
     sizes = np.zeros((len(FREQUENCIES), 2), np.int64)  # words, tokens
-    edges = sorted(FREQUENCIES.values())[1:]
+    *edges, _ = FREQUENCIES.values()
     for losses, document in zip(nats, documents, strict=True):
         words, owners = words_of(document, tokenizer)
         owners = owners[1:][document.scored]
         tokens = np.bincount(owners, minlength=len(words))
         occurrences = np.array([counts.get(word, 0) for word in words])
-        buckets = len(edges) - np.searchsorted(edges, occurrences, side="right")  # (words,)
+        buckets = np.digitize(occurrences, edges)  # (words,)
         np.add.at(sums, buckets[owners], losses[document.scored])
         np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
 
@@ -106,17 +96,9 @@ def by_frequency(
     sizes = np.vstack([sizes, sizes.sum(0)]).tolist()
     rows = []
     for name, total, (words, tokens) in zip(names, sums, sizes, strict=True):
-        rows.append(FrequencyRow(name, total, words, tokens, Score(total).perplexity(words)))
+        row = {"name": name, "nats": total, "words": words, "tokens": tokens}
+        rows.append(row | {"perplexity": Score(total).perplexity(words)})
     return rows
-
-
-def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
-    """The table of by_frequency's rows."""
-    lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
-    for row in rows:
-        perplexity = as_cell(row.perplexity, ",.5g")
-        lines.append(f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {perplexity:>19}")
-    return lines
 
 
 def training_split(run: TrainedRun, options: argparse.Namespace) -> Sequence[Document]:
@@ -127,7 +109,7 @@ def training_split(run: TrainedRun, options: argparse.Namespace) -> Sequence[Doc
     return load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
@@ -135,4 +117,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     counts = word_counts(training_split(run, options), documents, run.tokenizer)
     nats = run.by_document(token_nats(run.model, run.documents, run.lane_count))
     rows = by_frequency(nats, documents, counts, run.tokenizer)
-    return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)
+    lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
+    for row in rows:
+        perplexity = as_cell(row["perplexity"], ",.5g")
+        counted = f"{row['name']:<18} {row['words']:11,d} {row['tokens']:13,d}"
+        lines.append(f"{counted}   {perplexity:>19}")
+    return {"by_frequency": rows}, lines

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accelerated.compressive import Compressive, State
 from accelerated.data.windows import Document
-from accelerated.evaluation.score import TrainedRun, carried_through
+from accelerated.evaluation.score import Answer, TrainedRun, carried_through
 from accelerated.program.errors import InputError
 from accelerated.training.fields import changed
 from reference.compressive import Config
@@ -40,7 +40,7 @@ def full_memories(
             "this run's layers have different memories, and this report averages over layers of "
             "equal ones; expected a run without --memories"
         )
-    device = next(model.parameters()).device
+    device = model.embedding.device
     need = segments_to_fill(model.config)
     taken = 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
@@ -100,7 +100,7 @@ def attention_by_bucket(
     """
     c = model.config
     sizes = (c.compressed_memory, c.memory, c.segment)  # from old to new, like the keys
-    of_buckets = [bucket_shares(size).to(next(model.parameters())) for size in sizes]
+    of_buckets = [bucket_shares(size).to(model.embedding) for size in sizes]
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         usage = usage_by_layer(model, tokens, state)
@@ -110,7 +110,7 @@ def attention_by_bucket(
     return torch.cat(rows)
 
 
-def bucket_table(weights: Tensor) -> tuple[dict, list[str]]:
+def bucket_table(weights: Tensor) -> Answer:
     """Means and standard errors of attention_by_bucket's rows: (record, lines in percent)."""
     mean = weights.mean(0).view(len(PARTS), BUCKETS)
     error = (weights.std(0) / len(weights) ** 0.5).view(len(PARTS), BUCKETS)
@@ -174,12 +174,12 @@ def opened(run: TrainedRun) -> tuple[Compressive, Sequence[Document], int]:
     return run.model, run.documents, run.lane_count
 
 
-def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report_attention(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """How much attention goes to six ages each of compressed memory, memory and segment."""
     return bucket_table(attention_by_bucket(*opened(run), options.sequences))
 
 
-def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report_compression(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The attention-reconstruction loss of each layer.
 
     And what part it is of the mean square of what is reconstructed.

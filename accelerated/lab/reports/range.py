@@ -11,6 +11,7 @@ import numpy as np
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, count_windows, lengths_of
 from accelerated.evaluation.score import (
+    Answer,
     Score,
     TrainedRun,
     add_segment,
@@ -39,7 +40,7 @@ def temporal_range(
     return scores
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The loss by how many segments the memory has carried."""
     model = run.model
     every = options.segments

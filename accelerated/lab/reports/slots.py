@@ -16,7 +16,7 @@ from accelerated.attention.slots import Writer
 from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.sample import show_text
-from accelerated.evaluation.score import TrainedRun, carried_through
+from accelerated.evaluation.score import Answer, TrainedRun, carried_through
 from accelerated.memformer import Memformer
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
@@ -86,7 +86,7 @@ def gradient_by_age(
         lack = f"no document has {need:,} tokens to predict"
         raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
 
-    device = next(model.parameters()).device
+    device = model.embedding.device
     beginnings = Parts(documents, spans)
     read = [segment.to(device) for segment, _ in one_pass(beginnings, lanes, size)]
     with evaluating(model):
@@ -112,7 +112,7 @@ def half_life(share: float) -> float:
     return math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """What the slots keep and read, and the gradient by age of the memory."""
     assert isinstance(run.model, Memformer)
     reading = (run.model, run.documents, run.lane_count)

@@ -15,7 +15,7 @@ import torch
 from accelerated.data.lanes import Parts
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
-from accelerated.evaluation.score import TrainedRun
+from accelerated.evaluation.score import Answer, TrainedRun
 from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.lab.reports.frequency import ids_of, training_split
 from accelerated.program.errors import InputError, optional_package
@@ -73,19 +73,17 @@ def topic_model(texts: Sequence[bytes], seed: int = 0) -> Any:
 
 def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """The Jensen-Shannon divergence in bits, 0 .. 1, of each row of distributions (n, TOPICS)."""
-    middle = np.where(p + q > 0, (p + q) / 2, 1)
-    return (relative_entropy(p, middle) + relative_entropy(q, middle)) / 2
+    return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
 
 
-def relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The sum of p log2(p / q) over each row (n, TOPICS), 0 log 0 being 0: (n,)."""
-    ratios = np.where(p > 0, p, 1) / q
-    return np.where(p > 0, p * np.log2(ratios), 0).sum(-1)
+def entropy(p: np.ndarray) -> np.ndarray:
+    """The bits of each row (n, TOPICS), 0 log 0 being 0: (n,)."""
+    return -(p * np.log2(np.where(p > 0, p, 1))).sum(-1)
 
 
 def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarray:
     """Greedy continuations (contexts, count) of contexts (contexts, T), each in a new window."""
-    device = next(run.model.parameters()).device
+    device = run.model.embedding.device
     greedy = Sampling(temperature=0.0)
     continued = []
     with Progress("continuing contexts", len(contexts), "context") as bar:
@@ -98,7 +96,7 @@ def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarr
     return np.concatenate(continued)
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The mean divergence between the topics of contexts and of their continuations."""
     sklearn("decomposition")  # says now if it is missing
     rng = np.random.default_rng(options.seed)

@@ -20,11 +20,11 @@ import sys
 import torch
 
 from accelerated.evaluation.options import at_least
+from accelerated.lab.command import parser_of
 from accelerated.lab.speed import counts, packages, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import run_program
-from accelerated.program.parser import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
@@ -40,12 +40,7 @@ TABLES = [*OF_A_MODEL, "counts"]
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
-    parser = OptionParser(
-        prog="python -m accelerated.lab.speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("speed", __doc__)
     add = parser.add_argument
     add(
         "table", nargs="?", choices=TABLES, default="steps", metavar="TABLE", help="(default steps)"

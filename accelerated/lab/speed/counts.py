@@ -15,7 +15,6 @@ import math
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -102,16 +101,17 @@ def tensor_bytes(tensor: Tensor) -> int:
 class Dispatched(TorchDispatchMode):
     """Counts what is dispatched inside; all numbers are in bytes except FLOPs."""
 
+    casts = 0
+    flops = 0
+    moved_bytes = 0
+    saved_bytes = 0
+    live = 0
+    peak = 0
+
     def __init__(self):
         super().__init__()
         self.names = []
-        self.casts = 0
-        self.flops = 0
-        self.moved_bytes = 0
-        self.saved_bytes = 0
-        self.live = 0
-        self.peak = 0
-        # {storage: its bytes, and whether they are saved}
+        # {storage: its bytes, 0 as soon as they are saved}
         self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # pyright: ignore  # torch's type
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
@@ -147,7 +147,7 @@ class Dispatched(TorchDispatchMode):
             if storage in self.memory or id(storage) in older:
                 continue
             size = storage.nbytes()
-            self.memory[storage] = SimpleNamespace(bytes=size, saved=False)
+            self.memory[storage] = size
             self.live += size
             self.peak = max(self.peak, self.live)
             weakref.finalize(storage, self.free, size)
@@ -160,10 +160,10 @@ class Dispatched(TorchDispatchMode):
 
         Memory that was there before, parameters' and state's, is not counted.
         """
-        piece = self.memory.get(tensor.untyped_storage())
-        if piece is not None and not piece.saved:
-            piece.saved = True
-            self.saved_bytes += piece.bytes
+        storage = tensor.untyped_storage()
+        if storage in self.memory:
+            self.saved_bytes += self.memory[storage]
+            self.memory[storage] = 0
         return tensor
 
 

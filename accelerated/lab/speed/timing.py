@@ -90,8 +90,8 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
     fails, while it is made or while it runs, has an error in its row and does not end the others.
     """
     deadline = time.perf_counter() + options.seconds
-    made = {}
     steps = {}
+    flops = {}
     peaks = {}
     errors = {}
 
@@ -102,10 +102,10 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         try:
             return call()
         except Exception as error:
-            errors[name] = first_line(error)
+            line = str(error).strip().partition("\n")[0].replace("|", "/")
+            errors[name] = f"{type(error).__name__}: {line}"[:60]
         gc.collect()  # what the failed one held
         torch.cuda.empty_cache()
-        return None
 
     for name, make in makers.items():
         if time.perf_counter() > deadline:
@@ -114,8 +114,8 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         variant = attempt(name, make)
         if variant:
             step = partial(attempt, name, variant.step)
-            made[name] = variant
             steps[name] = step
+            flops[name] = variant.flops
             if options.device.type == "cpu":
                 step()
             # On a GPU of the first step: it records graphs, which keep their memory
@@ -131,23 +131,11 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
             continue
         speed = spread(paired_ratios(times[first], times[name]), ".3f") if first in times else "-"
         memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
-        rows.append(row_of(name, times[name], speed, peaks[name], memory, made[name].flops))
+        spent = spread([1e3 * each for each in times[name]], ",.1f")
+        rate = f"{flops[name] / statistics.median(times[name]) / 1e9:,.0f}" if flops[name] else "-"
+        peak = f"{peaks[name] / 1e6:,.1f}"
+        rows.append((name, spent, speed, peak, memory, rate, len(times[name])))
     return rows
-
-
-def row_of(
-    name: str, times: list[float], speed: str, peak: int, memory: str, flops: float | None
-) -> tuple:
-    """The row (name, *COLUMNS) of a variant: its seconds, its peak in bytes, its FLOPs if known."""
-    spent = spread([1e3 * each for each in times], ",.1f")
-    rate = f"{flops / statistics.median(times) / 1e9:,.0f}" if flops else "-"
-    return (name, spent, speed, f"{peak / 1e6:,.1f}", memory, rate, len(times))
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, short enough for a table."""
-    text = str(error).strip().partition("\n")[0].replace("|", "/")
-    return f"{type(error).__name__}: {text}"[:60]
 
 
 def paired_ratios(first: list[float], second: list[float]) -> list[float]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
 from accelerated.evaluation.options import POSITIVE, at_least
+from accelerated.lab.command import parser_of
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.questions import ROWS
@@ -26,7 +27,6 @@ from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, 
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import disk_errors, regular, written_whole
-from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
@@ -38,12 +38,7 @@ OF_A_FILE = ("seeds", "out")  # options in which the files of a folder may diffe
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
-    parser = OptionParser(
-        prog="python -m accelerated.lab.systems.hotpotqa",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("systems.hotpotqa", __doc__)
     add = parser.add_argument
     for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
         add(name, type=Path, required=True, metavar=what)
@@ -141,12 +136,14 @@ def main(argv: list[str]) -> None:
     training = chosen(read_questions(options.train), options.questions)
     with disk_errors(options.out, ADVICE):
         options.out.mkdir(parents=True, exist_ok=True)
+    # what all files of a folder must have in common
+    settings = {name: str(value) for name, value in vars(options).items() if name not in OF_A_FILE}
     files = {}
     for seed, row in itertools.product(options.seeds, ROWS):
         files[row, seed] = options.out / f"answers-{row}-{seed}.json"
     for file in files.values():
         if file.exists():
-            scores(file, asked, options)  # refused before anything is trained
+            scores(file, asked, settings)  # refused before anything is trained
     examples = cut_all(training, bpe, options.segment)
     asked_examples = cut_all(list(asked.values()), bpe, options.segment)
     updates = math.ceil(options.epochs * len(examples) / options.batch)
@@ -158,32 +155,23 @@ def main(argv: list[str]) -> None:
             model = load_roberta(options.init, options.segment, ROWS[row], seed)
             model.to(choose_device("auto"))
             reader.fine_tune(model, examples, *how, seed, f"{row}, seed {seed}")
-            answers = reader.answers(model, asked_examples)
-            write_answers(file, dict(zip(asked, answers, strict=True)), options)
-        table.append((row, seed, *scores(file, asked, options)))
+            answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
+            # as HotpotQA's evaluation reads it, without supporting facts
+            content = {"answer": answers, "sp": {}, "settings": settings}
+            with written_whole(file, ADVICE) as temporary:
+                temporary.write_text(json.dumps(content))
+        table.append((row, seed, *scores(file, asked, settings)))
     print_table(*table)
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, str]:
-    """What all files of a folder must have in common."""
-    return {name: str(value) for name, value in vars(options).items() if name not in OF_A_FILE}
-
-
-def write_answers(file: Path, answers: dict[str, str], options: argparse.Namespace) -> None:
-    """Write {_id: answer}, as HotpotQA's evaluation reads it, without supporting facts."""
-    content = {"answer": answers, "sp": {}, "settings": settings_of(options)}
-    with written_whole(file, ADVICE) as temporary:
-        temporary.write_text(json.dumps(content))
-
-
-def scores(file: Path, asked: dict[str, Question], options: argparse.Namespace) -> tuple[str, str]:
+def scores(file: Path, asked: dict[str, Question], settings: dict) -> tuple[str, str]:
     """(F1, exact match), in percent, of a file of answers.
 
     Raises InputError if it was written for other questions, or with other options.
     """
     content = json.loads(file.read_text())
     answers = content["answer"]
-    if content.get("settings") != settings_of(options) or answers.keys() != asked.keys():
+    if content.get("settings") != settings or answers.keys() != asked.keys():
         raise InputError(f"{file} is of other options or questions; {ADVICE}")
     pairs = [(answers[name], question.answer) for name, question in asked.items()]
     of_words, exact = two_hops.scores(pairs)

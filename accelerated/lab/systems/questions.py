@@ -5,11 +5,10 @@ fine-tuned on generated questions of two hops, with disjoint windows and with re
 F1 and exact match as HotpotQA has them, in percent, and the exact match of parts of the answers.
 """
 
-import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,12 +18,12 @@ from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import Tokenizer, train_bpe
 from accelerated.evaluation.options import at_least
+from accelerated.lab.command import parser_of
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.trials import SEEDS
 from accelerated.program.errors import run_program
-from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
 from reference.roberta import Config
 
@@ -38,16 +37,13 @@ SIZES = {
     "module_width": 64,
     "dropout": 0.0,
 }
-SMALL = {
-    "sizes": SIZES,
-    "vocabulary": 2048,
-    "pretraining": [300, 64, 0.003],  # updates, batch, rate
-    "updates": [1000, 500],  # on short texts, then on those of the task
-    "batch": 32,
-    "rate": 0.002,
-    "questions": [6400, 640],  # to train on, and asked
-    "windows": [4, 8],  # least and most of a text of the task
-}
+VOCABULARY = 2048
+PRETRAINING = (300, 64, 0.003)  # updates, batch, rate
+UPDATES = (1000, 500)  # on short texts, then on those of the task
+BATCH = 32
+RATE = 0.002
+QUESTIONS = (6400, 640)  # to train on, and asked
+WINDOWS = (4, 8)  # least and most of a text of the task
 # Parts of the answers: spans, by whether both hops are in one window, and the others
 TOGETHER = "spans, hops in one window"
 APART = "spans, hops apart"
@@ -77,14 +73,14 @@ def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
 class Task(NamedTuple):
     """What the rows are trained and asked on."""
 
-    model: Callable[[bool, int], Roberta]  # (recurrent, seed) to a pretrained model
-    stages: list[tuple[list[Example], int]]  # training questions and updates, one after another
+    pretrained: Roberta  # without recurrence
+    stages: Sequence[tuple[list[Example], int]]  # training questions and updates, one after another
     asked: list[Example]
 
 
 def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -> list[Example]:
     """Questions of two hops whose texts have as many windows as the task's."""
-    least, most = SMALL["windows"]
+    least, most = WINDOWS
     fitting = []
     for question in two_hops.drawn(2 * count, lines, seed):
         example = reader.cut(question, bpe, SIZES["segment"])
@@ -98,63 +94,49 @@ def task() -> Task:
     """The task and its pretrained model; a process makes them once."""
     source = standard_library()
     lines, unseen = two_hops.prose()
-    count, asked = SMALL["questions"]
-    bpe = train_bpe(source, SMALL["vocabulary"])
-    vocabulary = reader.FIRST + bpe.vocabulary + 1
-    pretrained = small_model(vocabulary, False, 0)
+    count, asked = QUESTIONS
+    bpe = train_bpe(source, VOCABULARY)
+    pretrained = small_model(reader.FIRST + bpe.vocabulary + 1, False, 0)
     text = tokenised(source, bpe, default_data_dir()).splits["train"]
     tokens = text.tokens  # pyright: ignore  # of text, not of recall
-    reader.pretrain(pretrained, tokens, *SMALL["pretraining"])
-
-    def model(recurrent: bool, seed: int) -> Roberta:
-        """The pretrained weights; the seed draws those of the recurrence alone."""
-        copy = small_model(vocabulary, recurrent, seed)
-        copy.load_state_dict(pretrained.state_dict(), strict=False)
-        return copy
+    reader.pretrain(pretrained, tokens, *PRETRAINING)
 
     questions = two_hops.drawn(count, lines, 3, (0, 1))
     short = [reader.cut(question, bpe, SIZES["segment"]) for question in questions]
     examples = (short, task_examples(count, lines, bpe, 0))
-    stages = list(zip(examples, SMALL["updates"], strict=True))
-    return Task(model, stages, task_examples(asked, unseen, bpe, 2))
-
-
-def trained(row: str, seed: int) -> Roberta:
-    """A model of a row after all stages of the task."""
-    model = task().model(ROWS[row], seed)
-    title = f"{row}, seed {seed}"
-    for examples, updates in task().stages:
-        reader.fine_tune(model, examples, updates, SMALL["batch"], SMALL["rate"], seed, title)
-    return model
-
-
-def part_of(example: Example) -> str:
-    """Which of PARTS an answer belongs to."""
-    if example.question.answer in two_hops.KINDS:
-        return YES_OR_NO
-    return APART if example.distance else TOGETHER
+    stages = list(zip(examples, UPDATES, strict=True))
+    return Task(pretrained, stages, task_examples(asked, unseen, bpe, 2))
 
 
 def scored(row: str, seed: int) -> list[float]:
-    """F1 and exact match of a row's answers, and the exact match of each of PARTS, in percent."""
-    asked = task().asked
+    """F1 and exact match of a row's answers, and the exact match of each of PARTS, in percent.
+
+    They are those of a model that was trained on all stages of the task.
+    """
+    pretrained, stages, asked = task()
+    model = small_model(pretrained.config.vocabulary, ROWS[row], seed)
+    weights = pretrained.state_dict()  # the seed draws those of the recurrence alone
+    model.load_state_dict(weights, strict=False)
+    title = f"{row}, seed {seed}"
+    for examples, updates in stages:
+        reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
+
     pairs = []
     right = {part: [] for part in PARTS}
-    for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
-        pairs.append((given, example.question.answer))
-        right[part_of(example)].append(two_hops.is_right(*pairs[-1]))
+    for example, given in zip(asked, reader.answers(model, asked), strict=True):
+        answer = example.question.answer
+        part = APART if example.distance else TOGETHER
+        if answer in two_hops.KINDS:
+            part = YES_OR_NO
+        pairs.append((given, answer))
+        right[part].append(two_hops.is_right(given, answer))
     exact = [two_hops.percent(of_part) for of_part in right.values()]
     return [*two_hops.scores(pairs), *exact]
 
 
 def main(argv: list[str]) -> None:
     """Train and ask each row with each seed; print a line for each."""
-    parser = OptionParser(
-        prog="python -m accelerated.lab.systems.questions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("systems.questions", __doc__)
     some = {"nargs": "+", "type": at_least(0), "default": SEEDS, "metavar": "N"}
     parser.add_argument("--seeds", help="(default 0 1 2)", **some)
     options = parser.parse(argv)

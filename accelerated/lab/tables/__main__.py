@@ -14,38 +14,30 @@ import sys
 from pathlib import Path
 
 from accelerated.evaluation.options import POSITIVE, at_least
+from accelerated.lab.command import parser_of
 from accelerated.lab.tables.measure import measure, measure_again
 from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import SEEDS, Workshop
 from accelerated.program.errors import InputError, check_choice, run_program
 from accelerated.program.files import disk_errors
-from accelerated.program.parser import OptionParser
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
-    parser = OptionParser(
-        prog="python -m accelerated.lab.tables",
-        description=f"{__doc__}\nNAME is one of\n\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    pages = Path("docs/results")
-    runs = Path("runs/experiments")
-    cores = os.cpu_count() or 1
-    parser.add_argument("name", metavar="NAME", help="what to measure")
+    parser = parser_of("tables", f"{__doc__}\nNAME is one of\n\n{lines}")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="what to measure")
     a_folder = {"type": Path, "metavar": "FOLDER"}
-    parser.add_argument("--out", default=pages, help=f"for pages (default {pages})", **a_folder)
-    of_runs = f"for runs, many gigabytes (default {runs})"
-    parser.add_argument("--runs", default=runs, help=of_runs, **a_folder)
-    of_jobs = f"runs at a time (default one a core, {cores})"
-    parser.add_argument("--jobs", type=at_least(1), default=cores, metavar="N", help=of_jobs)
+    add("--out", default="docs/results", help="for pages (default %(default)s)", **a_folder)
+    of_runs = "for runs, many gigabytes (default %(default)s)"
+    add("--runs", default="runs/experiments", help=of_runs, **a_folder)
+    of_jobs = "runs at a time (default one a core, %(default)s)"
+    add("--jobs", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help=of_jobs)
     of_minutes = "stop runs in time for a page after so many minutes (default: no end)"
-    parser.add_argument("--minutes", type=POSITIVE, default=math.inf, metavar="N", help=of_minutes)
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="(default all)")
-    a_seed = {"type": at_least(0), "metavar": "N"}
-    parser.add_argument("--seeds", nargs="+", help="(default 0 1 2)", **a_seed)
+    add("--minutes", type=POSITIVE, default=math.inf, metavar="N", help=of_minutes)
+    add("--rows", nargs="+", metavar="ROW", help="(default all)")
+    add("--seeds", nargs="+", type=at_least(0), metavar="N", help="(default 0 1 2)")
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
     for row in options.rows or ():

@@ -169,18 +169,19 @@ def train_rows(
     firsts = [first_of(name, seed) for name in grids for seed in seeds_of(name)]
     workshop.train([first for first in firsts if first.options], FIRST_ENDS)
     tried = {}  # {row: {choice: its trial}}
+    several = []  # trials of rows with several choices
     for name, choices in grids.items():
         tried[name] = {choice: trial_of(name, choice, 0) for choice in choices}
-    to_tune = [choices for choices in tried.values() if len(choices) > 1]
-    if to_tune:
-        workshop.train(trial for choices in to_tune for trial in choices.values())
+        if len(choices) > 1:
+            several += tried[name].values()
+    workshop.train(several)
 
     def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
         return {choice: validation(workshop.log(trial)) for choice, trial in choices.items()}
 
     trials = {}
     for name, choices in tried.items():
-        choice = best(tuning_of(choices)) if len(choices) > 1 else grids[name][0]
+        choice = best(tuning_of(choices))
         trials[name] = [trial_of(name, choice, seed) for seed in seeds_of(name)]
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return {name: tuning_of(choices) for name, choices in tried.items()}, trials

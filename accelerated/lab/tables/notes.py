@@ -40,14 +40,6 @@ def pareto_rows(record: dict) -> list[str]:
     return names
 
 
-def pareto(record: dict) -> str:
-    """What bold numbers are."""
-    return "Bold is on the Pareto line of Figure 5: no row is better for as many FLOPs or fewer."
-
-
-NOTES = {"pareto": pareto}
-
-
 def draw(table: Table, record: dict, path: Path) -> None:
     """Draw a table's lines, or if it has none its orderings."""
     if not table.picture:

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
-from accelerated.lab.tables.notes import NOTES, pareto_rows, wrapped
+from accelerated.lab.tables.notes import pareto_rows, wrapped
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
@@ -74,7 +74,7 @@ def page(table: Table, record: dict) -> str:
         f"![{table.title}]({record['name']}.svg)",
         wrapped(f"**{table.answer}**") if table.answer else "",
         numbers(table, record),
-        NOTES[table.notes](record) if table.notes else "",
+        table.bold,
         wrapped(f"**What was measured.** {table.about}"),
         measured_how(table, record),
         comparisons(table, record),
@@ -176,7 +176,7 @@ def crossed(table: Table, record: dict, title: str, form: str) -> str:
 
     Those on the Pareto line are bold.
     """
-    best = pareto_rows(record) if table.notes == "pareto" else []
+    best = pareto_rows(record) if table.bold else []
     cells = {}  # {row: text}
     for row in record["rows"]:
         text = f"{mean_of(row['measured'][title]):{form}}"

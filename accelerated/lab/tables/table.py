@@ -97,8 +97,11 @@ class Table(NamedTuple):
     first: str  # options of a run that rows begin from, with --init FIRST
     timed: bool  # whether the rows' training steps are timed in turn
     reads_speech: bool  # whether rows read recordings of measure.SPEECH
-    notes: str  # a name of notes.NOTES: what the page says below the numbers
+    bold: str  # what the page says of bold numbers, which are those of notes.pareto_rows
     picture: list[Panel]
+
+
+PROSE = [field for field, kind in Table.__annotations__.items() if kind is str]
 
 
 def lines_of(text: str) -> list[str]:
@@ -136,30 +139,20 @@ def panel(line: str) -> Panel:
 
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
-
-    def prose(key: str) -> str:
-        return " ".join(section.get(key, "").split())
-
     rows = {}
     for line in lines_of(section["rows"]):
         name, *fields = cells(line)
         rows[name] = Row(*fields)
+    prose = {key: " ".join(section.get(key, "").split()) for key in PROSE}
     return Table(
-        title=prose("title"),
-        about=prose("about"),
-        answer=prose("answer"),
-        change=prose("change"),
-        beside=prose("beside"),
-        options=prose("options"),
+        **prose,
         rows=rows,
         measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
         orderings=names(";".join(lines_of(section.get("orderings", "")))),
         headline=names(section.get("headline", "")),
         grid=lines_of(section["grid"]) or [""],
-        first=prose("first"),
         timed=section.getboolean("timed", True),
         reads_speech=section.getboolean("reads_speech", False),
-        notes=prose("notes"),
         picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 

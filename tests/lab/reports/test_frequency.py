@@ -83,10 +83,10 @@ def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data
                     expected[name][1] += 1
                     expected[name][2] += len(own)
     rows = by_frequency(nats, documents, counts, tokenizer)
-    assert [row.name for row in rows] == NAMES
+    assert [row["name"] for row in rows] == NAMES
     for row in rows:
-        total, words, tokens = expected[row.name]
-        assert (row.words, row.tokens) == (words, tokens)
-        assert row.nats == pytest.approx(total, rel=1e-12)
+        total, words, tokens = expected[row["name"]]
+        assert (row["words"], row["tokens"]) == (words, tokens)
+        assert row["nats"] == pytest.approx(total, rel=1e-12)
         perplexity = math.exp(total / words) if words else math.nan
-        assert row.perplexity == pytest.approx(perplexity, nan_ok=True)
+        assert row["perplexity"] == pytest.approx(perplexity, nan_ok=True)

@@ -279,15 +279,16 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls():
 def small(monkeypatch):
     """The task of small texts and models."""
     changed = {
-        "pretraining": [2, 2, 0.01],
-        "updates": [1, 2],
-        "questions": [20, 10],
-        "windows": [9, 12],
+        "PRETRAINING": (2, 2, 0.01),
+        "UPDATES": (1, 2),
+        "QUESTIONS": (20, 10),
+        "WINDOWS": (9, 12),
     }
     text = SimpleNamespace(tokens=np.arange(999, dtype=np.uint16) % 256)
     corpus = SimpleNamespace(splits={"train": text})
     monkeypatch.setattr(questions, "SIZES", SIZES | {"segment": 24})
-    monkeypatch.setattr(questions, "SMALL", questions.SMALL | changed)
+    for name, value in changed.items():
+        monkeypatch.setattr(questions, name, value)
     monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: BPE)
     monkeypatch.setattr(questions, "tokenised", lambda *source: corpus)
     monkeypatch.setattr(two_hops, "prose", lambda: (["A line.", "Two."], ["Three."]))

@@ -38,7 +38,11 @@ def row_settings(table, row):
     first = row.first or table.first
     if first:
         options = join(first, options.replace("--init FIRST", ""))
-    for folder in ("runs/speech", "packages/"):  # which have to be made first
+    for folder in (
+        "runs/speech",
+        "packages/",
+        "book/usr/share/doc/anarchism/markdown/",
+    ):  # which have to be made first
         options = options.replace(folder, "stdlib")
     return settings_of(Trial("", join(options, table.grid[0])))
 
