@@ -4,7 +4,7 @@ Baevski and Auli (2019): words are sorted by frequency and cut into bands. The f
 embedding of the model's width; each other band, a tail, has a narrow one and a projection.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from accelerated.attention.heads import (
     parameter,
 )
 from accelerated.data.lanes import move
-from accelerated.loss.chunks import nats_of
 
 
 class Tail(Declared):
@@ -97,11 +96,16 @@ class AdaptiveSoftmax(NamedTuple):
         return [move(torch.from_numpy(rows), device) for rows in found]
 
     def summed_nats(
-        self, hidden: Tensor, targets: Tensor, rows_of_tails: Sequence[Tensor]
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        rows_of_tails: Sequence[Tensor],
+        nats_of: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it.
+        A tail is computed only for the rows whose target is in it. nats_of(hidden, matrix, targets)
+        is the same for one matrix.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster

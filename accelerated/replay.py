@@ -26,12 +26,18 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import at_least_float32
+from accelerated.attention.heads import (
+    at_least_float32,
+    logits_from,
+    rows_missing,
+    takes_kernels,
+)
 from accelerated.data.lanes import Segment
-from accelerated.loss.chunks import IGNORED, nats_of, rows_of_chunk
+from accelerated.loss.chunks import IGNORED, ChunkedNats
 from accelerated.protocol import (
     Model,
     OutputMatrix,
@@ -43,6 +49,10 @@ from accelerated.protocol import (
     require_gradient,
 )
 
+# How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
+# gradient costs more
+CHUNK = 2**26
+CHUNK_OF_KERNEL = 2**28  # if the kernel takes them: half a GB in 16 bits
 # Between the seeds of two processes. Their generators stay equal, so one saved state restores all
 RANK_STEP = 0x9E3779B1
 
@@ -319,7 +329,30 @@ def summed_nats(
         return nats_of(hidden, matrix, targets)
     aims = targets.cpu().numpy() if aims is None else aims.flatten()
     rows_of_tails = matrix.rows_of_tails(aims, hidden.device)
-    return matrix.summed_nats(hidden, targets, rows_of_tails)
+    return matrix.summed_nats(hidden, targets, rows_of_tails, nats_of)
+
+
+def rows_of_chunk(words: int) -> int:
+    """How many rows have at most CHUNK logits."""
+    return max(1, CHUNK // words)
+
+
+def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D).
+
+    Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
+    at a time. An unaligned matrix takes the same path, which does not keep the aligned one.
+    """
+    words = len(matrix)
+    rows = rows_of_chunk(words)
+    trains = torch.is_grad_enabled()
+    if trains and takes_kernels(hidden):
+        return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
+    unaligned = trains and rows_missing(matrix) > 0
+    if unaligned or len(hidden) > rows:
+        return ChunkedNats.apply(hidden, matrix, targets, rows)
+    logits = at_least_float32(logits_from(hidden, matrix))
+    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 
 
 def on_host(tensor: Tensor) -> bool:

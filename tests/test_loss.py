@@ -11,7 +11,6 @@ from torch.nn import functional
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import predictions
-from accelerated.loss import chunks
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, over, pairs
@@ -37,7 +36,7 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
     (3 * nats).backward()
     expected = {"nats": nats[None]} | gradients(model)
     for chunk, size in CHUNKS.items():
-        monkeypatch.setattr(chunks, "CHUNK", size)
+        monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
         hidden = model.read(segment.tokens, state, *replay.task_of(segment)).hidden
         nats = replay.nats_of_segment(hidden, model.output_matrix(), segment)
@@ -54,7 +53,7 @@ def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
     targets = torch.randint(300, (4, 50))
     found = []
     for chunk in (10**6, 7 * 300 + 5):
-        monkeypatch.setattr(chunks, "CHUNK", chunk)
+        monkeypatch.setattr(replay, "CHUNK", chunk)
         hidden = start.to(dtype, copy=True).requires_grad_()
         matrix = weight.to(dtype, copy=True).requires_grad_()
         nats = replay.summed_nats(hidden, matrix, targets)
@@ -84,7 +83,7 @@ def saved_bytes(rows, vocabulary):
 
 def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
-    monkeypatch.setattr(chunks, "CHUNK", 5000)
+    monkeypatch.setattr(replay, "CHUNK", 5000)
     for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
         of_both = 8 * 8 * (rows + vocabulary)  # float64 x width 8: of hidden and of matrix
         assert saved_bytes(rows, vocabulary) == of_both
@@ -100,7 +99,7 @@ def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, m
     Logits come in chunks. Losses are float64 on the host in any type, because sums over millions of
     tokens are made of them.
     """
-    monkeypatch.setattr(chunks, "CHUNK", chunk)
+    monkeypatch.setattr(replay, "CHUNK", chunk)
     logits = torch.randn(2, 90, 3)
     logits[1] *= 1e4  # extreme ones, too
     logits = logits.to(dtype)

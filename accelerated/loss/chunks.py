@@ -12,42 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import (
-    aligned,
-    at_least_float32,
-    logits_from,
-    rows_missing,
-    takes_kernels,
-)
+from accelerated.attention.heads import aligned, takes_kernels
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
-# How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
-# gradient costs more
-CHUNK = 2**26
-CHUNK_OF_KERNEL = 2**28  # if the kernel takes them: half a GB in 16 bits
-
-
-def rows_of_chunk(words: int) -> int:
-    """How many rows have at most CHUNK logits."""
-    return max(1, CHUNK // words)
-
-
-def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-    """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D).
-
-    Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
-    at a time. An unaligned matrix takes the same path, which does not keep the aligned one.
-    """
-    words = len(matrix)
-    rows = rows_of_chunk(words)
-    trains = torch.is_grad_enabled()
-    if trains and takes_kernels(hidden):
-        return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
-    unaligned = trains and rows_missing(matrix) > 0
-    if unaligned or len(hidden) > rows:
-        return ChunkedNats.apply(hidden, matrix, targets, rows)
-    logits = at_least_float32(logits_from(hidden, matrix))
-    return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 
 
 class ChunkedNats(torch.autograd.Function):

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 import train as training_script
 from accelerated import replay
 from accelerated.generation.token_by_token import stepper_of
-from accelerated.loss import chunks
 from accelerated.training import optimization
 from tests.helpers.programs import COMPRESSIVE, train
 from tests.helpers.rollouts import both_sides, setting
@@ -83,8 +82,8 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
     model = model.to(device)
     segments = [segment.to(torch.device(device)) for segment in segments]
     state = type(state)(*(field.to(device) for field in state))
-    for method, chunk in itertools.product(methods, [50, chunks.CHUNK]):
-        monkeypatch.setattr(chunks, "CHUNK", chunk)
+    for method, chunk in itertools.product(methods, [50, replay.CHUNK]):
+        monkeypatch.setattr(replay, "CHUNK", chunk)
         model.zero_grad()
         with NoQuestions():
             loss, _, _ = replay.BACKPROP[method](model, segments, state, scored)
