@@ -10,7 +10,7 @@ A document is read in windows. What a window passes to the next one is a single 
 values are the reference's.
 
 B lanes, N of a window's T tokens, D width, H heads of width E, F feed-forward width, S inserted
-vectors, L layers, K keys, V vocabulary.
+vectors, L layers, K keys, V vocabulary, M the width of the network that makes the vectors.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ whose number is `rank`, draws others.
 
 Nothing here asks a GPU for a number, which would wait for all work before it: segments that `to`
 has moved know their targets and where documents start. Logits are made in chunks of rows
-(`summed_nats`); evaluation/score.py uses them too.
+(`nats_of`, `logits_in_chunks`); evaluation/score.py uses them too.
 """
 
 import contextlib

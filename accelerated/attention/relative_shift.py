@@ -171,7 +171,7 @@ def relative_attention(
         by_distance = scores_by_distance(query, distance_key, distance_bias)
         split = 0
         skip = 0
-        if own is not None:  # the kernel reads one matrix beside the other; SDPA takes one of both
+        if own is not None:  # beside each other: the kernel finds each key's column by itself
             by_own = scores_by_distance(query, *own)  # (B, H, N, C + N)
             by_distance = torch.cat([by_own, by_distance], -1)
             skip = query.shape[2]

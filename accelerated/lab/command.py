@@ -1,4 +1,4 @@
-"""The parser of a command `python -m accelerated.lab.PROGRAM`; every command of lab/ has one."""
+"""The parser of a command `python -m accelerated.lab.PROGRAM` whose help is its docstring."""
 
 import argparse
 

@@ -257,7 +257,8 @@ def validation(records: list[dict]) -> float:
 
 def validations(records: list[dict]) -> list[float]:
     """The validations in order, without that of the last report."""
-    return [record[VALIDATION] for record in records[:-1] if VALIDATION in record]
+    earlier = [record for record in records if not record.get("final")]
+    return [record[VALIDATION] for record in earlier if VALIDATION in record]
 
 
 def last_above_best(records: list[dict]) -> float:
