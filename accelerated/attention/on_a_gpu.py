@@ -6,8 +6,8 @@ gradient of the offset is written once for each query, where the distance is, an
 
 A key that query i sees has a column c = j - i + shift, 0 <= c < C. Columns go from far to near, as
 keys do. If the first keys have distances of their own, their columns stand before the others': from
-key j = split on, c is larger by skip. B lanes, H heads, N queries, K keys, E width of a head, C
-columns.
+key j = split on, c is larger by skip. `products` writes both where they stay. B lanes, H heads, N
+queries, K keys, E width of a head, C columns.
 
 Triton comes with torch's builds for CUDA. Its interpreter runs these kernels on a CPU, as the tests
 do (TRITON_INTERPRET=1).
@@ -434,3 +434,44 @@ def backward(ctx, dout: Tensor, _):
 
 
 attend.register_autograd(backward, setup_context=save)
+
+
+# Scores by distance beside each other
+
+
+@torch.library.custom_op("palimpsest::products", mutates_args=())
+def products(first: Tensor, of_first: Tensor, second: Tensor, of_second: Tensor) -> Tensor:
+    """first @ of_first.mT and, right of it, second @ of_second.mT, (H, n, R + R').
+
+    first, second: (H, n, E)
+    of_first, of_second: (H, R, E) and (H, R', E)
+
+    Each is written where it stays. torch.cat would copy both, and change their layout: then their
+    gradients are copied, too.
+    """
+    split = of_first.shape[1]
+    out = first.new_empty(*first.shape[:2], split + of_second.shape[1])
+    torch.bmm(first, of_first.mT, out=out[..., :split])
+    torch.bmm(second, of_second.mT, out=out[..., split:])
+    return out
+
+
+@products.register_fake
+def _(first, of_first, second, of_second):
+    return first.new_empty(*first.shape[:2], of_first.shape[1] + of_second.shape[1])
+
+
+def save_given(ctx, inputs, output) -> None:
+    """Keep what the backward pass of products needs."""
+    ctx.save_for_backward(*inputs)
+
+
+def products_backward(ctx, dout: Tensor):
+    first, of_first, second, of_second = ctx.saved_tensors
+    split = of_first.shape[1]
+    left = dout[..., :split]
+    right = dout[..., split:]
+    return left @ of_first, left.mT @ first, right @ of_second, right.mT @ second
+
+
+products.register_autograd(products_backward, setup_context=save_given)

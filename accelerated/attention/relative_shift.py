@@ -121,11 +121,30 @@ def relative_attention_sdpa(
     return sdpa(query + content_bias[:, None], key, value, offset, dropout)
 
 
+def distance_query_of(query: Tensor, distance_bias: Tensor) -> Tensor:
+    """(q + v) / sqrt(E), (B, H, N, E), of query (B, H, N, E) and v (H, E)."""
+    return (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
+
+
 def scores_by_distance(query: Tensor, distance_key: Tensor, distance_bias: Tensor) -> Tensor:
     """(q + v).r / sqrt(E) of each query and row of distance_key (H, R, E), (B, H, N, R)."""
-    distance_query = (query + distance_bias[:, None]) * query.shape[-1] ** -0.5
+    distance_query = distance_query_of(query, distance_bias)
     # not a product of matrices: it would copy distance_key for every lane
     return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
+
+
+def scores_beside_own(
+    query: Tensor, distance_key: Tensor, distance_bias: Tensor, own: tuple[Tensor, Tensor]
+) -> Tensor:
+    """scores_by_distance of `own` and then of the others, (B, H, N, R' + R), without a copy."""
+    from accelerated.attention.on_a_gpu import products  # Triton: on a GPU alone
+
+    given = []
+    for key, bias in (own, (distance_key, distance_bias)):
+        by_head = distance_query_of(query, bias).transpose(0, 1).flatten(1, 2)  # (H, BN, E)
+        given += [by_head, key]
+    joined = products(*given)  # (H, BN, R' + R)
+    return joined.unflatten(1, (len(query), -1)).transpose(0, 1)
 
 
 def scores_by_key(
@@ -168,14 +187,14 @@ def relative_attention(
     if takes_distance_attention(query) and not needs_weights:
         from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
 
-        by_distance = scores_by_distance(query, distance_key, distance_bias)
         split = 0
         skip = 0
-        if own is not None:  # beside each other: the kernel finds each key's column by itself
-            by_own = scores_by_distance(query, *own)  # (B, H, N, C + N)
-            by_distance = torch.cat([by_own, by_distance], -1)
+        if own is None:
+            by_distance = scores_by_distance(query, distance_key, distance_bias)
+        else:  # the kernel finds each key's column by itself
+            by_distance = scores_beside_own(query, distance_key, distance_bias, own)
             skip = query.shape[2]
-            split = by_own.shape[-1] - skip  # C
+            split = own[0].shape[1] - skip  # C
         shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
         content_query = query + content_bias[:, None]
         scale = query.shape[-1] ** -0.5
