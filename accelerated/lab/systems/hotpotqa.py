@@ -96,7 +96,7 @@ def read_questions(path: Path) -> dict[str, Question]:
 
 def open_vocabulary(folder: Path, segment: int) -> Tokenizer:
     """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
-    config = described_config(folder / "config.json", segment)
+    config = described_config(folder, segment)
     has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
     if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > config.vocabulary:

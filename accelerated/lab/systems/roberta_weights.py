@@ -1,23 +1,19 @@
 """A published RoBERTa, a folder as the hub lays it, as our model; hotpotqa.py begins from it.
 
-The folder has config.json, and model.safetensors or pytorch_model.bin. Its tensors may have the
-prefix `roberta.`. Its positions count from the padding's id on, so the first two rows are never
-read, and every token has the same type, whose vector ours adds to the positions. lm_head may be
-missing: then the pretraining's head, which answers do not need, is drawn. Masks, the pooler and the
-output layer's copy of the embedding are not read.
+The package transformers reads the folder. RoBERTa's positions count from the padding's id on, so
+the first two rows are never read. Every token has the same type, whose vector ours adds to the
+positions.
 """
 
 import dataclasses
-import json
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import regular
 from accelerated.training.settings import checked
 from reference.roberta import Config
 
@@ -32,11 +28,13 @@ OF_LAYER = {
     "mlp_output": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-OF_MODEL = {"embedding_norm": "embeddings.LayerNorm"}
-OF_HEAD = {"masked.hidden": "lm_head.dense", "masked.norm": "lm_head.layer_norm"}
-POSITIONS = "embeddings.position_embeddings.weight"
-UNREAD = 2  # rows of POSITIONS
-# {field of config.json: the value with which it computes the same as our model}
+OF_MODEL = {
+    "embedding_norm": "roberta.embeddings.LayerNorm",
+    "masked.hidden": "lm_head.dense",
+    "masked.norm": "lm_head.layer_norm",
+}
+UNREAD = 2  # rows of positions
+# {field of their config: the value with which it computes the same as our model}
 COMPUTED = {
     "model_type": "roberta",
     "hidden_act": "gelu",
@@ -45,7 +43,7 @@ COMPUTED = {
     "pad_token_id": UNREAD - 1,
     "type_vocab_size": 1,
 }
-# {our field of Config: theirs of config.json}
+# {our field of Config: theirs}
 SIZES = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -64,78 +62,58 @@ def load_roberta(folder: Path, segment: int, recurrent: bool, seed: int) -> Robe
     The seed draws what is not in it: the answer's head and, if recurrent, the vector's network.
     Raises InputError if it is no RoBERTa, or has fewer positions.
     """
-    config = described_config(folder / "config.json", segment)
+    config = described_config(folder, segment)
+    dtype = torch.get_default_dtype()
+    theirs, report = opened("AutoModelForMaskedLM", folder, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:
+        raise InputError(f"{folder} has no {min(report['missing_keys'])}; {EXPECTED}")
     model = Roberta(dataclasses.replace(config, recurrent=recurrent), seed)
-    file, tensors = read_tensors(folder)
-    own = model.state_dict()
-    for name, value in renamed(file, tensors, config).items():
-        if value.shape != own[name].shape:
-            wrong = f"{name} should be {tuple(own[name].shape)}, is {tuple(value.shape)}"
-            raise InputError(f"{file}: {wrong}; {EXPECTED}")
-        own[name] = value
-    model.load_state_dict(own)
+    model.load_state_dict(model.state_dict() | renamed(theirs.state_dict(), config))
     return model
 
 
-def described_config(file: Path, segment: int) -> Config:
-    """The Config that a config.json describes, with windows of at most `segment` tokens."""
+def opened(kind: str, folder: Path, **how: Any) -> Any:
+    """What a class of the package transformers reads from a folder; raises InputError if none."""
+    package = optional_package("transformers", "a RoBERTa needs", "decoders")
     try:
-        described = dict(json.loads(regular(file).read_text()))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read ({error}); {EXPECTED}") from None
+        return getattr(package, kind).from_pretrained(folder, local_files_only=True, **how)
+    except Exception as error:  # of the package: any
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{folder} cannot be used ({reason}); {EXPECTED}") from None
+
+
+def described_config(folder: Path, segment: int) -> Config:
+    """The Config of a RoBERTa's folder, with windows of at most `segment` tokens."""
+    described = opened("AutoConfig", folder).to_dict()
     for name, ours in COMPUTED.items():
         if described.get(name, ours) != ours:
-            wrong = f"{file} has {name} {described[name]!r}, our model has {ours!r}"
+            wrong = f"{folder} has {name} {described[name]!r}, our model has {ours!r}"
             raise InputError(f"{wrong}; {EXPECTED}")
-    try:
-        sizes = {ours: described[theirs] for ours, theirs in SIZES.items()}
-        sizes["segment"] -= UNREAD
-        config = checked(Config, sizes | {"module_width": sizes["width"]})
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file} describes no RoBERTa ({error}); {EXPECTED}") from None
-    if segment > config.segment:
-        raise InputError(f"--segment {segment}: {file} has {config.segment} positions; give less")
-    return dataclasses.replace(config, segment=segment)
+    sizes = {ours: described[theirs] for ours, theirs in SIZES.items()}
+    sizes["segment"] -= UNREAD
+    if segment > sizes["segment"]:
+        had = f"{folder} has {sizes['segment']} positions"
+        raise InputError(f"--segment {segment}: {had}; give less")
+    return checked(Config, sizes | {"segment": segment, "module_width": sizes["width"]})
 
 
-def read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """(The file of weights in a folder, its tensors), without the prefix `roberta.`."""
-    file = folder / "model.safetensors"
-    if file.exists():
-        read = optional_package("safetensors.torch", "a RoBERTa needs", "gpt2").load_file
-    else:
-        file = folder / "pytorch_model.bin"
-        read = partial(torch.load, map_location="cpu", weights_only=True)
-    try:
-        tensors = read(regular(file))
-        return file, {name.removeprefix("roberta."): value for name, value in tensors.items()}
-    except Exception as error:  # both packages raise many types
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{file} is no whole file of weights ({reason}); {EXPECTED}") from None
-
-
-def renamed(file: Path, theirs: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-    """{our name: tensor}, in the default type, of what a RoBERTa has of ours."""
+def renamed(theirs: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """{our name: tensor} of what a RoBERTa has of ours."""
     names = dict(OF_MODEL)
     for layer in range(config.layers):
         for own, other in OF_LAYER.items():
-            names[f"layers.{layer}.{own}"] = f"encoder.layer.{layer}.{other}"
-    has_head = "lm_head.bias" in theirs
-    if has_head:
-        names |= OF_HEAD
-    try:
-        types = theirs["embeddings.token_type_embeddings.weight"]
-        positions = theirs[POSITIONS][UNREAD:][: config.segment]
-        ours = {
-            "embedding": theirs["embeddings.word_embeddings.weight"],
-            "positions": positions + types[0],
-        }
-        for own, other in names.items():
-            is_norm = own.endswith("norm")
-            ours[f"{own}.scale" if is_norm else own] = theirs[f"{other}.weight"]
-            ours[f"{own}.bias" if is_norm else f"{own}_bias"] = theirs[f"{other}.bias"]
-    except KeyError as error:
-        raise InputError(f"{file} has no {error}; {EXPECTED}") from None
-    if has_head:
-        ours["masked.bias"] = theirs["lm_head.bias"]
-    return {name: value.to(torch.get_default_dtype()) for name, value in ours.items()}
+            names[f"layers.{layer}.{own}"] = f"roberta.encoder.layer.{layer}.{other}"
+    positions = theirs["roberta.embeddings.position_embeddings.weight"]
+    ours = {
+        "embedding": theirs["roberta.embeddings.word_embeddings.weight"],
+        "positions": positions[UNREAD:][: config.segment],
+        "masked.bias": theirs["lm_head.bias"],
+    }
+    ours["positions"] = (
+        ours["positions"] + theirs["roberta.embeddings.token_type_embeddings.weight"]
+    )
+    for own, other in names.items():
+        is_norm = own.endswith("norm")
+        ours[f"{own}.scale" if is_norm else own] = theirs[f"{other}.weight"]
+        ours[f"{own}.bias" if is_norm else f"{own}_bias"] = theirs[f"{other}.bias"]
+    return ours
