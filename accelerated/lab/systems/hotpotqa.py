@@ -11,13 +11,13 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
-from accelerated.evaluation.options import POSITIVE, at_least
+from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.systems import reader, two_hops
@@ -26,14 +26,18 @@ from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
-from accelerated.program.files import disk_errors, regular, written_whole
+from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
 FORM = "expected a list of {_id, question, answer, supporting_facts, context}, as HotpotQA's"
 ADVICE = "give another --out"
 SPECIAL = [b"<s>", b"<pad>", b"</s>"]  # the ids reader.CLS, PAD and SEP
-OF_A_FILE = ("seeds", "out")  # options in which the files of a folder may differ
+QUESTIONS = 30_000  # drawn to train on
+EPOCHS = 4
+BATCH = 8
+RATE = 2e-5
+SEGMENT = 512  # tokens of a window
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -42,12 +46,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
         add(name, type=Path, required=True, metavar=what)
-    some = {"type": at_least(1), "metavar": "N"}
-    add("--questions", default=30_000, help="drawn to train on (default 30000)", **some)
-    add("--epochs", default=4, help="(default 4)", **some)
-    add("--batch", default=8, help="questions of an update (default 8)", **some)
-    add("--segment", type=at_least(6), default=512, metavar="N", help="of a window (default 512)")
-    add("--learning-rate", type=POSITIVE, default=2e-5, metavar="X", help="(default 2e-5)")
     add("--seeds", nargs="+", type=at_least(0), default=[0], metavar="N", help="(default 0)")
     add("--out", type=Path, default=Path("runs/hotpotqa"), help="(default runs/hotpotqa)")
     return parser.parse(argv)
@@ -65,38 +63,22 @@ def question_of(item: dict) -> Question:
                 hops.append((len(text), len(text) + len(sentence)))
             text += sentence
         text += "\n"
-    if not (text and item["answer"]):
-        raise ValueError("its context or its answer is empty")
-    question = str(item["question"])
-    f"{text}{question}".encode()  # half a surrogate pair, which JSON can hold, raises ValueError
-    return Question(question, text, str(item["answer"]), tuple(hops))
+    return Question(item["question"], text, item["answer"], tuple(hops))
 
 
 def read_questions(path: Path) -> dict[str, Question]:
     """{its _id: question} of a file of HotpotQA; raises InputError if it is none."""
-    at = "it"
     try:
-        questions = {}
-        for number, item in enumerate(json.loads(regular(path).read_bytes()), start=1):
-            at = f"question {number}"
-            name = str(item["_id"])
-            question = question_of(item)
-            if name in questions:
-                raise ValueError(f"an earlier one has its _id, {name}")
-            questions[name] = question
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {FORM}") from None
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        kind = type(error).__name__
-        raise InputError(f"{path}: {at} cannot be read ({kind}: {error}); {FORM}") from None
-    if not questions:
-        raise InputError(f"{path} has no question; {FORM}")
-    return questions
+        items = json.loads(path.read_bytes())
+        return {item["_id"]: question_of(item) for item in items}
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} cannot be read ({reason}); {FORM}") from None
 
 
-def open_vocabulary(folder: Path, segment: int) -> Tokenizer:
+def open_vocabulary(folder: Path) -> Tokenizer:
     """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
-    config = described_config(folder, segment)
+    config = described_config(folder, SEGMENT)
     has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
     if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > config.vocabulary:
@@ -104,8 +86,8 @@ def open_vocabulary(folder: Path, segment: int) -> Tokenizer:
     return bpe
 
 
-def chosen(questions: dict[str, Question], count: int) -> list[Question]:
-    """So many questions to train on, always the same, without those that no span answers.
+def chosen(questions: dict[str, Question]) -> list[Question]:
+    """QUESTIONS of them to train on, always the same, without those that no span answers.
 
     Raises InputError if that leaves none.
     """
@@ -118,43 +100,42 @@ def chosen(questions: dict[str, Question], count: int) -> list[Question]:
     left_out = len(questions) - len(answered)
     if left_out:
         print(f"{counted(left_out, 'question')} without their answer in the text are left out")
-    order = np.random.default_rng(0).permutation(len(answered))[:count]
+    order = np.random.default_rng(0).permutation(len(answered))[:QUESTIONS]
     return [answered[number] for number in order]
 
 
-def cut_all(questions: Sequence[Question], bpe: Tokenizer, segment: int) -> list[Example]:
+def cut_all(questions: Collection[Question], bpe: Tokenizer) -> list[Example]:
     """The Examples of questions, in RoBERTa's own ids."""
     bar = Progress("cutting", len(questions), "question", over=questions)
-    return [reader.cut(question, bpe, segment, first=0) for question in bar]
+    return [reader.cut(question, bpe, SEGMENT, first=0) for question in bar]
 
 
 def main(argv: list[str]) -> None:
     """Train and ask what is missing; print F1 and exact match of each row and seed."""
     options = parse_options(argv)
-    bpe = open_vocabulary(options.init, options.segment)
+    bpe = open_vocabulary(options.init)
     asked = read_questions(options.asked)
-    training = chosen(read_questions(options.train), options.questions)
-    with disk_errors(options.out, ADVICE):
-        options.out.mkdir(parents=True, exist_ok=True)
+    training = chosen(read_questions(options.train))
+    options.out.mkdir(parents=True, exist_ok=True)
     # what all files of a folder must have in common
-    settings = {name: str(value) for name, value in vars(options).items() if name not in OF_A_FILE}
+    settings = {"init": str(options.init), "train": str(options.train)}
     files = {}
     for seed, row in itertools.product(options.seeds, ROWS):
         files[row, seed] = options.out / f"answers-{row}-{seed}.json"
     for file in files.values():
         if file.exists():
             scores(file, asked, settings)  # refused before anything is trained
-    examples = cut_all(training, bpe, options.segment)
-    asked_examples = cut_all(list(asked.values()), bpe, options.segment)
-    updates = math.ceil(options.epochs * len(examples) / options.batch)
-    how = (updates, options.batch, options.learning_rate)
+    examples = cut_all(training, bpe)
+    asked_examples = cut_all(asked.values(), bpe)
+    updates = math.ceil(EPOCHS * len(examples) / BATCH)
 
     table = [("windows", "seed", "F1", "exact match")]
     for (row, seed), file in files.items():
         if not file.exists():
-            model = load_roberta(options.init, options.segment, ROWS[row], seed)
+            model = load_roberta(options.init, SEGMENT, ROWS[row], seed)
             model.to(choose_device("auto"))
-            reader.fine_tune(model, examples, *how, seed, f"{row}, seed {seed}")
+            title = f"{row}, seed {seed}"
+            reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
             answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
             # as HotpotQA's evaluation reads it, without supporting facts
             content = {"answer": answers, "sp": {}, "settings": settings}
