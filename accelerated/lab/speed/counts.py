@@ -4,7 +4,6 @@ Tensors are on the meta device: they have shapes but no numbers, and they take a
 test fails if the counts grow.
 
     kernels  operations that are dispatched, except views and allocations
-    casts    those of them that only change a type
     saved    bytes kept for the backward pass, beside parameters and the incoming state
     moved    bytes of the tensors that all kernels read and write
     peak     most bytes that exist at once, beside parameters and the incoming state
@@ -101,7 +100,6 @@ def tensor_bytes(tensor: Tensor) -> int:
 class Dispatched(TorchDispatchMode):
     """Counts what is dispatched inside; all numbers are in bytes except FLOPs."""
 
-    casts = 0
     flops = 0
     moved_bytes = 0
     saved_bytes = 0
@@ -129,8 +127,6 @@ class Dispatched(TorchDispatchMode):
             return out
 
         self.names.append(name)
-        copies_to_a_type = "copy_" in name and len({x.dtype for x in reads}) > 1
-        self.casts += name.startswith("_to_copy") or copies_to_a_type
         written = sum(map(tensor_bytes, writes))
         most = written if name.startswith(LOOKUPS) else math.inf
         self.moved_bytes += written + sum(min(most, tensor_bytes(x)) for x in reads)
@@ -238,24 +234,16 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
 
 
 def print_steps() -> None:
-    """Print a row of counts for each model, and one with its scores written out."""
-    rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
+    """Print a row of counts for each model."""
+    rows = [("one lane", "kernels", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
         config, _ = paper_settings(model)
-        segments = presets_of(model).SPEED["segments"]
-        for name, plain in ((model, False), ("its scores written out", True)):
-            counts = counted(meta_step(model, config, segments), plain)
-            rows.append(
-                (
-                    name,
-                    f"{len(counts.names):,}",
-                    f"{counts.casts:,}",
-                    f"{counts.saved_bytes / 1e6:,.0f}",
-                    f"{counts.moved_bytes / 1e9:.1f}",
-                    f"{counts.peak / 1e6:,.0f}",
-                    f"{counts.flops / 1e12:.2f}",
-                )
-            )
+        step = counted(meta_step(model, config, presets_of(model).SPEED["segments"]))
+        saved = f"{step.saved_bytes / 1e6:,.0f}"
+        moved = f"{step.moved_bytes / 1e9:.1f}"
+        peak = f"{step.peak / 1e6:,.0f}"
+        flops = f"{step.flops / 1e12:.2f}"
+        rows.append((model, f"{len(step.names):,}", saved, moved, peak, flops))
     print_table(*rows)
 
 

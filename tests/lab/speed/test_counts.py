@@ -35,7 +35,6 @@ def test_a_step_costs_no_more(model):
     assert len(found.names) <= kernels
     assert found.saved_bytes <= 1e6 * megabytes
     assert found.moved_bytes <= 1e9 * gigabytes
-    assert 0 < found.casts < len(found.names) / 10
     assert found.saved_bytes < found.peak
 
 
@@ -75,7 +74,6 @@ def test_what_is_counted():
         out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
         torch.empty_like(out)
     assert found.names == ["_to_copy.default", "_to_copy.default", "mm.default"]
-    assert found.casts == 2
     assert found.saved_bytes == 128
     assert found.flops == 256
     assert found.moved_bytes == 2 * (128 + 64) + (64 + 64 + 32)
