@@ -23,7 +23,7 @@ from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
-from accelerated.program.files import disk_errors, locked, written_whole
+from accelerated.program.files import locked, written_whole
 from accelerated.program.progress import Progress
 
 ADVICE = "give another --out"
@@ -59,8 +59,7 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
     options = parser.parse(argv)
     for row in options.rows:
         check_choice("--rows", row, experiment.rows, InputError)
-    with disk_errors(options.out, ADVICE):
-        options.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     return options
 
 

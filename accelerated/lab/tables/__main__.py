@@ -19,7 +19,6 @@ from accelerated.lab.tables.measure import measure, measure_again
 from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import SEEDS, Workshop
 from accelerated.program.errors import InputError, check_choice, run_program
-from accelerated.program.files import disk_errors
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -43,8 +42,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     for row in options.rows or ():
         check_choice("--rows", row, TABLES[options.name].rows, InputError)
     for folder in (options.out, options.runs):
-        with disk_errors(folder, "give another folder"):
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     return options
 
 

@@ -17,7 +17,7 @@ from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
-from accelerated.lab.tables.page import names_and_rows, page
+from accelerated.lab.tables.page import page
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import (
     FIRST_ENDS,
@@ -79,16 +79,15 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
         "grid": table.grid,
         "rows": rows,
         "chances": chances_of(table, settings_of(one)),
-        "seeds": list(SEEDS),
     }
     with written_whole(pages / f"{name}.json", ADVICE) as temporary:
         temporary.write_text(json.dumps(record, indent=1) + "\n")
     with written_whole(pages / f"{name}.md", ADVICE) as temporary:
         temporary.write_text(page(table, record))
     draw(table, record, pages / f"{name}.svg")
-    for label, row in names_and_rows(record):
-        folders = [str(workshop.folder(trial)) for trial in trials[row["name"]]]
-        workshop.say(f"{label}: {' '.join(folders)}")
+    for row, of_row in trials.items():
+        folders = [str(workshop.folder(trial)) for trial in of_row]
+        workshop.say(f"{row}: {' '.join(folders)}")
 
 
 def corpus_of(trial: Trial, workshop: Workshop) -> str:

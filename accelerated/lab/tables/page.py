@@ -4,7 +4,6 @@ In this order: a picture, the answer, the numbers, what was measured, the smalle
 this design tells from chance, and what would change the answer.
 """
 
-import itertools
 import json
 import math
 import statistics
@@ -90,7 +89,7 @@ def measured_how(table: Table, record: dict) -> str:
     if not is_crossed(record):
         parts = ["Numbers are means over seeds (least..most)."]
     if not table.headline:
-        parts.append(f"The seeds are {', '.join(map(str, record.get('seeds', SEEDS)))}.")
+        parts.append(f"The seeds are {', '.join(map(str, SEEDS))}.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
     says_times = len(record["rows"]) > 1 and not is_crossed(record)
@@ -114,16 +113,11 @@ def how_tuned(record: dict) -> str:
     """By what every row was tuned, over which choices, and which rows are best at an end."""
     grid = record["grid"]
     if len(grid) == 1:
-        are_chosen = all(
-            "--learning-rate" in row["options"] or "--preset" in row["options"]
-            for row in record["rows"]
-        )
-        return "" if are_chosen else "No model was tuned."
+        return ""
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
     text = f"Each model's `{option}` was chosen on seed 0 by its last validation, from {values}."
-    rows = names_and_rows(record)
-    ends = [name for name, row in rows if row["choice"] in (grid[0], grid[-1])]
+    ends = [row["name"] for row in record["rows"] if row["choice"] in (grid[0], grid[-1])]
     if ends and len(grid) > 2:
         text += f" Best at an end of these: {'; '.join(ends)}."
     return text
@@ -135,8 +129,6 @@ def numbers(table: Table, record: dict) -> str:
     Of rows "a: b", a line for each a.
     """
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
-    if not forms:
-        return ""
     if is_crossed(record):
         [title] = forms
         return crossed(table, record, title, forms[title])
@@ -250,22 +242,3 @@ def smallest_difference(table: Table, record: dict) -> str:
     if "documents" in record["rows"][0]["measured"]:
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."
-
-
-def names_and_rows(record: dict) -> list[tuple[str, dict]]:
-    """(name, row) of a record's rows, one for those after one another that are the same model.
-
-    Their name is "a: 1 .. 3".
-    """
-
-    def trained(row: dict) -> tuple:
-        return row["options"], row.get("first")
-
-    pairs = []
-    for _, same in itertools.groupby(record["rows"], key=trained):
-        first, *others = same
-        name = first["name"]
-        if others:
-            name += f" .. {others[-1]['name'].rpartition(': ')[2]}"
-        pairs.append((name, first))
-    return pairs
