@@ -22,12 +22,6 @@ BUCKETS = 6  # in each of PARTS
 PARTS = ("compressed memory", "memory", "segment")
 
 
-def segments_to_fill(config: Config) -> int:
-    """How many segments to read until the memories are full, without zeros from the start."""
-    compressed = -(-config.compressed_memory // max(1, config.new_rows))
-    return -(-config.memory // config.segment) + compressed
-
-
 def full_memories(
     model: Compressive, documents: Sequence[Document], lanes: int, sequences: int
 ) -> Iterator[tuple[Tensor, State]]:
@@ -40,8 +34,11 @@ def full_memories(
             "this run's layers have different memories, and this report averages over layers of "
             "equal ones; expected a run without --memories"
         )
+    c = model.config
+    # How many segments to read until no row is a zero of the start
+    need = -(-c.memory // c.segment)
+    need += -(-c.compressed_memory // max(1, c.new_rows))
     device = model.embedding.device
-    need = segments_to_fill(model.config)
     taken = 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
         is_full = (number >= need) & segment.scored.numpy().all(1)
@@ -53,23 +50,17 @@ def full_memories(
             return
     if taken < 2:
         found = "1 segment has" if taken else "0 segments have"
-        expected = f"more than {need + 1:,} segments of {model.config.segment:,} scored tokens"
+        expected = f"more than {need + 1:,} segments of {c.segment:,} scored tokens"
         raise InputError(
             f"{found} full memories, too few to average; expected documents of {expected}; give "
             f"longer documents (--data) or smaller memories (--memory, --compressed-memory)"
         )
 
 
-def bucket_shares(size: int) -> Tensor:
-    """How much of each row of a part with `size` rows is in each of its equal BUCKETS (size, 6).
-
-    An edge may divide a row.
-    """
-    rows = torch.arange(size)[:, None]
-    edges = torch.arange(BUCKETS + 1) * size / BUCKETS
-    last = torch.minimum(rows + 1, edges[1:])
-    first = torch.maximum(rows, edges[:-1])
-    return (last - first).clamp(min=0)
+def by_bucket(part: Tensor) -> Tensor:
+    """The sums of a part (b, keys) over its equal BUCKETS (b, 6); an edge may divide a key."""
+    pieces = part.repeat_interleave(BUCKETS, 1) / BUCKETS
+    return pieces.unflatten(1, (BUCKETS, part.shape[1])).sum(2)
 
 
 def usage_by_layer(model: Compressive, tokens: Tensor, state: State) -> Tensor:
@@ -100,13 +91,11 @@ def attention_by_bucket(
     """
     c = model.config
     sizes = (c.compressed_memory, c.memory, c.segment)  # from old to new, like the keys
-    of_buckets = [bucket_shares(size).to(model.embedding) for size in sizes]
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         usage = usage_by_layer(model, tokens, state)
         parts = usage.mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
-        shares = [part @ shares for part, shares in zip(parts, of_buckets, strict=True)]
-        rows.append(torch.cat(shares, 1))  # (b, 18)
+        rows.append(torch.cat([by_bucket(part) for part in parts], 1))  # (b, 18)
     return torch.cat(rows)
 
 

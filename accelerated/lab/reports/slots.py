@@ -5,7 +5,6 @@ others are what it reads.
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -107,11 +106,6 @@ def gradient_by_age(
     return [norm / norms[-1] for norm in reversed(norms)]
 
 
-def half_life(share: float) -> float:
-    """After how many segments half is left if a share is kept of each."""
-    return math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf
-
-
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """What the slots keep and read, and the gradient by age of the memory."""
     assert isinstance(run.model, Memformer)
@@ -119,12 +113,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     reach = gradient_by_age(*reading, options.segments)  # says first if the documents are too short
     kept, weight = writing(*reading)
 
-    what = "what a slot keeps of itself in a segment, by head"
-    lines = [f"{what}; and after how many segments half is left"]
+    lines = ["what a slot keeps of itself in a segment, by head"]
     for layer, heads in enumerate(kept.tolist(), start=1):
         name = f"layer {layer}" if len(kept) > 1 else "all slots"
-        cells = [f"{share:.3f} ({half_life(share):.3g})" for share in heads]
-        lines.append(f"{name:<12}" + "   ".join(cells))
+        lines.append(f"{name:<12}" + "   ".join(f"{share:.3f}" for share in heads))
     most = np.argsort(-weight)[:SHOWN].tolist()
     most_read = [(show_text(run.tokenizer, [token]), weight[token].item()) for token in most]
     lines.append("tokens that slots read most, with their weight over the mean token's")
