@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import accelerated
 from tests.helpers.programs import MEMFORMER, as_json, printed, refused, train
+from tests.helpers.reading import read_alone
 
 lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm_eval: .[harness]")
 transformers = pytest.importorskip("transformers", reason="its model needs transformers: .[all]")
@@ -110,34 +112,20 @@ def test_a_task_is_scored_with_the_state_carried_or_as_lm_eval_cuts_it(task, tmp
     """A run's bits per byte, by a text's sum of log p over its bytes, at both kinds of windows."""
     (tmp_path / "book.txt").write_text(TEXT * 60)
     train(*MEMFORMER, *DATA, "--data", tmp_path / "book.txt", "--out", tmp_path / "run")
-    from accelerated.lab.harness import HarnessModel
-
     found = {}
     for words in ([], ["--clear-memory"]):
         record = as_json(capsys, "harness", tmp_path / "run", *task, *words)
         found[bool(words)] = record["results"]["old_lines"]["bits_per_byte,none"]
     model, tokenizer, _ = accelerated.load(tmp_path / "run")
-    line_end = tokenizer.encode("\n").tolist()
     nats = 0.0
-    size = 0
     for count in (1, 4):
-        ids = np.array([*line_end, *tokenizer.encode(TEXT * count)], np.int64)
-        state = model.initial_state(1)
-        segment = model.config.segment
-        padded = np.pad(ids[:-1], (0, -len(ids[:-1]) % segment))
-        with torch.no_grad():
-            for start in range(0, len(padded), segment):
-                tokens = torch.tensor(padded[None, start : start + segment])
-                logits, state, _ = model(tokens, state)
-                aims = torch.tensor(ids[start + 1 : start + 1 + segment])
-                log_p = logits[0, : len(aims)].log_softmax(-1)
-                nats -= float(log_p.gather(1, aims[:, None]).sum())
-        size += len((TEXT * count).encode())
+        ids = tokenizer.encode("\n" + TEXT * count)
+        for window, logits, _ in read_alone(model, ids[None, :-1]):
+            targets = torch.tensor(ids[window.start + 1 : window.stop + 1]).long()
+            nats += cross_entropy(logits[0], targets, reduction="sum").item()
+    size = 5 * len(TEXT)
     assert found[False] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert found[True] != pytest.approx(found[False], rel=1e-6)
-    [cleared] = HarnessModel(model, tokenizer, 3, True).loglikelihood_rolling(requests([TEXT]))
-    [carried] = HarnessModel(model, tokenizer, 3, False).loglikelihood_rolling(requests([TEXT]))
-    assert cleared != carried
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": False, "temperature": 1}])

@@ -1,5 +1,7 @@
 """eval.py slots: shares and gradients are those that are computed by hand, segment by segment."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,25 +10,10 @@ from torch.nn.functional import cross_entropy
 from accelerated.attention.slots import Writer
 from accelerated.data.windows import Document
 from accelerated.lab.reports import slots
-from accelerated.memformer import Memformer
-from reference.memformer import Config
 from tests.helpers.programs import refusal
+from tests.helpers.variants import PAPERS
 
-SIZES = {
-    "vocabulary": 5,
-    "width": 8,
-    "heads": 2,
-    "head_width": 3,
-    "feed_forward": 6,
-    "segment": 4,
-    "slots": 3,
-    "dropout": 0.0,
-}
-KINDS = {
-    "encoder-decoder": {"encoder_layers": 1, "decoder_layers": 1},
-    "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
 
 
 def documents(*lengths):
@@ -39,12 +26,9 @@ def documents(*lengths):
 
 
 def model_of(kind):
-    """A model in float64 whose slots do not start alike."""
-    model = Memformer(Config(**SIZES, **KINDS[kind]), 1).double()
-    for name, parameter in model.named_parameters():
-        if "memory" in name:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    return model
+    """A model for segments of four tokens."""
+    paper = PAPERS["memformer"]
+    return paper.random_model(dataclasses.replace(paper.variant(kind), vocabulary=5, segment=4))
 
 
 @kinds

@@ -12,15 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab.systems import questions, reader, two_hops
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import Question, f1, normalised
 from reference.roberta import Config
+from tests.helpers.texts import MERGED
 
-MERGED = [b"th", b"the", b" the", b" ca", b" caf", "é".encode()]
-TOKENS = [*(bytes([byte]) for byte in range(256)), *MERGED]
-BPE = tokenizer_of_ranks("bpe", {token: rank for rank, token in enumerate(TOKENS)})
 SIZES = {
     "width": 16,
     "layers": 2,
@@ -30,7 +27,7 @@ SIZES = {
     "module_width": 16,
     "dropout": 0.0,
 }
-CONFIG = Config(vocabulary=4 + len(TOKENS), **SIZES)
+CONFIG = Config(vocabulary=4 + MERGED.vocabulary, **SIZES)
 TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 LINES = [f"Line number {number} says little." for number in range(9)]
 
@@ -103,9 +100,9 @@ def test_answers_are_compared_as_hotpotqa_does():
 
 @given(text=TEXTS, asked=TEXTS, segment=st.integers(6, 20))
 def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
-    example = reader.cut(Question(asked, text, "yes", ((0, len(text)),)), BPE, segment)
-    prefix = [reader.CLS, *(BPE.encode(asked)[: segment // 2 - 2] + reader.FIRST), reader.SEP]
-    ids = (BPE.encode(text) + reader.FIRST).tolist()
+    example = reader.cut(Question(asked, text, "yes", ((0, len(text)),)), MERGED, segment)
+    prefix = [reader.CLS, *(MERGED.encode(asked)[: segment // 2 - 2] + reader.FIRST), reader.SEP]
+    ids = (MERGED.encode(text) + reader.FIRST).tolist()
     room = segment - len(prefix) - 1
     assert room >= segment / 2 - 1
     assert example.ends[-1] == len(text.encode())
@@ -122,7 +119,7 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     """The text's bytes from the first of its tokens to the last; without either it is not whole."""
     begin = data.draw(st.integers(0, len(text) - 1))
     answer = text[begin : data.draw(st.integers(begin + 1, len(text)))]
-    example = reader.cut(Question("the", text, answer, ((0, len(text)),)), BPE, segment)
+    example = reader.cut(Question("the", text, answer, ((0, len(text)),)), MERGED, segment)
     kind, first, last = example.answer
     assert kind == 0
 
@@ -140,11 +137,12 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 
 def test_yes_and_no_are_kinds_and_a_span_stands_in_the_last_supporting_sentence():
     """Though the text has these words, and the answer elsewhere too."""
-    question = Question("x", " yes, no, a cat, a dog, a cat. no cat", "cat", ((16, 23), (23, 30)))
-    at = len(["<CLS>", "x", "<SEP>"]) + question.text.index("cat.")  # each letter is a token
-    assert reader.cut(question, BPE, 60).answer == (0, at, at + 2)
+    text = " yes, no, my cat, my dog, my cat. no cat"
+    question = Question("x", text, "cat", ((17, 25), (25, 33)))
+    at = len(["<CLS>", "x", "<SEP>"]) + text.index("cat.")  # each letter is a token
+    assert reader.cut(question, MERGED, 60).answer == (0, at, at + 2)
     for number, answer in enumerate(("yes", "no"), 1):
-        example = reader.cut(question._replace(answer=answer), BPE, 40)
+        example = reader.cut(question._replace(answer=answer), MERGED, 40)
         assert example.answer == (number, 0, 0)
         nowhere = np.zeros((2, example.text.size))
         assert reader.answer_text(example, nowhere, np.eye(3)[number]) == answer
@@ -164,13 +162,13 @@ def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(ends):
     """Each x is a token; a window of 10 has 6 of the text."""
     question = Question("x", "x" * 60, "x", tuple((end - 1, end) for end in ends))
     distance = (max(ends) - 1) // 6 - (min(ends) - 1) // 6
-    assert reader.cut(question, BPE, 10).distance == distance
+    assert reader.cut(question, MERGED, 10).distance == distance
 
 
 def small_examples(count):
     """Examples of questions on short texts."""
     questions = two_hops.drawn(count, ["A line."], 0, (0, 1))
-    return [reader.cut(question, BPE, CONFIG.segment) for question in questions]
+    return [reader.cut(question, MERGED, CONFIG.segment) for question in questions]
 
 
 def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(monkeypatch):
@@ -220,7 +218,7 @@ def test_the_pretraining_reads_pieces_from_anywhere_and_asks_for_masked_tokens(u
 
     assert (read == targets)[~scored].all()
     assert not scored[:, [0, -1]].any()
-    mask = reader.FIRST + len(TOKENS)
+    mask = reader.FIRST + MERGED.vocabulary
     shares = [
         scored[:, 1:-1].mean(),
         (read == mask)[scored].mean(),
@@ -289,7 +287,7 @@ def small(monkeypatch):
     monkeypatch.setattr(questions, "SIZES", SIZES | {"segment": 24})
     for name, value in changed.items():
         monkeypatch.setattr(questions, name, value)
-    monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: BPE)
+    monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: MERGED)
     monkeypatch.setattr(questions, "tokenised", lambda *source: corpus)
     monkeypatch.setattr(two_hops, "prose", lambda: (["A line.", "Two."], ["Three."]))
     yield questions.task.cache_clear()
