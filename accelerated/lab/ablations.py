@@ -23,9 +23,6 @@ from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import project
 from accelerated.compression import mean_norm, mean_square
-from accelerated.data.corpus import load_corpus
-from accelerated.data.lanes import Lanes, cut_for_lanes
-from accelerated.data.tokenizers import open_tokenizer
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import evaluate
@@ -39,6 +36,7 @@ from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
 from accelerated.protocol import repeat_lane
 from accelerated.training import optimization
+from accelerated.training.opening import documents_of, load_data, new_reader
 from accelerated.training.options import parse
 
 
@@ -161,20 +159,19 @@ def trained(row: str, seed: int) -> dict:
     ablation = ABLATIONS[name]
     settings, start = parse(shlex.split(f"{ablation.options} --learning-rate {rate} --seed {seed}"))
     training = settings.training
-    tokenizer = open_tokenizer(settings.data.tokenizer)
-    splits = load_corpus(settings.data, tokenizer, settings.recall, start.data_dir).splits
+    tokenizer, corpus = load_data(settings, start)
+    documents, _ = documents_of(settings, corpus)
+    reader = new_reader(settings, documents)
     model = model_class(settings.model)(settings.model_config, seed)
     ablation.ways[way](model)
 
-    documents = cut_for_lanes(training.batch, splits["train"])
-    lanes = Lanes(documents, training.batch, settings.model_config.segment, seed)
     state = repeat_lane(model.initial_state(1), training.batch)
     optimizer = optimization.make_optimizer(model, training)
     norms = []  # before clipping
     targets = []
     steps = range(1, training.steps + 1)
     for step in Progress(f"{row}, seed {seed}", training.steps, "step", over=steps):
-        segments = lanes.rollout(training.horizon)
+        segments = reader.rollout(training.horizon)
         _, _, state = replay.BACKPROP[training.backprop](model, segments, state)
         norm = optimization.average_and_clip(model, 1, training.clip).item()
         if not math.isfinite(norm):
@@ -184,11 +181,11 @@ def trained(row: str, seed: int) -> dict:
         optimizer.step()
         optimizer.zero_grad()
         if isinstance(model, compressive.Compressive) and step % EVERY == 0:
-            targets.append(target_square(model, splits["valid"]))
+            targets.append(target_square(model, corpus.splits["valid"]))
 
     run: dict = {"bits_per_byte": None}
     if len(norms) == training.steps:
-        score = evaluate(model, splits["test"], tokenizer, training.batch)
+        score = evaluate(model, corpus.splits["test"], tokenizer, training.batch)
         run["bits_per_byte"] = score.bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
     run["median_norm"] = statistics.median(later)

@@ -9,40 +9,24 @@ import math
 import pytest
 import torch
 
-from accelerated import block_recurrent, compressive
 from accelerated.lab import ablations
 from tests.helpers.programs import as_json, train
+from tests.helpers.variants import PAPERS, variant
 
-SIZES = {
-    "vocabulary": 7,
-    "width": 8,
-    "layers": 2,
-    "heads": 2,
-    "head_width": 4,
-    "feed_forward": 8,
-    "dropout": 0.0,
-}
-COMPRESSIVE = SIZES | {
-    "segment": 4,
-    "memory": 4,
-    "compressed_memory": 4,
-    "compression_rate": 2,
-    "compression": "conv",
-}
 agree = torch.testing.assert_close
 
 
-def published_and_changed(model_class, config, change):
-    """A model as published and the same one changed, in float64."""
-    published = model_class(config)
-    changed = model_class(config)
+def published_and_changed(paper, config, change):
+    """A model as published and the same one changed."""
+    published = PAPERS[paper].random_model(config)
+    changed = PAPERS[paper].random_model(config)
     change(changed)
-    return published, changed.double()
+    return published, changed
 
 
 def losses_and_gradients(model):
     """The auxiliary losses of a second segment, and what is not zero of their gradients."""
-    tokens = torch.arange(8).remainder(7).view(2, 4)
+    tokens = torch.arange(16).remainder(11).view(2, 8)
     state = model.read(tokens, model.initial_state(2)).state
     losses = model.read(tokens.flip(1), state).auxiliary
     sum(losses.values()).backward()
@@ -54,9 +38,8 @@ def test_the_compression_loss_is_the_same_times_a_weight_and_trains_the_whole_mo
     def change(model):
         ablations.mix_losses(model, weight=3.0)
 
-    fields = COMPRESSIVE | {"compression_loss": "attention_reconstruction"}
-    config = compressive.Config(**fields)
-    published, changed = published_and_changed(compressive.Compressive, config, change)
+    config = variant("compressive", "conv-attention_reconstruction")
+    published, changed = published_and_changed("compressive", config, change)
     losses, alone = losses_and_gradients(published)
     found, every = losses_and_gradients(changed)
     agree(found, {name: 3 * loss for name, loss in losses.items()})
@@ -78,23 +61,19 @@ def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
 
 
 def test_without_normalization_scores_are_dot_products():
-    fields = SIZES | {"window": 4, "segment": 8, "states": 3, "recurrent_layers": ()}
-    config = block_recurrent.Config(**fields)
-    published, changed = published_and_changed(
-        block_recurrent.BlockRecurrent, config, ablations.drop_normalization
-    )
-    x = torch.randn(2, 4, 8)
+    config = PAPERS["block_recurrent"].small  # 2 heads of width 5
+    change = ablations.drop_normalization
+    published, changed = published_and_changed("block_recurrent", config, change)
+    x = torch.randn(2, 4, config.width)
     layer = changed.layers[0]
     key, query, cross, value = layer.project(x)
     assert cross is None
-    for name, found in {"key": key, "query": query * 2, "value": value}.items():  # sqrt(E) is 2
+    for name, found in {"key": key, "query": query * 5**0.5, "value": value}.items():
         projected = layer.norm(x) @ getattr(layer, name).T
-        agree(found, projected.view(2, 4, 2, 4).transpose(1, 2))
+        agree(found, projected.view(2, 4, 2, 5).transpose(1, 2))
     assert (layer.scale == 1).all()
 
-    layer = published.layers[0]
-    assert (layer.scale == 10).all()
-    key, *_ = layer.project(x)
+    key, *_ = published.layers[0].project(x)
     agree(key.norm(dim=-1), torch.ones(2, 2, 4), atol=1e-5, rtol=0)
 
 
