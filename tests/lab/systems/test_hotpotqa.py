@@ -9,7 +9,6 @@ import torch
 from accelerated.lab.systems import hotpotqa, reader
 from tests.helpers.programs import refusal
 
-WORDS = "Who wrote the Iliad? Homer was a poet. Was he born in Chios or Smyrna? yes no café"
 ITEM = {
     "_id": "5a8b57f25542995d1e6f1371",
     "question": "Where was the poet of the Iliad born?",
@@ -83,34 +82,6 @@ def test_a_file_of_another_form_is_refused(tmp_path, content, reason):
     words = refusal(hotpotqa.read_questions, file)
     assert words.startswith(f"{file} cannot be read ({reason}")
     assert words.endswith("context}, as HotpotQA's")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small RoBERTa as the hub has it, with its own vocabulary, whose weights are random."""
-    transformers = pytest.importorskip(
-        "transformers", reason="makes the RoBERTa: the package transformers, .[all]"
-    )
-    tokenizers = pytest.importorskip("tokenizers", reason="RoBERTa's words need the extra bpe")
-    folder = tmp_path_factory.mktemp("roberta")
-    learned = tokenizers.ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    learned.train_from_iterator([WORDS], 300, special_tokens=special)
-    learned.save_model(str(folder))
-    config = transformers.RobertaConfig(
-        vocab_size=301,
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=42,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-        hidden_dropout_prob=0.0,
-    )
-    torch.manual_seed(0)
-    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
-    return folder
 
 
 def test_windows_hold_robertas_own_ids(folder, monkeypatch):

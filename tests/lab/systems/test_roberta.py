@@ -99,41 +99,15 @@ def test_dropout_acts_in_training_alone():
     assert own.answer_loss() != loss
 
 
-THEIRS = {
-    "vocab_size": 40,
-    "hidden_size": 12,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "max_position_embeddings": 18,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-}
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """(transformers' RoBERTa with weights away from where they begin, the folder it saved)."""
-    transformers = pytest.importorskip(
-        "transformers", reason="needs the package transformers, to compare with: .[all]"
-    )
-    torch.manual_seed(0)
-    model = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**THEIRS)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    folder = tmp_path_factory.mktemp("roberta")
-    model.save_pretrained(folder)
-    return model, folder
-
-
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_a_first_window_is_that_of_transformers_roberta(published, recurrent):
+def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     """Of the folder that it saved, with recurrence too, because nothing is inserted.
 
     The pretraining's loss is the same; the windows may be shorter than its positions.
     """
-    theirs, folder = published
+    import transformers
+
+    theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
     model = load_roberta(folder, 14, recurrent, 0).eval()
     assert model.config.segment == 14
 
@@ -154,9 +128,8 @@ def test_a_first_window_is_that_of_transformers_roberta(published, recurrent):
     assert_agree(wanted, {"outputs": x[readable], "loss": loss}, 1e-9)
 
 
-def test_the_seed_draws_what_a_published_roberta_has_not(published):
+def test_the_seed_draws_what_a_published_roberta_has_not(folder):
     """The answer's head and the vector's network."""
-    _, folder = published
     first = load_roberta(folder, 16, True, 0).state_dict()
     second = load_roberta(folder, 16, True, 1).state_dict()
     drawn = {name for name, value in first.items() if not torch.equal(value, second[name])}
@@ -175,9 +148,9 @@ FAULTS = {  # {what: (the changes of config.json, the message)}
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_another_model_is_refused(published, tmp_path, what):
+def test_another_model_is_refused(folder, tmp_path, what):
     changed, message = FAULTS[what]
-    folder = shutil.copytree(published[1], tmp_path / "roberta")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changed))
-    assert message in refusal(load_roberta, folder, 16, True, 0)
+    own = shutil.copytree(folder, tmp_path / "roberta")
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | changed))
+    assert message in refusal(load_roberta, own, 16, True, 0)
