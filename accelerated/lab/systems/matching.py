@@ -40,12 +40,12 @@ class World(NamedTuple):
     places: np.ndarray
     ended: np.ndarray  # (B,)
 
-    def room(self, later: int = 0) -> int:
-        """FIRST, HALL or SECOND: where agents are so many steps later."""
-        clock = self.clock + later
-        if clock < STEPS:
+    @property
+    def room(self) -> int:
+        """FIRST, HALL or SECOND: where all agents are."""
+        if self.clock < STEPS:
             return FIRST
-        return HALL if clock < STEPS + self.hall else SECOND
+        return HALL if self.clock < STEPS + self.hall else SECOND
 
 
 def begin(lanes: int, hall: int, rng: np.random.Generator) -> World:
@@ -65,9 +65,8 @@ def observe(world: World) -> np.ndarray:
     earlier, first, other = world.places.T
     old, new = OBJECT + world.objects.T
     standing = {FIRST: [(earlier, old)], HALL: [], SECOND: [(first, old), (other, new)]}
-    room = world.room()
-    seen = room * CELLS + world.cell
-    for place, number in standing[room]:
+    seen = world.room * CELLS + world.cell
+    for place, number in standing[world.room]:
         seen = np.where(world.cell == place, number, seen)
     return np.where(world.ended, NOTHING, seen)
 
@@ -79,16 +78,16 @@ def act(world: World, actions: np.ndarray) -> tuple[World, np.ndarray]:
     second room can be taken; that ends an episode, and there are no more rewards. Walls stop the
     agent.
     """
-    taking = (actions == TAKE) & ~world.ended & (world.room() == SECOND)
+    taking = (actions == TAKE) & ~world.ended & (world.room == SECOND)
     _, first, other = world.places.T
     wrong = taking & (world.cell == first)
     right = taking & (world.cell == other)
-    clock = world.clock + 1
+    later = world._replace(clock=world.clock + 1)
 
     cell = np.full_like(world.cell, ENTRANCE)
-    if world.room(later=1) == world.room():
+    if later.room == world.room:
         square = np.stack(np.divmod(world.cell, SIDE), 1)  # (B, 2)
         row, column = (square + MOVES[actions]).clip(0, SIDE - 1).T
         cell = row * SIDE + column
-    ended = world.ended | right | wrong | (clock >= 2 * STEPS + world.hall)
-    return world._replace(clock=clock, cell=cell, ended=ended), right * 1.0 - wrong
+    ended = world.ended | right | wrong | (later.clock >= 2 * STEPS + world.hall)
+    return later._replace(cell=cell, ended=ended), right * 1.0 - wrong
