@@ -5,7 +5,6 @@ fine-tuned on generated questions of two hops, with disjoint windows and with re
 F1 and exact match as HotpotQA has them, in percent, and the exact match of parts of the answers.
 """
 
-import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -89,9 +88,8 @@ def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -
     return fitting[:count]
 
 
-@functools.cache
-def task() -> Task:
-    """The task and its pretrained model; a process makes them once."""
+def make_task() -> Task:
+    """The task and its pretrained model."""
     source = standard_library()
     lines, unseen = two_hops.prose()
     count, asked = QUESTIONS
@@ -108,12 +106,12 @@ def task() -> Task:
     return Task(pretrained, stages, task_examples(asked, unseen, bpe, 2))
 
 
-def scored(row: str, seed: int) -> list[float]:
+def scored(task: Task, row: str, seed: int) -> list[float]:
     """F1 and exact match of a row's answers, and the exact match of each of PARTS, in percent.
 
     They are those of a model that was trained on all stages of the task.
     """
-    pretrained, stages, asked = task()
+    pretrained, stages, asked = task
     model = small_model(pretrained.config.vocabulary, ROWS[row], seed)
     weights = pretrained.state_dict()  # the seed draws those of the recurrence alone
     model.load_state_dict(weights, strict=False)
@@ -142,8 +140,9 @@ def main(argv: list[str]) -> None:
     options = parser.parse(argv)
     torch.set_num_threads(1)  # models so small are slower with more
     Progress.say(" | ".join(["windows", "seed", "F1", "exact match", *PARTS]))
+    task = make_task()
     for seed, row in itertools.product(options.seeds, ROWS):
-        cells = [f"{score:.1f}" for score in scored(row, seed)]
+        cells = [f"{score:.1f}" for score in scored(task, row, seed)]
         Progress.say(" | ".join([row, str(seed), *cells]))
 
 

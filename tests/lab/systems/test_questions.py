@@ -290,13 +290,11 @@ def small(monkeypatch):
     monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: MERGED)
     monkeypatch.setattr(questions, "tokenised", lambda *source: corpus)
     monkeypatch.setattr(two_hops, "prose", lambda: (["A line.", "Two."], ["Three."]))
-    yield questions.task.cache_clear()
-    questions.task.cache_clear()
 
 
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
     """Parts are by whether an answer is a span, and whether its hops are in one window."""
-    task = questions.task()
+    task = questions.make_task()
     fine_tune = reader.fine_tune
     stages = []
 
@@ -313,7 +311,7 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
     monkeypatch.setattr(reader, "fine_tune", noted)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    of_words, exact, *parts = questions.scored("recurrent", 3)
+    of_words, exact, *parts = questions.scored(task, "recurrent", 3)
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
 
     spans = [answer not in ("yes", "no") for answer in right]
