@@ -9,9 +9,9 @@ import torch
 
 from accelerated.compressive import Compressive
 from accelerated.lab.reports import memories
-from accelerated.program.errors import InputError
 from reference import compressive as reference
 from tests.helpers.comparison import assert_agree
+from tests.helpers.programs import refusal
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS, variant
 
@@ -45,9 +45,10 @@ def read_alone(model, documents, first=40):
 )
 def test_fewer_than_two_segments_are_refused(lengths, found):
     model = Compressive(SMALL).eval()
-    words = f"{found} full memories, .* more than 6 segments of 8 scored tokens"
-    with pytest.raises(InputError, match=words):
-        list(memories.full_memories(model, counting_documents(lengths), 2, 10))
+    documents = counting_documents(lengths)
+    error = refusal(memories.attention_by_bucket, model, documents, 2, 10)
+    assert error.startswith(f"{found} full memories, ")
+    assert "more than 6 segments of 8 scored tokens" in error
 
 
 def test_memories_are_full_if_no_row_is_a_zero_of_the_start():
