@@ -83,17 +83,14 @@ def entropy(p: np.ndarray) -> np.ndarray:
 
 def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarray:
     """Greedy continuations (contexts, count) of contexts (contexts, T), each in a new window."""
-    device = run.model.embedding.device
     greedy = Sampling(temperature=0.0)
+    prompts = torch.as_tensor(contexts.astype("int64"), device=run.model.embedding.device)
+    batches = prompts.split(LANES)
     continued = []
-    with Progress("continuing contexts", len(contexts), "context") as bar:
-        for first in range(0, len(contexts), LANES):
-            some = contexts[first : first + LANES].astype("int64")
-            prompts = torch.as_tensor(some, device=device)
-            tokens = continue_text(run.model, prompts, count, greedy, None, new_window=True)
-            continued.append(torch.stack(list(tokens), 1).cpu().numpy())
-            bar.update(len(prompts))
-    return np.concatenate(continued)
+    for some in Progress("continuing contexts", len(batches), "batch", over=batches):
+        tokens = continue_text(run.model, some, count, greedy, None, new_window=True)
+        continued.append(torch.stack(list(tokens), 1))
+    return torch.cat(continued).cpu().numpy()
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
