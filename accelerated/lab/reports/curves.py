@@ -24,16 +24,29 @@ def read_curves(run: str) -> list[dict]:
 
 def row_of(run: str, training: dict, validation: dict) -> dict:
     """The last losses and the best validation of a run; None without a validation."""
-    step = max(training)
+    last = max(validation, default=None)
     best = min(validation, key=lambda step: validation[step], default=None)
+    step = max(training)
     return {
         "run": run,
         "step": step,
         "bits_per_byte": training[step],
-        "validation_bits_per_byte": validation.get(max(validation, default=None)),
+        "validation_bits_per_byte": validation.get(last),
         "best_validation_bits_per_byte": validation.get(best),
         "best_step": best,
     }
+
+
+def line_of(row: dict) -> str:
+    """The line of a row_of."""
+
+    def cell(number: float | None, form: str) -> str:
+        return "-" if number is None else f"{number:{form}}"
+
+    run, step, training, validation, best, best_step = row.values()
+    of_training = f"{step:10,d}{training:12.4f}"
+    of_validation = f"{cell(validation, '.4f'):>12}{cell(best, '.4f'):>12}"
+    return f"{of_training}{of_validation}{cell(best_step, ',d'):>10}   {run}"
 
 
 def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -42,15 +55,8 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
     if options.plot:
         draw_several(curves, options.plot)
     rows = [row_of(run, *losses) for run, losses in curves.items()]
-    lines = ["the last losses in bits per byte"]
-    for row in rows:
-        text = f"step {row['step']:,}: training {row['bits_per_byte']:.4f}"
-        if row["best_step"]:
-            text += f", validation {row['validation_bits_per_byte']:.4f}"
-            best = row["best_validation_bits_per_byte"]
-            text += f", at best {best:.4f} at step {row['best_step']:,}"
-        lines.append(f"{text}   {row['run']}")
-    return {"runs": rows}, lines
+    head = f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"
+    return {"runs": rows}, ["losses in bits per byte", head, *map(line_of, rows)]
 
 
 def draw_several(curves: dict[str, list[dict]], path: str) -> None:

@@ -94,7 +94,11 @@ def described_config(folder: Path, segment: int) -> Config:
     if segment > sizes["segment"]:
         had = f"{folder} has {sizes['segment']} positions"
         raise InputError(f"--segment {segment}: {had}; give less")
-    return checked(Config, sizes | {"segment": segment, "module_width": sizes["width"]})
+    sizes |= {"segment": segment, "module_width": sizes["width"]}
+    try:
+        return checked(Config, sizes)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{folder} describes no RoBERTa ({error}); {EXPECTED}") from None
 
 
 def renamed(theirs: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
@@ -104,14 +108,12 @@ def renamed(theirs: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
         for own, other in OF_LAYER.items():
             names[f"layers.{layer}.{own}"] = f"roberta.encoder.layer.{layer}.{other}"
     positions = theirs["roberta.embeddings.position_embeddings.weight"]
+    type_of_all = theirs["roberta.embeddings.token_type_embeddings.weight"]  # (1, D)
     ours = {
         "embedding": theirs["roberta.embeddings.word_embeddings.weight"],
-        "positions": positions[UNREAD:][: config.segment],
+        "positions": positions[UNREAD:][: config.segment] + type_of_all,
         "masked.bias": theirs["lm_head.bias"],
     }
-    ours["positions"] = (
-        ours["positions"] + theirs["roberta.embeddings.token_type_embeddings.weight"]
-    )
     for own, other in names.items():
         is_norm = own.endswith("norm")
         ours[f"{own}.scale" if is_norm else own] = theirs[f"{other}.weight"]

@@ -140,6 +140,7 @@ def test_the_seed_draws_what_a_published_roberta_has_not(folder):
 FAULTS = {  # {what: (the changes of config.json, the message)}
     "another model": ({"model_type": "bert"}, "has model_type 'bert', our model has 'roberta'"),
     "another norm": ({"layer_norm_eps": 1e-12}, "has layer_norm_eps 1e-12, our model has"),
+    "heads": ({"num_attention_heads": 5}, "describes no RoBERTa (width 12 is not a multiple"),
     "few positions": ({"max_position_embeddings": 17}, "--segment 16: "),
     "more layers": ({"num_hidden_layers": 4}, "has no roberta.encoder.layer.3.attention."),
     "another width": ({"intermediate_size": 21}, "cannot be used ("),
