@@ -15,7 +15,7 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
 from reference import memformer, rollout
-from tests.helpers.comparison import LADDER, as_array, assert_agree, named
+from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.variants import PAPERS
 
 RATE = 1e-3  # of gradient descent on both sides
@@ -242,35 +242,6 @@ def check_back_propagation(model, segments, state, *methods):
     expected = back_propagated("through_time", model, segments, state)
     for method in methods or ("checkpointed", "memory_replay"):
         assert_agree(expected, back_propagated(method, model, segments, state), 1e-11, method)
-    return expected
-
-
-def agreed(
-    paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False
-):
-    """The reference's rows, after checking the methods against them.
-
-    NumPy may not overflow or divide by 0. If together, all gradients are one row: some are zero and
-    have only rounding.
-    """
-    if params is None:
-        params = PAPERS[paper].random_params(config, np.random.default_rng(5))
-    with np.errstate(all="raise", under="ignore"):
-        expected = reference_gradients(paper, params, config, segments, starts)
-
-    def rows_to_compare(rows):
-        rows = {name: row for name, row in rows.items() if "auxiliary" not in name}
-        if together:
-            flat = [as_array(rows.pop(name)).ravel() for name in params]
-            rows["gradients"] = np.concatenate(flat)
-        return rows
-
-    model = PAPERS[paper].model_with(params, config)
-    state = model.initial_state(len(starts[0]))
-    read = torch_segments(paper, segments, starts)
-    for method in methods:
-        found = back_propagated(method, model, read, state)
-        assert_agree(rows_to_compare(expected), rows_to_compare(found), LADDER, method)
     return expected
 
 
