@@ -1,4 +1,4 @@
-"""The measurements of a run: means weighted by tokens, lines that a resumed run drops."""
+"""The measurements of a run: their units, and lines that a resumed run drops."""
 
 import json
 import math
@@ -12,34 +12,8 @@ from accelerated.training.folder import Log, read_metrics, read_settings
 from accelerated.training.run import Run
 
 
-def measured(folder, **sums):
-    """What of a run its log needs."""
-    of_run = {"step": 2, "nats": 0.0, "scored": 0, "text_bytes": 0, "gradient_norm": math.nan}
-    return SimpleNamespace(log=Log(folder), **of_run | sums)
-
-
-def test_means_are_weighted_by_tokens(tmp_path):
-    """Of -log p by tokens, and by bytes; before the first update there is no gradient's norm."""
-    run = measured(tmp_path, nats=12.0, scored=6, text_bytes=24)
-    Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={"compression": 3.0})
-    assert (run.nats, run.scored, run.text_bytes) == (0.0, 0, 0), "each line begins anew"
-    run.nats = 3.0
-    run.gradient_norm = 0.5
-    Run.log_means(run, learning_rate=0.1, speed=7.0, auxiliary={})
-    first, second = read_metrics(tmp_path)
-    assert first == {
-        "step": 2,
-        "loss": 2.0,
-        "bits_per_byte": pytest.approx(0.5 / math.log(2)),
-        "learning_rate": 0.1,
-        "tokens_per_second": 7.0,
-        "compression": 3.0,
-    }
-    assert second["loss"] == 3.0 and second["gradient_norm"] == 0.5
-
-
 def test_a_validation_has_its_units(tmp_path):
-    run = measured(tmp_path)
+    run = SimpleNamespace(step=2, log=Log(tmp_path))
     Run.log_validation(run, Score(6.0, 3, 2, 12), Score(6.0, 3, 1, 4), final=True)
     [found] = read_metrics(tmp_path)
     assert found == pytest.approx(
