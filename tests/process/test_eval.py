@@ -14,7 +14,7 @@ from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
-from accelerated.training.folder import checkpoint_path
+from accelerated.training.folder import checkpoint_path, read_metrics
 from tests.helpers import programs
 from tests.helpers.programs import (
     BRIEF,
@@ -133,34 +133,13 @@ def test_what_cannot_work_is_refused_before_data_is_touched(
     assert [path.name for path in tmp_path.iterdir()] == ["link.html"]
 
 
-def with_parameters(run, folder, change):
-    """A copy of a run in a folder, whose parameters {name: tensor} were changed in place."""
-    copy = shutil.copytree(run, folder / run.name)
-    contents = saved(copy)
-    change(contents["parameters"])
-    save_checkpoint(checkpoint_path(copy), contents)
-    return copy
-
-
-def test_a_parameter_that_is_nan_is_named(runs, tmp_path, capsys):
-    name = list(saved(runs.recurrent)["parameters"])[-1]
-
-    def spoil(parameters):
-        parameters[name].view(-1)[-1] = math.nan
-
-    run = with_parameters(runs.recurrent, tmp_path, spoil)
-    words = f"{name} has NaN or infinite values; give another, or another"
-    assert words in refused(capsys, "score", run)
-
-
 def test_predictions_that_are_nan_are_refused(runs, tmp_path, capsys):
     """Finite parameters may overflow."""
-
-    def enlarge(parameters):
-        for parameter in parameters.values():
-            parameter.fill_(3e38)  # products of two are infinite
-
-    run = with_parameters(runs.windowed, tmp_path, enlarge)
+    run = shutil.copytree(runs.windowed, tmp_path / "run")
+    contents = saved(run)
+    for parameter in contents["parameters"].values():
+        parameter.fill_(3e38)  # products of two are infinite
+    save_checkpoint(checkpoint_path(run), contents)
     view = ["view", "--out", tmp_path / "page"]
     dynamic = ["dynamic", "--learning-rate", 1e-4]
     for report, *options in (["score"], ["overlap"], dynamic, ["positions"], view):
@@ -358,14 +337,10 @@ def recalling(tmp_path_factory):
     return run
 
 
-def test_training_and_evaluation_report_right_answers(tmp_path, capsys):
-    argv = ["--data", "recall", "--recall-pairs", 4, "--steps", 1, "--out", tmp_path / "run"]
-    train(*WINDOWED, "--overlap", 2, *argv)
-    chances = "(a guess 10%, the values without their keys 38%)"
-    right = r"right answers: \S+% with the memory, \S+% with it cleared "
-    assert re.search(right + re.escape(chances), capsys.readouterr().out)
-    assert chances in printed(capsys, tmp_path / "run")
-    fewer = printed(capsys, tmp_path / "run", "--recall-pairs", 1)
+def test_right_answers_stand_beside_chance(recalling, capsys):
+    asked = printed(capsys, recalling)
+    assert "(a guess 10%, the values without their keys 38%)" in asked
+    fewer = printed(capsys, recalling, "--recall-pairs", 1)
     assert "(a guess 10%, the values without their keys 100%)" in fewer, "of what was asked"
 
 
@@ -449,11 +424,6 @@ def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, cou
     assert len(steps) == count
 
 
-def lines_of(run):
-    """The records of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def copied(run, folder, records):
     """A copy of a run whose log has these records instead."""
     copy = shutil.copytree(run, folder / run.name)
@@ -465,8 +435,8 @@ def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
     """No model is opened. One run is not validated yet; each is shown once."""
     later = [{"step": 3, "validation_bits_per_byte": 0.5}]
     later.append({"step": 4, "validation_bits_per_byte": 0.75})
-    validated = copied(runs.recurrent, tmp_path, lines_of(runs.recurrent) + later)
-    training, _ = lines_of(runs.windowed)
+    validated = copied(runs.recurrent, tmp_path, read_metrics(runs.recurrent) + later)
+    training, _ = read_metrics(runs.windowed)
     new = copied(runs.windowed, tmp_path, [training])
     forbid(monkeypatch, "open_trained_run", "a model was loaded")
     first, second = as_json(capsys, "curves", validated, new, validated)["runs"]
@@ -478,7 +448,7 @@ def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
 
 
 def test_curves_of_a_run_that_has_not_trained_are_refused(runs, tmp_path, capsys):
-    _, final = lines_of(runs.windowed)
+    _, final = read_metrics(runs.windowed)
     run = copied(runs.windowed, tmp_path, [final])
     words = "windowed has no line of training in its metrics.jsonl yet; wait for it"
     assert words in refused(capsys, "curves", runs.recurrent, run)
