@@ -8,11 +8,10 @@ import dataclasses
 import pytest
 import torch
 
-from accelerated import protocol, replay
+from accelerated import replay
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
-from tests.helpers.programs import MEMFORMER, saved, train
 from tests.helpers.rollouts import back_propagated, setting
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
@@ -89,26 +88,3 @@ def test_only_the_layers_inputs_are_kept(paper, name):
     whole = saved_bytes(model, tokens, state)
     recompute(model)
     assert saved_bytes(model, tokens, state) < 0.25 * whole
-
-
-def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch):
-    """In groups of lanes; the parameters are those of a run without it."""
-    options = [*MEMFORMER, "--data", text, "--dtype", "float64", "--dropout", 0.2]
-    options += ["--accumulate", 3, "--schedule", "constant"]
-    checkpoint = protocol.checkpoint
-    checkpointed = []
-
-    def watched(*given, **how):
-        checkpointed.append(given)
-        return checkpoint(*given, **how)
-
-    monkeypatch.setattr(protocol, "checkpoint", watched)
-    train(*options, "--steps", 3, "--out", tmp_path / "plain")
-    train(*options, "--steps", 2, "--out", tmp_path / "run")
-    assert not checkpointed
-    train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
-    assert checkpointed
-    expected = saved(tmp_path / "plain")
-    found = saved(tmp_path / "run")
-    assert found["training"]["checkpoint_layers"]
-    assert_agree(expected["parameters"], found["parameters"], TOLERANCE)
