@@ -12,7 +12,6 @@ from accelerated.data.lanes import (
     Lanes,
     Parts,
     beginnings,
-    count_bytes,
     cut_for_lanes,
     joined_for_lanes,
     spread,
@@ -124,20 +123,6 @@ def test_continuing_from_a_position_gives_the_same_rollouts():
     for segment, other in zip(expected[25:], resumed.rollout(15), strict=True):
         assert all(torch.equal(*fields) for fields in zip(segment[:4], other[:4], strict=True))
     assert whole.position() == resumed.position()
-
-
-class Doubling:
-    """A tokenizer whose token i has 2 i bytes."""
-
-    token_bytes = 2 * np.arange(300)
-
-
-def test_bytes_are_counted_of_scored_tokens_alone():
-    documents = masked([20, 9, 3])
-    expected = 0
-    for document in documents:
-        expected += 2 * int(document.targets[document.scored].sum())
-    assert count_bytes(Lanes(documents, 2, 4), Doubling()) == expected
 
 
 @pytest.mark.parametrize("seed", [None, 0])
