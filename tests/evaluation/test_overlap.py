@@ -8,7 +8,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
-from accelerated.data.lanes import Parts
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
     paper_flops,
@@ -19,7 +18,7 @@ from accelerated.evaluation.score import TrainedRun, evaluate
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
-from tests.helpers.texts import BYTES, documents_of
+from tests.helpers.texts import BYTES, documents_of, whole
 from tests.helpers.variants import PAPERS, variant
 
 PAPER = PAPERS["pretrained_recurrence"]
@@ -81,8 +80,7 @@ def test_presets_have_the_published_sizes(name):
 
 def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows():
     config = dataclasses.replace(SMALL, vocabulary=256)
-    listed = documents_of([15, 3, 1])
-    documents = Parts(listed, [(n, 0, len(each.inputs)) for n, each in enumerate(listed)])
+    documents = whole(documents_of([15, 3, 1]))
     model = PAPER.random_model(config)
     settings = SimpleNamespace(model_config=config)
     run = TrainedRun("runs/a", model, settings, {}, BYTES, 2, "data", {"test": documents})

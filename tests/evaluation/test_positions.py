@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import Parts
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import by_position, doubling_ranges
 from accelerated.evaluation.score import TrainedRun, token_nats
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats, whole
 from tests.helpers.variants import PAPERS, variant
 
 
@@ -63,8 +62,8 @@ def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
     config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
     model = PAPERS["pretrained_recurrence"].random_model(config)
-    listed = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
-    documents = Parts(listed, [(n, 0, len(each.inputs)) for n, each in enumerate(listed)])
+    texts = ["the theatre and the abbey " * count for count in (3, 1)]
+    documents = whole([document_from(text, BYTES) for text in texts])
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
     record, _ = positions.report(run, SimpleNamespace(plot=None))
     assert record["attention_reach"] == model.attention_reach

@@ -80,23 +80,35 @@ def equal(first, second):
 BRIEF = ["--sample", 0, "--validation-tokens", 48, "--steps", 2]
 
 
+def train_each(folder, options, **kinds):
+    """Runs of two steps below a folder, {name: its folder} of kinds {name: options of its own}."""
+    runs = {name: folder / name for name in kinds}
+    for name, run in runs.items():
+        train(*kinds[name], *options, *BRIEF, "--out", run)
+    return runs
+
+
+OVERLAPPING = [*WINDOWED, "--overlap", 2]
+PLAIN = [*WINDOWED, "--vectors", 0]
+
+
 def trained_runs(folder):
     """A run of each model, trained for two steps on one text."""
     book = folder / "book.txt"
     content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
     pieces = [content[at : at + 100] for at in range(0, 14_000, 100)]
     book.write_bytes(b" some common words ".join(pieces))
-    kinds = {
-        "recurrent": TINY,
-        "compressive": COMPRESSIVE,
-        "memformer": MEMFORMER,
-        "memorizing": MEMORIZING,
-        "windowed": [*WINDOWED, "--overlap", 2],
-        "plain": [*WINDOWED, "--vectors", 0],
-    }
-    for name, options in kinds.items():
-        train(*options, "--data", book, *BRIEF, "--out", folder / name)
-    return SimpleNamespace(book=book, **{name: folder / name for name in kinds})
+    runs = train_each(
+        folder,
+        ["--data", book],
+        recurrent=TINY,
+        compressive=COMPRESSIVE,
+        memformer=MEMFORMER,
+        memorizing=MEMORIZING,
+        windowed=OVERLAPPING,
+        plain=PLAIN,
+    )
+    return SimpleNamespace(book=book, **runs)
 
 
 def joined_runs(folder):
@@ -105,14 +117,9 @@ def joined_runs(folder):
     texts.mkdir()
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
-    kinds = {
-        "compressive": COMPRESSIVE,
-        "windowed": [*WINDOWED, "--overlap", 2],
-        "plain": [*WINDOWED, "--vectors", 0],
-    }
-    for name, options in kinds.items():
-        train(*options, "--data", texts, "--carry-over-documents", *BRIEF, "--out", folder / name)
-    return SimpleNamespace(texts=texts, **{name: folder / name for name in kinds})
+    options = ["--data", texts, "--carry-over-documents"]
+    kinds = {"compressive": COMPRESSIVE, "windowed": OVERLAPPING, "plain": PLAIN}
+    return SimpleNamespace(texts=texts, **train_each(folder, options, **kinds))
 
 
 def refusal(call, *arguments):

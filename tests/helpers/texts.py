@@ -2,12 +2,14 @@
 
 import base64
 import io
+import random
 import zipfile
 
 import numpy as np
 import tiktoken
 from hypothesis import strategies as st
 
+from accelerated.data.lanes import Parts
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
 from accelerated.data.windows import Document
 
@@ -27,6 +29,21 @@ def documents_of(lengths):
         text = bytes(token % 256 for token in range(first, first + length))
         documents.append(document_of_ids(str(number), BYTES.encode(text)))
     return documents
+
+
+def whole(documents):
+    """The Parts of documents that are each of them, whole."""
+    return Parts(documents, [(n, 0, len(each.inputs)) for n, each in enumerate(documents)])
+
+
+def flipped_bits(content, count):
+    """The bytes of a file with one bit flipped: the first, the last, and `count` random ones."""
+    size = 8 * len(content)
+    rng = random.Random(0)
+    for bit in (0, size - 1, *(rng.randrange(size) for _ in range(count))):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
 
 
 def as_zip(members):

@@ -7,7 +7,7 @@ import re
 
 from tests.tools import items, trust
 from tests.tools.mutants import mutants_of
-from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
+from tests.tools.mutate import FILES, ROOT, TESTS, read_equivalent
 from tests.tools.reach import ROWS
 
 CLAIMS = trust.read_claims()
@@ -41,5 +41,5 @@ def test_what_it_names_is_there():
     found = set()
     for file in FILES:
         found |= {(file, mutant.before, mutant.after) for mutant in mutants_of(ROOT, file)}
-    explained = read_equivalent(EQUIVALENT)
+    explained = read_equivalent()
     assert not explained.keys() - found and all(explained.values())

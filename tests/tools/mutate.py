@@ -50,11 +50,11 @@ def main() -> int:
     """Plant the faults that the command line asks for; return the exit code."""
     options = parse_options()
     faults = faults_to_plant(options)
-    if any(code for _, code in tried([None], options.tests, 1)):
+    if any(code for _, code in tried([None], 1)):
         print("Without any fault these tests do not pass")
         return 2
     survivors = []
-    for fault, code in tried(faults, options.tests, options.jobs):
+    for fault, code in tried(faults, options.jobs):
         verdict = "caught" if code else "survived"
         print(f"{verdict:<9} {fault.file}:{fault.line} {fault.kind}: {fault.after}", flush=True)
         if not code:
@@ -73,10 +73,6 @@ def parse_options() -> argparse.Namespace:
     add("--count", type=int, default=400, help="faults that are drawn (default 400)")
     add("--seed", type=int, default=0, help="of the draw")
     add("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
-    tests = [str(ROOT / test) for test in TESTS]
-    add("--tests", nargs="+", default=tests, metavar="TEST", help="tests to run")
-    explained = "survivors that change nothing"
-    add("--equivalent", type=Path, default=EQUIVALENT, metavar="FILE", help=explained)
     add("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
     return parser.parse_args()
 
@@ -85,7 +81,7 @@ def faults_to_plant(options: argparse.Namespace) -> list[Mutant]:
     """The faults that are drawn, without those that are explained; says how many."""
     found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
     chosen = sample(found, options.count, options.seed)
-    explained = read_equivalent(options.equivalent)
+    explained = read_equivalent()
     faults = []
     for mutant in chosen:
         if (mutant.file, mutant.before, mutant.after) not in explained:
@@ -95,13 +91,13 @@ def faults_to_plant(options: argparse.Namespace) -> list[Mutant]:
     return faults
 
 
-def tried(faults: Iterable[Mutant | None], tests: list[str], jobs: int) -> Iterator[tuple]:
+def tried(faults: Iterable[Mutant | None], jobs: int) -> Iterator[tuple]:
     """Yield (fault, exit code of the tests with it) of each, `jobs` at a time; None is no fault."""
     faults = iter(faults)
     running = {}
     while True:
         for fault in itertools.islice(faults, jobs - len(running)):
-            child = FORK.Process(target=run_tests, args=(fault, tests))
+            child = FORK.Process(target=run_tests, args=(fault,))
             child.start()
             running[child.sentinel] = fault, child
         if not running:
@@ -111,7 +107,7 @@ def tried(faults: Iterable[Mutant | None], tests: list[str], jobs: int) -> Itera
         yield fault, child.exitcode
 
 
-def run_tests(fault: Mutant | None, tests: list[str]) -> None:
+def run_tests(fault: Mutant | None) -> None:
     """In a child: plant the fault and exit with pytest's code.
 
     What is printed with a fault is lost.
@@ -124,6 +120,7 @@ def run_tests(fault: Mutant | None, tests: list[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     words = "-x -q -o addopts= -p no:cacheprovider --import-mode=importlib --no-header --tb=no"
     places = [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+    tests = [str(ROOT / test) for test in TESTS]
     sys.exit(pytest.main([*words.split(), *places, *tests], plugins))
 
 
@@ -150,9 +147,9 @@ def plant(fault: Mutant) -> None:
     SourceFileLoader.get_code = get_code
 
 
-def read_equivalent(path: Path) -> dict[tuple[str, str, str], str]:
+def read_equivalent() -> dict[tuple[str, str, str], str]:
     """{(file, statement before, and after): why it changes nothing}."""
-    rows = [block.split("\n", 3) for block in path.read_text().strip().split("\n\n")]
+    rows = [block.split("\n", 3) for block in EQUIVALENT.read_text().strip().split("\n\n")]
     return {(file, before[2:], after[2:]): why for file, before, after, why in rows}
 
 

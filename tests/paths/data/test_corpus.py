@@ -1,7 +1,6 @@
 """The cache of tokens is exact, made once and anew for any change, and refused if it is damaged."""
 
 import os
-import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
-from tests.helpers.texts import small_encoding
+from tests.helpers.texts import flipped_bits, small_encoding
 
 BYTES = ByteTokenizer()
 SMALL = BpeTokenizer("small", small_encoding())
@@ -186,15 +185,8 @@ def test_a_flipped_bit_is_refused(tmp_path, name):
     path = folder / name
     right = path.read_bytes()
     stat = path.stat()
-    rng = random.Random(name)
-    wrong = [right[:-40], right + right[-40:], b""]
-    for bit in {0, 8 * len(right) - 1, *(rng.randrange(8 * len(right)) for _ in range(12))}:
-        flipped = bytearray(right)
-        flipped[bit // 8] ^= 1 << bit % 8
-        wrong.append(bytes(flipped))
-
     words = f"{re.escape(str(folder))} is damaged .*; remove that folder .*--data-dir"
-    for content in wrong:
+    for content in (right[:-40], right + right[-40:], b"", *flipped_bits(right, 12)):
         path.write_bytes(content)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         assert re.match(words, refusal(made, book))

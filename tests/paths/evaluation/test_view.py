@@ -9,7 +9,6 @@ import html
 import json
 import math
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.data.lanes import Parts
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation import view
@@ -28,8 +26,9 @@ from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import both_sides
-from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
+from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from, whole
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
+from tests.house.browser import BROWSER
 
 ROOT = Path(__file__).parents[3]
 SHARING = pairs(  # variants that differ in how a softmax is over memory and tokens
@@ -125,7 +124,7 @@ def run_of(paper, name, documents, tokenizer=BYTES, **changes):
     config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
     model = PAPERS[paper].random_model(config)
     settings = SimpleNamespace(model=paper)
-    splits = {"valid": Parts(documents, [(n, 0, len(d.inputs)) for n, d in enumerate(documents)])}
+    splits = {"valid": whole(documents)}
     run = TrainedRun("runs/some", model, settings, {"step": 7}, tokenizer, 2, "some data", splits)
     return run._replace(**changes)
 
@@ -341,8 +340,6 @@ HOSTILE = Spelled("bytes and HTML", SINGLE_BYTES + [text.encode() for text in HT
 IDS = [*b"it's ", 256, 257]
 IDS += b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & " + b"ab " * 25
 SHOWN = ["t", "'", "s", " ", *HTML, "↵\n", "\\xff", " ", "", "é", "\\x00", "␍", "", "", "\u2028"]
-KNOWN = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next(filter(None, map(shutil.which, KNOWN)), None)
 FLAGS = (
     "--headless",
     "--no-sandbox",
