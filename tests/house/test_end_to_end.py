@@ -14,7 +14,7 @@ from reference.gradients import fields_of, segment_of
 from reference.memformer import count_scored, subtree
 from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers import programs
-from tests.helpers.optimizers import adamw
+from tests.helpers.optimizers import adamw, clipped, norm_of
 from tests.helpers.programs import refusal
 
 SMALL = {
@@ -107,7 +107,7 @@ def test_the_reference_repeats_ten_steps_from_the_file_alone(written):
             grads = {name: row for name, row in grads.items() if "initial" not in name}
         losses.append(sum(rows[f"{k}/loss"] for k in range(horizon)) / count_scored(segments))
         norms.append(norm_of(grads.values()))
-        grads = clipped(grads, settings)
+        grads = clipped(grads, settings["clip"], settings["clipped apart"])
         of_adamw = {"rate": rate} | {name: settings[name] for name in ("beta1", "beta2", "epsilon")}
         for name in grads:
             updates[name] += 1
@@ -119,21 +119,6 @@ def test_the_reference_repeats_ten_steps_from_the_file_alone(written):
     np.testing.assert_allclose(steps.rows["adamw/loss"], losses, TOLERANCE)
     np.testing.assert_allclose(steps.rows["adamw/gradient_norm"], norms, TOLERANCE)
     assert len(losses) == 10
-
-
-def clipped(grads, settings):
-    """The gradients, of which those that only an auxiliary loss trains are clipped apart."""
-    apart = {*settings["clipped apart"]}
-    for names in (grads.keys() - apart, apart):
-        norm = norm_of(grads[name] for name in names)
-        factor = min(1.0, settings["clip"] / (norm + 1e-6))
-        grads = grads | {name: grads[name] * factor for name in names}
-    return grads
-
-
-def norm_of(arrays):
-    """The norm of all arrays together."""
-    return np.sqrt(sum((array**2).sum() for array in arrays))
 
 
 def test_the_reference_reads_and_continues_the_text_as_the_trained_model_does(written):

@@ -31,8 +31,6 @@ def run(text, tmp_path):
 
 
 def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
-    missing = "an export needs safetensors: pip install -e '.[gpt2]'"
-    pytest.importorskip("safetensors", reason=missing)
     evaluate("export", run, tmp_path / "export")
     first = accelerated.load(run)
     other = accelerated.load(tmp_path / "export")

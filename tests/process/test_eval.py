@@ -102,7 +102,6 @@ REFUSED_OF_RECURRENT = {
     "positions RUN --plot nowhere/a.png": "cannot write nowhere/a.png: No such file or directory; "
     "give another path",
     "positions RUN --clear-memory": "unknown option --clear-memory; did you mean",
-    "sample RUN --top-p 0": "--top-p: 0 was given; it must be above 0",
     "sample RUN --temperature 0 --top-p 0.5": "--temperature 0 takes the most probable token",
     f"sample RUN --prompt a --prompt-file {__file__}": "--prompt and --prompt-file are two prompts",
     "sample RUN --new-window": f"--new-window is for models that read windows, {BLOCKS}; leave it",

@@ -30,7 +30,7 @@ from eval import open_documents, open_trained_run
 from reference import compressive
 from reference.memformer import Segment, count_scored
 from reference.rollout import rollout_backward, rollout_forward
-from tests.helpers.optimizers import ADAMW, adamw
+from tests.helpers.optimizers import ADAMW, adamw, clipped, norm_of
 from tests.helpers.programs import train
 from tests.helpers.texts import BYTES, document_of_ids, show_ranks
 
@@ -95,21 +95,6 @@ def bytes_of(targets):
 # What a step must give
 
 
-def clipped(gradients):
-    """(The norm of all gradients, the gradients with a norm of at most CLIP).
-
-    The parameters of a compression, which the task does not train, are clipped apart.
-    """
-    squares = 0.0
-    after = {}
-    for is_compression in (False, True):
-        group = {n: x for n, x in gradients.items() if (".compression." in n) == is_compression}
-        norm = math.sqrt(sum((x**2).sum() for x in group.values()))
-        squares += norm**2
-        after |= {n: x * min(1.0, CLIP / (norm + 1e-6)) for n, x in group.items()}
-    return math.sqrt(squares), after
-
-
 def updated(params, gradients, moments, rate, number):
     """(Parameters, moments) after that update; only parameters of two axes or more decay."""
     after = {}
@@ -151,7 +136,10 @@ def written_out(name, config, params, documents, seed=SEED):
         reference.add_into(gathered, gradients)
         iterations += 1
         if step in UPDATES:
-            norm, bounded = clipped({n: x / iterations for n, x in gathered.items()})
+            mean = {n: x / iterations for n, x in gathered.items()}
+            norm = norm_of(mean.values())
+            # The task does not train a compression
+            bounded = clipped(mean, CLIP, {n for n in mean if ".compression." in n})
             params, moments = updated(params, bounded, moments, rate, UPDATES.index(step) + 1)
             gathered = {}
             iterations = 0

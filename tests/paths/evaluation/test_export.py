@@ -29,8 +29,6 @@ OPTIONS = {  # how a model is trained here, if it matters
 def trained(model, text, folder):
     """A run of a model, with a checkpoint best.pt of step 1."""
     options = OPTIONS.get(model, ["--model", model, *programs.LITTLE])
-    if "--train-bpe" in options:
-        pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
     brief = ["--steps", 2, "--sample", 0, "--validation-tokens", 24]
     train("--data", text, *options, *brief, "--out", folder)
     save_checkpoint(folder / "best.pt", saved(folder) | {"step": 1})
@@ -77,7 +75,8 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
 
 def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
     """With all its weights, and the same logits; --init and `load` take it back as it was."""
-    transformers = pytest.importorskip("transformers", reason="compares with its GPT-2")
+    import transformers
+
     run = tmp_path / "run"
     folder = tmp_path / "exported"
     train(*programs.WINDOWED, "--vectors", 0, "--data", text, "--steps", 2, "--out", run)
