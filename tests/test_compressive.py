@@ -142,7 +142,7 @@ def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(cha
     state = ref.initial_state(params, config, 1)
     for segment, expected in zip(tokens, slow_forward(params, config, tokens), strict=True):
         logits, state, _ = ref.forward(params, config, segment[None], state)
-        assert_agree({"logits": expected}, {"logits": logits[0]}, 1e-10)
+        assert_agree(expected, logits[0], 1e-10, "logits")
 
 
 @pytest.mark.parametrize("loss", ref.COMPRESSION_LOSSES)

@@ -210,12 +210,12 @@ def test_step_and_advance_equal_forward(paper, name):
     before = copy.deepcopy(state)
     expected, states = read_whole(model, tokens, state)
     logits, streams = read_on(model, tokens, state)
-    assert_agree({"logits": expected}, {"logits": logits}, 1e-11, "by steps")
+    assert_agree(expected, logits, 1e-11, "by steps")
 
     second = tokens[:, stride : stride + config.segment]
     expected = model(second, states[0]).logits
     later, _ = read_on(model, second, states[0])
-    assert_agree({"logits": expected}, {"logits": later}, 1e-11, "from a state that was returned")
+    assert_agree(expected, later, 1e-11, "from a state that was returned")
 
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1, "a token costs more in a longer text: a stream's rows grow"
@@ -282,7 +282,7 @@ def test_types_are_kept(paper, name, dtype, tolerance):
         output = model(tokens, first.state)
         (output.logits.sum() + sum(output.auxiliary.values())).backward()
         logits, streams = read_on(model, tokens, detach(first.state))
-    assert_agree({"logits": output.logits}, {"logits": logits}, tolerance, str(dtype))
+    assert_agree(output.logits, logits, tolerance, str(dtype))
 
     states = [initial, advanced, first.state, output.state, *(stream.state for stream in streams)]
     kinds = types_of_fields(paper, initial, dtype)

@@ -113,7 +113,7 @@ def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, m
     assert max(rows) == min(180, chunk // 3), "not the rows that a chunk has"
     logs = logits.double().log_softmax(-1)
     expected = -logs.gather(-1, targets[..., None])[..., 0] * scored
-    assert_agree({"nats": expected}, {"nats": found.nats}, tolerance)
+    assert_agree(expected, found.nats, tolerance, "nats")
     right = (logits.argmax(-1) == targets) & scored
     assert 0 < right.sum() < scored.sum()
     assert (found.right == right.numpy()).all()

@@ -137,7 +137,7 @@ def test_a_unit_norm_is_computed_in_float32():
     found = unit_norm(x)
     assert found.dtype == torch.bfloat16
     expected = x.double() / x.double().norm(dim=-1, keepdim=True)
-    assert_agree({"x": expected}, {"x": found.double()}, 2**-7)
+    assert_agree(expected, found.double(), 2**-7)
 
 
 def test_a_cpus_heads_are_divided_by_lengths_in_float32():
@@ -157,7 +157,7 @@ def test_a_mean_square_is_float32():
     loss = mean_square(x, y)
     assert loss.dtype == torch.float32
     expected = (x.double() - y.double()).square().mean()
-    assert_agree({"loss": expected[None]}, {"loss": loss.double()[None]}, 1e-6)
+    assert_agree(expected[None], loss.double()[None], 1e-6, "loss")
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -171,7 +171,7 @@ def test_a_gate_keeps_its_share_in_float32(kind):
     kept = gate(carry, torch.ones(2, 3, 8, dtype=torch.bfloat16))
     assert kept.dtype == torch.float32
     expected = carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()
-    assert_agree({"states": expected}, {"states": kept.double()}, 1e-6)
+    assert_agree(expected, kept.double(), 1e-6, "states")
 
 
 def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path):

@@ -70,7 +70,7 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     assert out.dtype == torch.bfloat16
     assert [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
     expected = sliding_window.sliding_attention_plain(*inputs.values())
-    assert_agree({"out": expected}, {"out": out.float()}, TOLERANCE["cuda", torch.bfloat16])
+    assert_agree(expected, out.float(), TOLERANCE["cuda", torch.bfloat16])
 
 
 def test_the_kernels_are_chosen_in_one_place(monkeypatch):

@@ -29,6 +29,7 @@ MODEL_STEPS = (1e-6, 1e-7)
 MODEL_TOLERANCE = 2e-6
 # Of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 SIZES = st.sampled_from([0.0, 1.0, 30.0])
+SEEDS = st.integers(0, 2**31)
 RNG = np.random.default_rng(3)
 
 
@@ -49,10 +50,13 @@ def measured(error, tolerance):
 
 
 def assert_agree(expected, actual, tolerance, title=""):
-    """Fail unless two {name: array or tensor} agree; print a line for each name.
+    """Fail unless two {name: array or tensor}, or two arrays, agree; print a line for each.
 
     An error is relative to the largest number of the whole tensor that is expected.
     """
+    if not isinstance(expected, dict):
+        expected = {"it": expected}
+        actual = {"it": actual}
     title = f"{title}: " if title else ""
     assert expected, f"{title}nothing was compared"
     lines = []

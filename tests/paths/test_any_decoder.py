@@ -153,9 +153,9 @@ def test_a_first_window_is_the_decoders_own(folders, name):
         second = model(tokens[:, 8:], state).logits
         shorter = model(tokens[:, 8:13], state).logits
     own.float()
-    assert_agree({"logits": expected[0]}, {"logits": first}, LADDER)
+    assert_agree(expected[0], first, LADDER, "logits")
     assert (second - expected[1]).abs().max() > 1e-3, "the vector changes nothing"
-    assert_agree({"logits": second[:, :5]}, {"logits": shorter}, LADDER)
+    assert_agree(second[:, :5], shorter, LADDER, "logits")
 
 
 def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
@@ -174,7 +174,7 @@ def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
         seen = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
         layer = model.decoder.layers[1]
         expected = layer(given, attention_mask=seen, position_embeddings=angles)[:, 1:]
-    assert_agree({"output": expected}, {"output": outputs[1]}, LADDER)
+    assert_agree(expected, outputs[1], LADDER, "output")
 
 
 def test_such_a_run_is_trained_resumed_and_exported(folders, book, tmp_path, capsys):

@@ -110,7 +110,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     read = torch.tensor(tokens)
     reading, shares = read_watched(model, read, torch_state)
     assert shares.parts == tuple(parts)
-    assert_agree({"shares": expected}, {"shares": shares.values}, 1e-9)
+    assert_agree(expected, shares.values, 1e-9, "shares")
     assert not shares.values.requires_grad
     assert torch.equal(reading.hidden, model.read(read, torch_state).hidden)
     assert not any(module._forward_hooks for module in model.modules())
