@@ -83,7 +83,7 @@ def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
         x = torch.tensor(rows, requires_grad=True)
         loss = loss_of(x, model.output_matrix(), targets)
         loss.backward()
-        return {"loss": loss[None], "x": x.grad} | gradients(model)
+        return {"loss": loss, "x": x.grad} | gradients(model)
 
     def by_tails(x, matrix, aims):
         rows_of_tails = matrix.rows_of_tails(aims.numpy(), x.device)

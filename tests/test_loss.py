@@ -34,14 +34,14 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
     of_targets = logs.gather(-1, segment.targets[..., None])[..., 0]
     nats = -(of_targets * segment.scored).sum()
     (3 * nats).backward()
-    expected = {"nats": nats[None]} | gradients(model)
+    expected = {"nats": nats} | gradients(model)
     for chunk, size in CHUNKS.items():
         monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
         hidden = model.read(segment.tokens, state, *replay.task_of(segment)).hidden
         nats = replay.nats_of_segment(hidden, model.output_matrix(), segment)
         (3 * nats).backward()
-        assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11, chunk)
+        assert_agree(expected, {"nats": nats} | gradients(model), 1e-11, chunk)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -60,7 +60,7 @@ def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
         (nats / 200).backward()
         assert nats.dtype == torch.float32
         assert hidden.grad.dtype == matrix.grad.dtype == dtype
-        found.append({"nats": nats[None], "hidden": hidden.grad, "matrix": matrix.grad})
+        found.append({"nats": nats, "hidden": hidden.grad, "matrix": matrix.grad})
     assert_agree(*found, 1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 

@@ -86,7 +86,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
                 for lanes in (2, 1):
                     model.read(first.tokens[:lanes], model.initial_state(lanes))
         watch()
-    return {"loss": loss[None]} | gradients(model) | rows_of_state(state)
+    return {"loss": loss} | gradients(model) | rows_of_state(state)
 
 
 NAMES = [f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]

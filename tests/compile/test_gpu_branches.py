@@ -207,7 +207,7 @@ def results(paper, name, device, kind):
     (loss + sum(output.auxiliary.values())).backward()
 
     found = {"logits": output.logits, "step": step}
-    found |= {name: loss[None] for name, loss in output.auxiliary.items()}
+    found |= output.auxiliary
     found |= named("state", output.state)
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return [

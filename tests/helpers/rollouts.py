@@ -183,8 +183,8 @@ def back_propagated(method, model, segments, state, dtype=torch.float64):
         loss, auxiliary, after = replay.BACKPROP[method](model, segments, given)
     for value in (loss, *after):
         assert not value.requires_grad, f"{method} returns a graph, which would be kept for nothing"
-    losses = {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
-    return filled({"loss": loss[None]} | losses | gradients(model) | named("state", after))
+    losses = {f"auxiliary.{name}": value for name, value in auxiliary.items()}
+    return filled({"loss": loss} | losses | gradients(model) | named("state", after))
 
 
 def reference_gradients(paper, params, config, segments, starts, state=None):
@@ -198,10 +198,10 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
     grads, _ = rollout.rollout_backward(ref, params, config, caches)
 
     nats = sum(rows[f"{k}/loss"] for k in range(count))
-    found = {"loss": np.array([nats / rollout.count_scored(segments)])}
+    found = {"loss": nats / rollout.count_scored(segments)}
     for name in [key.removeprefix("0/") for key in rows if key.startswith("0/auxiliary")]:
         total = sum(rows[f"{k}/{name}"] for k in range(count))
-        found[name] = np.array([total / count])
+        found[name] = total / count
     return filled(found | grads | named("state", after))
 
 
