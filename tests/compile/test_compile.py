@@ -21,9 +21,9 @@ from accelerated.training import opening, optimization, process
 from accelerated.training.optimization import backprop_of, takes_regions
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
-from tests.helpers.comparison import assert_agree
+from tests.helpers.comparison import assert_agree, named
 from tests.helpers.programs import TINY, refusal
-from tests.helpers.rollouts import back_propagated, gradients, rows_of_state, setting
+from tests.helpers.rollouts import back_propagated, gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
 
 METHODS = itertools.cycle(["through_time", "memory_replay"])
@@ -86,7 +86,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
                 for lanes in (2, 1):
                     model.read(first.tokens[:lanes], model.initial_state(lanes))
         watch()
-    return {"loss": loss} | gradients(model) | rows_of_state(state)
+    return {"loss": loss} | gradients(model) | named("state", state)
 
 
 NAMES = [f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]

@@ -30,7 +30,6 @@ from tests.helpers.programs import (
     evaluate,
     train,
 )
-from tests.helpers.rollouts import filled
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
 REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
@@ -211,7 +210,7 @@ def results(paper, name, device, kind):
     found |= named("state", output.state)
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return [
-        {each: tensor.detach().float().cpu() for each, tensor in filled(rows).items()}
+        {each: tensor.detach().float().cpu() for each, tensor in rows.items()}
         for rows in (found, gradients)
     ]
 

@@ -118,18 +118,6 @@ def setting(paper, name, dropout=0.3, **changes):
 # Rows that are compared
 
 
-def filled(rows):
-    """The rows that are not empty: a state's field may have size zero."""
-    return {name: row for name, row in rows.items() if 0 not in row.shape}
-
-
-def rows_of_state(state):
-    """A state's fields and their shapes as rows, so that empty fields are compared too."""
-    fields = state._asdict()
-    shapes = {f"shape of {name}": np.array(field.shape) for name, field in fields.items()}
-    return filled(named("state", state)) | shapes
-
-
 def gradients(model):
     """{name: gradient} of all parameters, zero if there is none."""
     found = {}
@@ -184,7 +172,7 @@ def back_propagated(method, model, segments, state, dtype=torch.float64):
     for value in (loss, *after):
         assert not value.requires_grad, f"{method} returns a graph, which would be kept for nothing"
     losses = {f"auxiliary.{name}": value for name, value in auxiliary.items()}
-    return filled({"loss": loss} | losses | gradients(model) | named("state", after))
+    return {"loss": loss} | losses | gradients(model) | named("state", after)
 
 
 def reference_gradients(paper, params, config, segments, starts, state=None):
@@ -202,7 +190,7 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
     for name in [key.removeprefix("0/") for key in rows if key.startswith("0/auxiliary")]:
         total = sum(rows[f"{k}/{name}"] for k in range(count))
         found[name] = total / count
-    return filled(found | grads | named("state", after))
+    return found | grads | named("state", after)
 
 
 # Both sides compared
@@ -225,7 +213,7 @@ def check_rollout(paper, config, params, segments, state, title):
         expected = reference_rollout(ref, params, config, read, state)
         actual = accelerated_rollout(paper, model, read, PAPERS[paper].to_torch(state))
         if first is None:
-            assert_agree(filled(expected), filled(actual), LADDER, title)
+            assert_agree(expected, actual, LADDER, title)
             first = expected
         optimizer.step()
         velocity = {name: MOMENTUM * velocity[name] + expected[f"grad/{name}"] for name in params}
