@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
@@ -135,20 +136,19 @@ def reference_rollout(ref, params, config, segments, state):
     return rows | by_name | named("grad_state", dstate, "/")
 
 
-def accelerated_rollout(paper, model, segments, state):
+def accelerated_rollout(model, segments, state):
     """The same for a model; leaves the gradients in .grad."""
     leaf = require_gradient(state)
     state = leaf
     nats = 0.0
     extra = 0.0
     rows = {}
-    for k, (tokens, targets, scored, starts, *task) in enumerate(segments):
-        state = replace_lanes(torch.tensor(starts), model.initial_state(len(starts)), state)
-        tasks = [PAPERS[paper].to_torch(each) for each in task if each is not None]
-        logits, state, auxiliary = model(torch.tensor(tokens), state, *tasks)
-        log_probabilities = logits.log_softmax(-1)
-        picked = log_probabilities.gather(-1, torch.tensor(targets)[..., None])[..., 0]
-        loss = -picked[torch.tensor(scored)].sum()
+    for k, segment in enumerate(segments):
+        starts = segment.starts
+        state = replace_lanes(starts, model.initial_state(len(starts)), state)
+        logits, state, auxiliary = model(segment.tokens, state, *replay.task_of(segment))
+        scored = segment.scored
+        loss = cross_entropy(logits[scored], segment.targets[scored], reduction="sum")
         nats = nats + loss
         extra = extra + sum(auxiliary.values())
         rows |= {f"{k}/logits": logits, f"{k}/loss": loss} | named(f"{k}/next", state)
@@ -203,15 +203,17 @@ def check_rollout(paper, config, params, segments, state, title):
     """
     ref = PAPERS[paper].reference
     model = PAPERS[paper].model_with(params, config)
-    segments = reference_segments(segments, in_lane_1(segments))
+    starts = in_lane_1(segments)
+    by_numpy = reference_segments(segments, starts)
+    by_torch = torch_segments(paper, segments, starts)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
     first = None
     for _ in range(5):
         optimizer.zero_grad()
-        read = segments[:2] if first else segments  # two are enough to train on
-        expected = reference_rollout(ref, params, config, read, state)
-        actual = accelerated_rollout(paper, model, read, PAPERS[paper].to_torch(state))
+        count = 2 if first else len(segments)  # two are enough to train on
+        expected = reference_rollout(ref, params, config, by_numpy[:count], state)
+        actual = accelerated_rollout(model, by_torch[:count], PAPERS[paper].to_torch(state))
         if first is None:
             assert_agree(expected, actual, LADDER, title)
             first = expected

@@ -337,24 +337,20 @@ def test_two_processes_are_one(text, tmp_path, model):
 
 def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
     """Its rank goes into the seeds of back-propagation."""
-    ranks = []
     compute = training_script.forward_and_backward
-    through_time = optimization.BACKPROP["through_time"]
+    through_time = Mock(wraps=optimization.BACKPROP["through_time"])
 
     def as_the_second(*given):
         with monkeypatch.context() as patch:
             patch.setattr(training_script.process, "rank", lambda: 1)
             return compute(*given)
 
-    def watched(*given, rank, **others):
-        ranks.append(rank)
-        return through_time(*given, rank=rank, **others)
-
     monkeypatch.setattr(training_script, "forward_and_backward", as_the_second)
-    monkeypatch.setattr(optimization, "BACKPROP", {"through_time": watched})
+    monkeypatch.setattr(optimization, "BACKPROP", {"through_time": through_time})
     options = [*programs.TINY, "--data", text, "--steps", 1, *BRIEF]
     train(*options, "--out", tmp_path / "run")
-    assert ranks == [1]
+    [call] = through_time.call_args_list
+    assert call.kwargs["rank"] == 1
 
 
 def test_two_processes_begin_a_run_with_a_tokenizer_that_another_run_takes_along(text, tmp_path):
