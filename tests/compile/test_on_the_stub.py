@@ -10,7 +10,7 @@ import torch
 from accelerated import protocol, replay
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.protocol import evaluating
-from tests.helpers.rollouts import random_segments, torch_segments
+from tests.helpers.rollouts import in_lane_1, random_segments, torch_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 counters = pytest.importorskip("counters", reason="needs the stub of CUDA")
@@ -27,8 +27,7 @@ def on_the_stub(paper, name):
     """A model of a variant and a rollout of two lanes in which a document starts."""
     model = PAPERS[paper].model(variant(paper, name)).cuda()
     drawn = random_segments(paper, name, np.random.default_rng(5))
-    starts = [np.array([False, number == 1]) for number in range(len(drawn))]
-    segments = torch_segments(paper, drawn, starts)
+    segments = torch_segments(paper, drawn, in_lane_1(drawn))
     return model, [segment.to(torch.device("cuda")) for segment in segments]
 
 

@@ -163,12 +163,16 @@ def accelerated_rollout(model, segments, state):
 
 
 def back_propagated(method, model, segments, state, dtype=torch.float64):
-    """{name: tensor} of a method's loss, auxiliary losses, gradients and next state, in dtype."""
+    """{name: tensor} of a method's loss, auxiliary losses, gradients and next state, in dtype.
+
+    The method is one of replay's, by its name, or a function like them.
+    """
+    backprop = replay.BACKPROP.get(method, method)
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
         given = state_from(model.initial_state(len(state[0])), state)  # in its fields' own types
-        loss, auxiliary, after = replay.BACKPROP[method](model, segments, given)
+        loss, auxiliary, after = backprop(model, segments, given)
     for value in (loss, *after):
         assert not value.requires_grad, f"{method} returns a graph, which would be kept for nothing"
     losses = {f"auxiliary.{name}": value for name, value in auxiliary.items()}

@@ -28,7 +28,7 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
-from tests.helpers.texts import flipped_bits, small_encoding
+from tests.helpers.texts import flipped_bits, rewrite, small_encoding
 
 BYTES = ByteTokenizer()
 SMALL = BpeTokenizer("small", small_encoding())
@@ -113,11 +113,9 @@ def test_a_change_makes_another_cache(folder, tmp_path):
     other = tokenizer_of_ranks(SMALL.name, {bytes([byte]): byte for byte in range(256)})
     places = {place(), place(SMALL), place(other)}
     file = folder / "7.txt"
-    stat = file.stat()
     os.utime(file, ns=(1, time.time_ns() + 1))
     assert place() in places, "the contents decide"
-    file.write_bytes(bytes(stat.st_size))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    rewrite(file, bytes(file.stat().st_size))
     places.add(place())
     (folder / "byte.txt").rename(folder / "renamed.txt")
     places.add(place())
@@ -184,11 +182,9 @@ def test_a_flipped_bit_is_refused(tmp_path, name):
     _, folder = made(book)
     path = folder / name
     right = path.read_bytes()
-    stat = path.stat()
     words = f"{re.escape(str(folder))} is damaged .*; remove that folder .*--data-dir"
     for content in (right[:-40], right + right[-40:], b"", *flipped_bits(right, 12)):
-        path.write_bytes(content)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        rewrite(path, content)
         assert re.match(words, refusal(made, book))
     path.unlink()
     if name != MANIFEST:  # without a manifest the cache is unfinished, and made again

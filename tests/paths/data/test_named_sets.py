@@ -9,7 +9,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import re
 import time
 import urllib.error
@@ -30,7 +29,7 @@ from accelerated.data.windows import SPLITS
 from accelerated.evaluation import score
 from accelerated.program.errors import InputError
 from tests.helpers.programs import refusal
-from tests.helpers.texts import as_zip
+from tests.helpers.texts import as_zip, rewrite
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 FIRST = b" \n = One = \n \n words of one \n \n = = Part = = \n \n = 5 = \n \n more \n \n"
@@ -170,9 +169,7 @@ def test_a_set_that_has_changed_is_seen(hub, tmp_path):
     data = hub({"train.jsonl": ["one", "two"]})
     before = cache_folder(table_source(data), ByteTokenizer(), tmp_path)
     file = tmp_path / "set" / "train.jsonl"
-    stat = file.stat()
-    file.write_text(file.read_text().replace("two", "too"))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    rewrite(file, file.read_bytes().replace(b"two", b"too"))
     assert cache_folder(table_source(data), ByteTokenizer(), tmp_path) != before
 
 
