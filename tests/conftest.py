@@ -17,16 +17,15 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
-EXTRAS = {  # {what an error calls a package that an extra brings: its module}
-    "matplotlib": "matplotlib",
-    "datasets": "datasets",
-    "tokenizers": "tokenizers",
-    "safetensors": "safetensors",
-    "transformers": "transformers",
-    "lm_eval": "lm_eval",
-    "sklearn": "sklearn",
-    "scikit-learn": "sklearn",
-}
+EXTRAS = (  # modules that an extra brings
+    "matplotlib",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "transformers",
+    "lm_eval",
+    "sklearn",
+)
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
 # A shell lets what it runs in the background ignore Ctrl-C, and nohup that the terminal goes away
@@ -89,8 +88,8 @@ def pytest_runtest_call():
         return (yield)
     except BaseException as error:
         found = re.search(r"(?:needs? the package |No module named ')([\w-]+)", str(error))
-        module = EXTRAS.get(found[1]) if found else None
-        if not module or importlib.util.find_spec(module):
+        module = found[1].replace("scikit-learn", "sklearn") if found else None
+        if module not in EXTRAS or importlib.util.find_spec(module):
             raise
         pytest.skip(f"needs {module}: pip install -e '.[all]'")
 

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from filelock import FileLock
 from docs.excerpts import definitions
 from reference.gradients import read_case
 from reference.rollout import rollout_forward
+from tests.conftest import ROOT
 from tests.house.browser import BROWSER, measured
 
 BOOK = pytest.importorskip(
@@ -25,7 +25,6 @@ BOOK = pytest.importorskip(
 )
 default_case = pytest.importorskip("docs.book.method").default_case
 METHODS = BOOK.METHODS  # the models that have a chapter
-ROOT = Path(__file__).parents[2]
 # Building takes 40 s on two quiet cores, and other tests run beside it
 pytestmark = pytest.mark.timeout(400)
 methods = pytest.mark.parametrize("method", METHODS)

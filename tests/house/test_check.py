@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 from docs.practice.tasks import blocks, changed
 from reference import check, gradients
+from tests.conftest import ROOT
 from tests.helpers.variants import PAPERS
 from tests.tools.vectors import FOLDER, computed
 
-ROOT = Path(__file__).parents[2]
 ANSWERS = Path(__file__).parent / "answers"
 FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
 

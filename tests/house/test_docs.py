@@ -23,9 +23,9 @@ from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import parse as parse_training
 from docs.excerpts import EXCERPT, reference_of_pages, with_excerpts
+from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
 RUN_ALONE = ("block_recurrent", "compressive")

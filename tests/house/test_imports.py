@@ -4,13 +4,12 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from accelerated.models import NAMES
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 LONGEST = 53  # lines of a function
 SOURCES = ("*.py", "accelerated/**/*.py", "reference/*.py")
 

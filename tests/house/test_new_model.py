@@ -5,13 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.helpers.programs import MEMORIZING
 
-ROOT = Path(__file__).parents[2]
 FILES_OF_A_MODEL = ("reference", "accelerated", "accelerated/presets")
 pytestmark = pytest.mark.timeout(400)
 

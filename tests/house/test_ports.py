@@ -3,13 +3,12 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from reference import check
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 PORTS = ROOT / "docs" / "ports"
 VECTORS = ROOT / "docs" / "vectors"
 JAX_CASES = (

@@ -19,8 +19,8 @@ from docs.practice.__main__ import main
 from docs.practice.symptoms import drawing
 from docs.practice.tasks import blocks, changed
 from reference import gradients
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 ANSWERS = Path(__file__).parent / "answers"
 TASKS = [(file, task) for file in judging.FILES for task in judging.tasks_of(file)]
 ids = [task.name for _, task in TASKS]

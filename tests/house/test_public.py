@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 ADAPTERS = sorted(ROOT.glob("docs/ports/public/[!w]*.py"))
 SECTIONS = (ROOT / "docs" / "public.md").read_text().split("\n## ")
 

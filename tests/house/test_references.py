@@ -6,11 +6,11 @@
 import ast
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 SOURCES = {
     path.stem: path.read_text()
     for path in sorted((ROOT / "reference").glob("*.py"))

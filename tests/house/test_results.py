@@ -1,9 +1,10 @@
 """The results: few pages, short ones, and claims that are decided."""
 
 import re
-from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
 PAGES = sorted((DOCS / "results").glob("*.md"))
 
 

@@ -7,9 +7,9 @@ import pytest
 
 import train as training_script
 from accelerated.models import DEFAULT, NAMES
+from tests.conftest import ROOT
 from tests.helpers.programs import train
 
-ROOT = Path(__file__).parents[2]
 OURS = ("train.py", "accelerated/", "reference/")
 MOST = 12
 MOST_OF_OTHERS = 15

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.conftest import ROOT
+
 SLOW_TO_IMPORT = (
     "torch",
     "tiktoken",

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,13 +23,13 @@ from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
+from tests.conftest import ROOT
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from, whole
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 from tests.house.browser import BROWSER
 
-ROOT = Path(__file__).parents[3]
 SHARING = pairs(  # variants that differ in how a softmax is over memory and tokens
     compressive="""
         conv-bptt transformer-xl no-memory short-memory one-layer rows-by-layer

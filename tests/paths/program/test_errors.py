@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from accelerated.program.errors import InputError, begin_program, run_program
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[3]
 OUT_OF_MEMORY = (
     "out of memory; give a smaller --batch or smaller sizes; "
     "train.py also takes --accumulate and memory_replay"
