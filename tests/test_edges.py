@@ -1,6 +1,7 @@
-"""Numbers at the edge: equal tokens, extreme logits and scores."""
+"""Numbers at the edge: equal tokens, extreme logits and scores, nothing scored."""
 
 import numpy as np
+import pytest
 import torch
 
 from accelerated import replay
@@ -97,3 +98,27 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
     found = back_propagated("through_time", model, segments, model.initial_state(2), torch.float32)
     for key, row in found.items():
         assert row.isfinite().all(), f"{key} is not finite in float32"
+
+
+WITH_AUXILIARY_LOSS = [
+    ("compressive", "conv-attention_reconstruction"),
+    ("compressive", "dilated_conv-auto_encoding"),
+]
+
+
+@pytest.mark.parametrize("host", [True, False], ids=["rows left out", "rows masked"])
+@over([*ONE_OF_EACH, *WITH_AUXILIARY_LOSS])
+def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(
+    paper, name, host, monkeypatch
+):
+    """Exactly zero, by all methods; an auxiliary loss trains only what is its own."""
+    config, rng, params, _, model, _ = both_sides(paper, name)
+    rows = []
+    for tokens, targets, scored in random_rows(config, rng):
+        rows.append((tokens, targets, scored & False))
+    auxiliary = {id(parameter) for parameter in model.auxiliary_parameters()}
+    own = {name for name, parameter in model.named_parameters() if id(parameter) in auxiliary}
+    monkeypatch.setattr(replay, "on_host", lambda tensor: host)
+    found = agreed(paper, config, params, rows, starting(0, 2), replay.BACKPROP)
+    assert found["loss"] == 0
+    assert {name for name in params if found[name].any()} == own
