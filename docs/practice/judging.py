@@ -255,7 +255,7 @@ def sizes_of(task: Task) -> list[dict]:
 
 def example_of(task: Task, answer: Callable, sizes: dict, seed: int) -> Example:
     """An answer's call beside the right one's."""
-    given = task.inputs(np.random.default_rng(seed), **sizes)
+    given = task.given(np.random.default_rng(seed), sizes)
     right = results_of(task, task.right, copy.deepcopy(given))
     found = results_of(task, answer, copy.deepcopy(given))
     for name, array in found.items():

@@ -33,7 +33,8 @@ class Task(NamedTuple):
     right: Callable  # called like the reader's, and so named; returns one result or a tuple
     returns: dict  # {result: letters of its shape}, in order
     sizes: dict  # {letter: (smallest, largest)}
-    inputs: Callable  # (rng, **sizes) -> {argument: value}
+    # {argument: letters of its shape} of random numbers, or (rng, **sizes) -> {argument: value}
+    inputs: dict | Callable
     terms: Callable = nothing  # (**inputs) -> {result: {term of its sum: array}}
     call: Callable = called_plainly  # (answer, inputs) -> results; it may add what else it sees
     also: str = ""  # the name of a result that `call` adds: what is said if it is wrong
@@ -43,12 +44,18 @@ class Task(NamedTuple):
         """The function's name."""
         return self.right.__name__
 
+    def given(self, rng: np.random.Generator, sizes: dict) -> dict:
+        """{argument: value} of an example."""
+        if callable(self.inputs):
+            return self.inputs(rng, **sizes)
+        return normals(rng, sizes, self.inputs)
+
 
 class Mistake(NamedTuple):
     """A text in a function on the way to the right answer, and what is written instead."""
 
     task: str
-    function: str
+    function: str  # of the paper's reference; "" if the text is in the judge's own
     sentence: str
     old: str
     new: str
@@ -61,7 +68,7 @@ def blocks(path: Path) -> Iterator[Mistake]:
         names, _, sentence = head.partition(": ")
         task, _, function = names.partition(" in ")
         old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
-        yield Mistake(task, function or task, sentence, old, new)
+        yield Mistake(task, function, sentence, old, new)
 
 
 @functools.cache
@@ -77,10 +84,10 @@ def mistaken(judged: ModuleType, task: str) -> list[tuple[str, Callable]]:
 
 def with_mistake(judged: ModuleType, mistake: Mistake) -> ModuleType:
     """The judge's file, with the mistake in it or in its reference."""
-    _, function, _, old, new = mistake
-    if hasattr(judged, function):
-        return changed(judged, function, old, new)
-    whole = changed(judged, mistake.task, "", "")
+    task, function, _, old, new = mistake
+    if not function:
+        return changed(judged, task, old, new)
+    whole = changed(judged, task, "", "")
     whole.reference = changed(judged.reference, function, old, new)  # type: ignore[attr-defined]
     return whole
 
@@ -108,3 +115,8 @@ def changed(module: ModuleType, function: str, old: str, new: str) -> ModuleType
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Random numbers of a shape."""
     return rng.standard_normal(shape)
+
+
+def normals(rng: np.random.Generator, sizes: dict, shapes: dict) -> dict:
+    """{name: random numbers} of {name: letters of its shape}, such as "B, S, 1 + N"."""
+    return {name: rng.standard_normal(eval(shape, {}, sizes)) for name, shape in shapes.items()}

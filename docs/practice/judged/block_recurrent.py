@@ -10,17 +10,11 @@ from reference import block_recurrent as reference
 
 
 def tile_mask(window):
-    distance = reference.tile_distance(window)
-    return (distance >= 1) & (distance <= window)
+    return reference.tile_mask(window)
 
 
 def position_bucket(distance, buckets, max_distance):
-    exact = buckets // 2
-    distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = exact + (ratio * (buckets - exact)).astype(int)
-    coarse = np.minimum(coarse, buckets - 1)
-    return np.where(distance < exact, distance, coarse)
+    return reference.position_bucket(distance, buckets, max_distance)
 
 
 def bucket_inputs(rng, N, e, m):
@@ -34,17 +28,6 @@ def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
     _, cache = reference.fixed_gate_forward(p, carry, hidden)
     dcarry, dhidden, grads = reference.fixed_gate_backward(dout, cache)
     return dcarry, dhidden, grads["weight_z"], grads["bias_z"], grads["bias_g"]
-
-
-def gate_inputs(rng, B, S, D, F):
-    return {
-        "dout": normal(rng, B, S, D),
-        "carry": normal(rng, B, S, D),
-        "hidden": normal(rng, B, S, F),
-        "weight": normal(rng, D, F),
-        "bias_z": normal(rng, D),
-        "bias_g": normal(rng, D),
-    }
 
 
 def gate_terms(dout, carry, hidden, weight, bias_z, bias_g):
@@ -65,15 +48,6 @@ def lstm_gate(carry, hidden, weights, biases):
         p |= {f"weight_{name}": weights[number], f"bias_{name}": biases[number]}
     out, _ = reference.lstm_gate_forward(p, carry, hidden)
     return out
-
-
-def lstm_inputs(rng, B, S, D, F):
-    return {
-        "carry": normal(rng, B, S, D),
-        "hidden": normal(rng, B, S, F),
-        "weights": normal(rng, 3, D, F),
-        "biases": normal(rng, 3, D),
-    }
 
 
 def lstm_terms(carry, hidden, weights, biases):
@@ -156,10 +130,23 @@ TASKS = (
             "dbias_g": "D",
         },
         GATE,
-        gate_inputs,
+        {
+            "dout": "B, S, D",
+            "carry": "B, S, D",
+            "hidden": "B, S, F",
+            "weight": "D, F",
+            "bias_z": "D",
+            "bias_g": "D",
+        },
         gate_terms,
     ),
-    Task(lstm_gate, {"next states": "B, S, D"}, GATE, lstm_inputs, lstm_terms),
+    Task(
+        lstm_gate,
+        {"next states": "B, S, D"},
+        GATE,
+        {"carry": "B, S, D", "hidden": "B, S, F", "weights": "3, D, F", "biases": "3, D"},
+        lstm_terms,
+    ),
     Task(recurrence, {"out": "B, N, D", "states": "B, S, D"}, BLOCKS, recurrence_inputs),
     Task(
         recurrence_backward,

@@ -29,10 +29,6 @@ def relative_shift(by_distance):
     return out
 
 
-def shift_inputs(rng, B, H, N, m, E):
-    return {"by_distance": normal(rng, B, H, N, N + m)}
-
-
 def call_and_mask(answer, given):
     """What an answer returns, where the mask does not hide."""
     out = answer(**given)
@@ -59,16 +55,6 @@ def relative_scores(query, key, distance_key, content_bias, distance_bias):
     return np.where(mask, scaled, -np.inf)
 
 
-def score_inputs(rng, B, H, N, m, E):
-    return {
-        "query": normal(rng, B, H, N, E),
-        "key": normal(rng, B, H, N + m, E),
-        "distance_key": normal(rng, H, N + m, E),
-        "content_bias": normal(rng, H, E),
-        "distance_bias": normal(rng, H, E),
-    }
-
-
 def remember(h, memory, compressed, weight):
     n = h.shape[1]
     queue = np.concatenate([memory, h], axis=1)
@@ -81,31 +67,11 @@ def remember(h, memory, compressed, weight):
     return next_memory, next_compressed
 
 
-def remember_inputs(rng, B, new, c, M, C, D):
-    return {
-        "h": normal(rng, B, new * c, D),
-        "memory": normal(rng, B, M, D),
-        "compressed": normal(rng, B, C, D),
-        "weight": normal(rng, D, c * D),
-    }
-
-
 def reconstruction_loss(h, evicted, new, query, key, value):
     p = {"query": query, "key": key, "value": value}
     loss, cache = reference.attention_reconstruction_forward(p, OneHead, h, evicted, new)
     dnew, _ = reference.attention_reconstruction_backward(1.0, cache)
     return loss, dnew, np.zeros_like(h), np.zeros_like(evicted), np.zeros_like(key)
-
-
-def loss_inputs(rng, B, new, c, D):
-    return {
-        "h": normal(rng, B, new * c, D),
-        "evicted": normal(rng, B, new * c, D),
-        "new": normal(rng, B, new, D),
-        "query": normal(rng, D, D),
-        "key": normal(rng, D, D),
-        "value": normal(rng, D, D),
-    }
 
 
 def loss_terms(h, evicted, new, query, key, value):
@@ -121,20 +87,49 @@ def loss_terms(h, evicted, new, query, key, value):
 
 
 TASKS = (
-    Task(relative_shift, {"out": "B, H, N, K"}, HEADS, shift_inputs, call=call_and_mask),
+    Task(
+        relative_shift,
+        {"out": "B, H, N, K"},
+        HEADS,
+        {"by_distance": "B, H, N, N + m"},
+        call=call_and_mask,
+    ),
     Task(relative_shift_backward, {"dby_distance": "B, H, N, K"}, HEADS, shift_backward_inputs),
-    Task(relative_scores, {"scores": "B, H, N, K"}, HEADS, score_inputs),
+    Task(
+        relative_scores,
+        {"scores": "B, H, N, K"},
+        HEADS,
+        {
+            "query": "B, H, N, E",
+            "key": "B, H, N + m, E",
+            "distance_key": "H, N + m, E",
+            "content_bias": "H, E",
+            "distance_bias": "H, E",
+        },
+    ),
     Task(
         remember,
         {"next memory": "B, M, D", "next compressed": "B, C, D"},
         {"B": (1, 3), "new": (1, 3), "c": (1, 4), "M": (0, 9), "C": (0, 7), "D": (1, 5)},
-        remember_inputs,
+        {
+            "h": "B, new * c, D",
+            "memory": "B, M, D",
+            "compressed": "B, C, D",
+            "weight": "D, c * D",
+        },
     ),
     Task(
         reconstruction_loss,
         {"loss": "", "dnew": "B, N/c, D", "dh": "B, N, D", "devicted": "B, N, D", "dkey": "D, D"},
         {"B": (1, 3), "new": (1, 3), "c": (1, 4), "D": (1, 6)},
-        loss_inputs,
+        {
+            "h": "B, new * c, D",
+            "evicted": "B, new * c, D",
+            "new": "B, new, D",
+            "query": "D, D",
+            "key": "D, D",
+            "value": "D, D",
+        },
         loss_terms,
     ),
 )

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal
+from docs.practice.tasks import Task, normal, normals
 from reference import memformer as reference
 
 SLOT_SIZES = {"B": (1, 3), "H": (1, 4), "S": (1, 6), "N": (1, 7), "E": (1, 8)}
@@ -36,17 +36,15 @@ def slot_attention(scores, slots, value):
     return new
 
 
-def mean_inputs(rng, B, H, S, N, E):
+def mean_inputs(rng, **sizes):
     """Scores, now and then large or -inf, and the slots and values that they weigh."""
     large = 1000 * rng.integers(0, 2)
-    return {
-        "scores": hidden_scores(rng, B, H, S, N) + large,
-        "slots": normal(rng, B, H, S, E),
-        "value": normal(rng, B, H, N, E),
-    }
+    scores = hidden_scores(rng, **sizes) + large
+    shapes = {"slots": "B, H, S, E", "value": "B, H, N, E"}
+    return {"scores": scores} | normals(rng, sizes, shapes)
 
 
-def hidden_scores(rng, B, H, S, N):
+def hidden_scores(rng, B, H, S, N, E):
     """Scores of 1 + N keys, some of which are hidden, never the first."""
     scores = normal(rng, B, H, S, 1 + N)
     scores[..., 1:][rng.random((B, H, S, N)) < 0.2] = -np.inf
@@ -67,18 +65,18 @@ def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
     return dquery, dself_key, dkey, dslots, dvalue
 
 
-def backward_inputs(rng, B, H, S, N, E):
+def backward_inputs(rng, **sizes):
     """What the backward needs, with some keys hidden."""
-    weights, _ = reference.softmax_forward(hidden_scores(rng, B, H, S, N))
-    return {
-        "dnew": normal(rng, B, H, S, E + 1),
-        "query": normal(rng, B, H, S, E),
-        "self_key": normal(rng, B, H, S, E),
-        "key": normal(rng, B, H, N, E),
-        "slots": normal(rng, B, H, S, E + 1),
-        "value": normal(rng, B, H, N, E + 1),
-        "weights": weights,
+    weights, _ = reference.softmax_forward(hidden_scores(rng, **sizes))
+    shapes = {
+        "dnew": "B, H, S, E + 1",
+        "query": "B, H, S, E",
+        "self_key": "B, H, S, E",
+        "key": "B, H, N, E",
+        "slots": "B, H, S, E + 1",
+        "value": "B, H, N, E + 1",
     }
+    return normals(rng, sizes, shapes) | {"weights": weights}
 
 
 def backward_terms(dnew, query, self_key, key, slots, value, weights):
@@ -100,17 +98,6 @@ def simplified_attention(query, key, value, positions):
         p, query, key, value, distances, everything, 0.0, None
     )
     return out
-
-
-def position_inputs(rng, B, H, N, E, m):
-    """Queries, keys and values of N tokens, and the rows of R."""
-    rows = (B, H, N, E)
-    return {
-        "query": normal(rng, *rows),
-        "key": normal(rng, *rows),
-        "value": normal(rng, *rows),
-        "positions": normal(rng, 2 * m + 1, E),
-    }
 
 
 def position_terms(query, key, value, positions):
@@ -271,7 +258,12 @@ TASKS = (
         simplified_attention,
         {"out": "B, H, N, E"},
         {"B": (1, 3), "H": (1, 4), "N": (1, 7), "E": (1, 8), "m": (1, 4)},
-        position_inputs,
+        {
+            "query": "B, H, N, E",
+            "key": "B, H, N, E",
+            "value": "B, H, N, E",
+            "positions": "2 * m + 1, E",
+        },
         position_terms,
     ),
     Task(

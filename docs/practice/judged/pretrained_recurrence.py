@@ -27,14 +27,6 @@ def pool_backward(dpooled, layer_scores, outputs):
     return reference.mix_backward(dmixed, cache)
 
 
-def backward_inputs(rng, L, B, N, D):
-    return {
-        "dpooled": normal(rng, B, D),
-        "layer_scores": normal(rng, L),
-        "outputs": normal(rng, L, B, N, D),
-    }
-
-
 def insertion_mask(length, vectors, present):
     return reference.window_mask(length, vectors, present)[:, 0]
 
@@ -64,7 +56,7 @@ TASKS = (
         pool_backward,
         {"dlayer_scores": "L", "doutputs": "L, B, N, D"},
         POOL,
-        backward_inputs,
+        {"dpooled": "B, D", "layer_scores": "L", "outputs": "L, B, N, D"},
     ),
     Task(
         insertion_mask,

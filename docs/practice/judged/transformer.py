@@ -5,7 +5,7 @@ Nothing here is shown to the reader; transformer.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal
+from docs.practice.tasks import Task, normal, normals
 from reference import memformer as reference
 
 ROWS = {"B": (1, 3), "H": (1, 4), "N": (1, 6), "K": (1, 7), "E": (1, 8)}
@@ -44,15 +44,17 @@ def attention_backward(dout, query, key, value, weights):
     return reference.masked_attention_backward(dout, cache)
 
 
-def backward_inputs(rng, B, H, N, K, E):
-    weights, _ = reference.softmax_forward(normal(rng, B, H, N, K))
-    return {
-        "dout": normal(rng, B, H, N, E),
-        "query": normal(rng, B, H, N, E),
-        "key": normal(rng, B, H, K, E),
-        "value": normal(rng, B, H, K, E),
-        "weights": weights,
+def backward_inputs(rng, **sizes):
+    shapes = {
+        "weights": "B, H, N, K",
+        "dout": "B, H, N, E",
+        "query": "B, H, N, E",
+        "key": "B, H, K, E",
+        "value": "B, H, K, E",
     }
+    given = normals(rng, sizes, shapes)
+    weights, _ = reference.softmax_forward(given["weights"])
+    return given | {"weights": weights}
 
 
 def cross_entropy(logits, targets, scored):
