@@ -9,28 +9,32 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from accelerated import load
 from accelerated.block_recurrent import FixedGate, LSTMGate
 from accelerated.data.recall import RecallDocuments
 from accelerated.evaluation.score import carried_through
+from reference.block_recurrent import fixed_gate_forward, lstm_gate_forward
 
 RECORD = Path(__file__).parent / "figures" / "block_recurrent_gates.json"
 FILLER = 512  # tokens
 WROTE = 2  # blocks that see the facts: their own and the next
 
 
-def kept_and_written(gate: FixedGate | LSTMGate, carry: Tensor, hidden: Tensor) -> list[Tensor]:
-    """The shares of the carried state and of the candidate in the next state, (B, S, D) each."""
+def kept_and_written(gate: FixedGate | LSTMGate, carry: Tensor, hidden: Tensor) -> tuple:
+    """The shares of the carried state and of the candidate in the next state.
+
+    They are (B, S, D) each, or (D,) if they are the same for all states.
+    """
+    p = {name: value.numpy() for name, value in gate.state_dict().items()}
     if isinstance(gate, FixedGate):
-        kept = torch.sigmoid(gate.bias_g).expand_as(carry)
-        return [kept, 1 - kept]
-    kept = functional.linear(hidden, gate.weight_f, gate.bias_f + 1)  # Eq. 6
-    written = functional.linear(hidden, gate.weight_i, gate.bias_i - 1)  # Eq. 5
-    return [torch.sigmoid(kept), torch.sigmoid(written)]
+        _, (*_, g) = fixed_gate_forward(p, carry.numpy(), hidden.numpy())
+        return g, 1 - g
+    _, (*_, i, f) = lstm_gate_forward(p, carry.numpy(), hidden.numpy())
+    return f, i
 
 
 @torch.no_grad()
@@ -44,19 +48,20 @@ def gates_of(path: str) -> dict:
     shares = []  # of each block
 
     def watch(gate: FixedGate | LSTMGate, given: tuple, _: Tensor) -> None:
-        shares.append(torch.stack(kept_and_written(gate, *given)))
+        shares.append(kept_and_written(gate, *given))
 
     [gate] = [each for each in model.modules() if isinstance(each, FixedGate | LSTMGate)]
     gate.register_forward_hook(watch)
     for _ in carried_through(model, documents, len(documents), predict=False):
         pass
-    kept, written = torch.stack(shares, 1)  # (blocks, B, S, D) each
+    kept, written = map(np.array, zip(*shares, strict=True))  # (blocks, ...)
     left = kept[WROTE:].cumprod(0)
-    named = {"kept": kept, "written": written, "left": left}
-    means = {name: values.mean((1, 2, 3)).tolist() for name, values in named.items()}
-    rounded = {name: [round(value, 4) for value in values] for name, values in means.items()}
-    about = {"gate": model.config.gate, "seed": settings.training.seed}
-    return about | {"window": model.config.window, "filler": FILLER} | rounded
+    record = {"gate": model.config.gate, "seed": settings.training.seed}
+    record |= {"window": model.config.window, "filler": FILLER}
+    for name, values in (("kept", kept), ("written", written), ("left", left)):
+        means = values.reshape(len(values), -1).mean(1, dtype=float)
+        record[name] = means.round(4).tolist()
+    return record
 
 
 if __name__ == "__main__":
