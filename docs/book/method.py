@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from docs.book.record import Call, Function, Recorder
+from docs.book.record import Function, Recorder
 from docs.book.text import code_html
 from reference.check import load
 from reference.gradients import (
@@ -117,7 +117,7 @@ def default_case(paper: str) -> str:
         rows, _ = load(path_of(paper, name))
         if sum("inner/" in row for row in rows) > MANY:
             return name
-    return names[0] if names else ""
+    return names[0]
 
 
 def recorded(method: str, name: str, case: Case) -> Recorder:
@@ -194,37 +194,6 @@ def states_of(recorder: Recorder) -> list[list[int]]:
     return states
 
 
-def only_shown(values: list, calls: list[Call], states: list[list[int]]) -> list:
-    """The values that a place of the page shows; the others are of earlier turns of a loop.
-
-    The numbers by which calls and states name them become those of the list returned.
-    """
-    kept = []
-    numbers = {-1: -1}  # {old number: new number}
-
-    def keep(number: int) -> int:
-        if number not in numbers:
-            value = values[number]
-            if isinstance(value, dict) and "parts" in value:
-                parts = {name: keep(part) for name, part in value["parts"].items()}
-                value = value | {"parts": parts}
-            numbers[number] = len(kept)
-            kept.append(value)
-        return numbers[number]
-
-    for call in calls:
-        call.held = [keep(number) for number in call.held]
-        beside = {}
-        for place, (of, entries) in call.beside.items():
-            path, _, number = place.rpartition(":")
-            if int(number) in numbers:
-                beside[f"{path}:{numbers[int(number)]}"] = (keep(of), entries)
-        call.beside = beside
-    for pair in states:
-        pair[:] = [keep(number) for number in pair]
-    return kept
-
-
 def method_data(method: str) -> dict:
     """All that a method's page shows beside its text."""
     name = default_case(method)
@@ -234,15 +203,13 @@ def method_data(method: str) -> dict:
     functions = {}
     for function in recorder.functions.values():
         functions[function.name] = function_data(function, recorder, sizes)
-    states = states_of(recorder)
-    values = only_shown(recorder.values.shown, recorder.calls, states)
     return {
         "kind": "method",
         "name": method,
         "starts": [segment.starts.tolist() for segment in case.segments],
-        "states": states,
+        "states": states_of(recorder),
         "functions": functions,
         "calls": recorder.calls,
         "glossary": glossary_of(case.reference.__doc__),
-        "values": values,
+        "values": recorder.values.shown,
     }

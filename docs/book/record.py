@@ -149,41 +149,46 @@ def part_of(value: object, path: tuple) -> object:
     return value
 
 
-class Values:
-    """Every value that a page shows, once.
+def snapshot(value: object) -> np.ndarray | dict | None:
+    """A value as it is now and as a page shows it; None if no page shows it.
 
-    `shown` are arrays, {"text": text} and {"kind": type, "parts": {name: number}}.
+    It is an array, {"text": text} or {"kind": type, "parts": {name: snapshot}}.
     """
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value.copy()
+    if isinstance(value, (np.generic, np.ndarray, float)):
+        return {"text": f"{float(value):.6g}"}
+    if isinstance(value, (int, str, type(None))):
+        return {"text": repr(value)}
+    parts = parts_of(value)
+    if parts is None:
+        return None
+    shown = {name: snapshot(part) for name, part in parts.items()}
+    shown = {name: part for name, part in shown.items() if part is not None}
+    return {"kind": type(value).__name__, "parts": shown}
+
+
+class Values:
+    """Every value that a page shows, once: snapshots, whose parts are numbers of others."""
 
     def __init__(self):
         self.shown = []
         self.numbers = {}
 
-    def keep(self, value: object) -> int:
-        """The number in `shown` of the value as it is now, or -1 if no page shows it."""
-        if isinstance(value, np.ndarray) and value.ndim:
-            return self.number((value.shape, value.dtype.str, value.tobytes()), value)
-        shown = self.described(value)
-        return -1 if shown is None else self.number(repr(shown), shown)
-
-    def described(self, value: object) -> dict | None:
-        """How a page shows what is no array; None if no page shows it."""
-        if isinstance(value, (np.generic, np.ndarray, float)):
-            return {"text": f"{float(value):.6g}"}
-        if isinstance(value, (int, str, type(None))):
-            return {"text": repr(value)}
-        parts = parts_of(value)
-        if parts is None:
-            return None
-        kept = {name: self.keep(part) for name, part in parts.items()}
-        kept = {name: number for name, number in kept.items() if number >= 0}
-        return {"kind": type(value).__name__, "parts": kept}
-
-    def number(self, key: object, shown: np.ndarray | dict) -> int:
-        """The number of what is shown, which is a copy if it is new."""
+    def keep(self, shown: np.ndarray | dict | None) -> int:
+        """The number in `shown` of a snapshot, or -1 if it is None."""
+        if shown is None:
+            return -1
+        if isinstance(shown, np.ndarray):
+            key = (shown.shape, shown.dtype.str, shown.tobytes())
+        else:
+            if "parts" in shown:
+                parts = {name: self.keep(part) for name, part in shown["parts"].items()}
+                shown = shown | {"parts": parts}
+            key = repr(shown)
         if key not in self.numbers:
             self.numbers[key] = len(self.shown)
-            self.shown.append(shown.copy())
+            self.shown.append(shown)
         return self.numbers[key]
 
 
@@ -275,8 +280,7 @@ class Recorder:
             forward = self.forward_of(function.name, frame.f_locals)
 
         number = len(self.calls)
-        held = [-1] * len(function.places)
-        call = Call(function.name, self.source, segment, layer, up, forward, held, {})
+        call = Call(function.name, self.source, segment, layer, up, forward, [], {})
         self.stack.append(number)
         self.calls.append(call)
         self.bound.append({})
@@ -287,7 +291,7 @@ class Recorder:
 
         Before each line it holds what the last one stored and what this one reads.
         """
-        held = self.calls[number].held
+        latest = [None] * len(function.places)
         bound = self.bound[number]
 
         def line(frame: FrameType, event: str, result: object) -> Callable:
@@ -298,10 +302,12 @@ class Recorder:
                 is_new(bound.setdefault(name, []), value)
             if event == "return":
                 variables = variables | {"return": result}
-                self.leave(function.name, number, result)
             for at, place in enumerate(function.places):
                 if (last if place.stored else now) in place.lines:
-                    held[at] = self.values.keep(part_of(variables, place.path))
+                    latest[at] = snapshot(part_of(variables, place.path))
+            if event == "return":
+                self.calls[number].held = [self.values.keep(shown) for shown in latest]
+                self.leave(function.name, number, result)
             last = now
             return line
 
@@ -372,7 +378,7 @@ class Recorder:
                 continue
             entries = self.differences(run, Variable(number, name, version, path), gradient)
             if entries is not None:
-                return self.values.keep(value), entries
+                return self.values.keep(snapshot(value)), entries
         return None
 
     def differences(

@@ -10,7 +10,7 @@ from types import FrameType
 
 import numpy as np
 
-from docs.book.record import Values, functions_of, parts_of
+from docs.book.record import Values, functions_of, parts_of, snapshot
 from docs.book.text import code_html
 from reference import memformer as reference
 
@@ -81,7 +81,7 @@ class Watch:
             return
         if what == "backward":
             segment = self.segment_of(frame.f_locals["cache"])
-            gradient = self.values.keep(result[1].memory)  # handed to the segment before
+            gradient = self.values.keep(snapshot(result[1].memory))  # handed to the segment before
             if self.replays:
                 del self.states[segment]
         else:
