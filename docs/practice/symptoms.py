@@ -248,16 +248,15 @@ def named_factor(ratios: list[float], examples: list[Example]) -> str:
 
 def factors(sizes: dict) -> dict[str, float]:
     """{name: value} of the factors that mistakes bring in."""
-    known = {"2": 2.0, "1/2": 0.5, "4": 4.0, "1/4": 0.25}
-    for letter, size in sizes.items():
-        root = math.sqrt(size) or 1.0
-        known |= {letter: size, f"1/{letter}": 1 / (size or 1)}
-        known |= {f"sqrt({letter})": root, f"1/sqrt({letter})": 1 / root}
+    known = {"2": 2, "4": 4} | sizes
+    known |= {f"sqrt({letter})": math.sqrt(size) for letter, size in sizes.items()}
+    inverse = {f"1/{label}": 1 / (value or 1) for label, value in known.items()}
     for (one, first), (two, second) in itertools.combinations(sizes.items(), 2):
-        product = first * second
-        known |= {f"{one}*{two}": product, f"1/({one}*{two})": 1 / (product or 1)}
+        known[f"{one}*{two}"] = first * second
+        inverse[f"1/({one}*{two})"] = 1 / (first * second or 1)
+    known |= inverse
     negative = {f"-{label}": -value for label, value in known.items()}
-    return {"-1": -1.0} | known | negative
+    return {"-1": -1} | known | negative
 
 
 def terms(its: Wrong) -> str:
@@ -334,7 +333,7 @@ def other_lanes(its: Wrong) -> str:
     return ""
 
 
-LANES: dict[str, Callable] = {
+LANES = {
     "every lane has the first lane's": lambda right: np.broadcast_to(right[:1], right.shape),
     "every lane has the last lane's": lambda right: np.broadcast_to(right[-1:], right.shape),
     "each lane has the next lane's": lambda right: np.roll(right, -1, axis=0),

@@ -112,6 +112,11 @@ def changed(module: ModuleType, function: str, old: str, new: str) -> ModuleType
     return copy
 
 
+def ranges(**ends: int | tuple) -> dict:
+    """{letter: (smallest, largest)} of each letter; a number alone is the largest, from 1."""
+    return {letter: (1, end) if isinstance(end, int) else end for letter, end in ends.items()}
+
+
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Random numbers of a shape."""
     return rng.standard_normal(shape)

@@ -5,7 +5,7 @@ Nothing here is shown to the reader; block_recurrent.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal
+from docs.practice.tasks import Task, normal, ranges
 from reference import block_recurrent as reference
 
 
@@ -110,14 +110,14 @@ def recurrence_backward_inputs(rng, B, blocks, W, S, D):
     }
 
 
-GATE = {"B": (1, 4), "S": (1, 5), "D": (1, 6), "F": (1, 7)}
-BLOCKS = {"B": (1, 3), "blocks": (1, 4), "W": (1, 4), "S": (1, 5), "D": (1, 6)}
+GATE = ranges(B=4, S=5, D=6, F=7)
+BLOCKS = ranges(B=3, blocks=4, W=4, S=5, D=6)
 TASKS = (
-    Task(tile_mask, {"mask": "W, 2W"}, {"W": (1, 6)}, lambda rng, W: {"window": W}),
+    Task(tile_mask, {"mask": "W, 2W"}, ranges(W=6), lambda rng, W: {"window": W}),
     Task(
         position_bucket,
         {"bucket": "distances"},
-        {"N": (1, 12), "e": (1, 6), "m": (0, 5)},
+        ranges(N=12, e=6, m=(0, 5)),
         bucket_inputs,
     ),
     Task(

@@ -5,10 +5,10 @@ Nothing here is shown to the reader; compressive.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal
+from docs.practice.tasks import Task, normal, ranges
 from reference import compressive as reference
 
-HEADS = {"B": (1, 3), "H": (1, 3), "N": (1, 5), "m": (0, 5), "E": (1, 7)}
+HEADS = ranges(B=3, H=3, N=5, m=(0, 5), E=7)
 
 
 class OneHead:
@@ -110,7 +110,7 @@ TASKS = (
     Task(
         remember,
         {"next memory": "B, M, D", "next compressed": "B, C, D"},
-        {"B": (1, 3), "new": (1, 3), "c": (1, 4), "M": (0, 9), "C": (0, 7), "D": (1, 5)},
+        ranges(B=3, new=3, c=4, M=(0, 9), C=(0, 7), D=5),
         {
             "h": "B, new * c, D",
             "memory": "B, M, D",
@@ -121,7 +121,7 @@ TASKS = (
     Task(
         reconstruction_loss,
         {"loss": "", "dnew": "B, N/c, D", "dh": "B, N, D", "devicted": "B, N, D", "dkey": "D, D"},
-        {"B": (1, 3), "new": (1, 3), "c": (1, 4), "D": (1, 6)},
+        ranges(B=3, new=3, c=4, D=6),
         {
             "h": "B, new * c, D",
             "evicted": "B, new * c, D",

@@ -7,10 +7,10 @@ import weakref
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, normals
+from docs.practice.tasks import Task, normal, normals, ranges
 from reference import memformer as reference
 
-SLOT_SIZES = {"B": (1, 3), "H": (1, 4), "S": (1, 6), "N": (1, 7), "E": (1, 8)}
+SLOT_SIZES = ranges(B=3, H=4, S=6, N=7, E=8)
 
 
 # ----------------------------------------------------------------------------
@@ -257,7 +257,7 @@ TASKS = (
     Task(
         simplified_attention,
         {"out": "B, H, N, E"},
-        {"B": (1, 3), "H": (1, 4), "N": (1, 7), "E": (1, 8), "m": (1, 4)},
+        ranges(B=3, H=4, N=7, E=8, m=4),
         {
             "query": "B, H, N, E",
             "key": "B, H, N, E",
@@ -269,19 +269,19 @@ TASKS = (
     Task(
         step,
         {"logits": "B, N, V", "next memory": "B, S, D", "next previous": "B, N"},
-        {"B": (1, 3), "N": (1, 5), "S": (1, 4), "D": (1, 6), "V": (2, 7)},
+        ranges(B=3, N=5, S=4, D=6, V=(2, 7)),
         step_inputs,
     ),
     Task(
         document_start_backward,
         {"dinitial": "S, D", "dcarried": "B, S, D"},
-        {"B": (1, 6), "S": (1, 4), "D": (1, 5)},
+        ranges(B=6, S=4, D=5),
         start_inputs,
     ),
     Task(
         memory_replay,
         {"loss": "", "dweight": "D, D", "dmemory": "B, S, D", CACHES: ""},
-        {"K": (1, 5), "B": (1, 3), "S": (1, 4), "D": (1, 6)},
+        ranges(K=5, B=3, S=4, D=6),
         replay_inputs,
         call=call_with_network,
         also=CACHES,

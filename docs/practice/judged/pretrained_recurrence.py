@@ -5,7 +5,7 @@ Nothing here is shown to the reader; pretrained_recurrence.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal
+from docs.practice.tasks import Task, normal, ranges
 from reference import pretrained_recurrence as reference
 
 
@@ -49,7 +49,7 @@ def window_inputs(rng, n, T, o):
     return {"length": n, "size": T, "overlap": min(o, T - 1)}
 
 
-POOL = {"L": (1, 4), "B": (1, 3), "N": (1, 5), "D": (1, 6)}
+POOL = ranges(L=4, B=3, N=5, D=6)
 TASKS = (
     Task(pool, {"pooled": "B, D"}, POOL, pool_inputs),
     Task(
@@ -61,13 +61,13 @@ TASKS = (
     Task(
         insertion_mask,
         {"mask": "B, N, S + N"},
-        {"B": (1, 4), "N": (1, 6), "S": (0, 3)},
+        ranges(B=4, N=6, S=(0, 3)),
         mask_inputs,
     ),
     Task(
         windows,
         {"windows": "windows, 3"},
-        {"n": (0, 30), "T": (1, 9), "o": (0, 8)},
+        ranges(n=(0, 30), T=9, o=(0, 8)),
         window_inputs,
     ),
 )

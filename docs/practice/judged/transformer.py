@@ -5,10 +5,10 @@ Nothing here is shown to the reader; transformer.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, normals
+from docs.practice.tasks import Task, normal, normals, ranges
 from reference import memformer as reference
 
-ROWS = {"B": (1, 3), "H": (1, 4), "N": (1, 6), "K": (1, 7), "E": (1, 8)}
+ROWS = ranges(B=3, H=4, N=6, K=7, E=8)
 
 
 def causal_mask(n, k):
@@ -105,7 +105,7 @@ def norm_terms(dy, x, scale):
 
 
 TASKS = (
-    Task(causal_mask, {"mask": "n, k"}, {"n": (1, 5), "m": (0, 4)}, mask_inputs),
+    Task(causal_mask, {"mask": "n, k"}, ranges(n=5, m=(0, 4)), mask_inputs),
     Task(attention, {"out": "B, H, N, E", "weights": "B, H, N, K"}, ROWS, attention_inputs),
     Task(
         attention_backward,
@@ -116,14 +116,14 @@ TASKS = (
     Task(
         cross_entropy,
         {"loss": "", "dlogits": "B, N, V"},
-        {"B": (1, 4), "N": (1, 6), "V": (2, 9)},
+        ranges(B=4, N=6, V=(2, 9)),
         loss_inputs,
         loss_terms,
     ),
     Task(
         norm_backward,
         {"dx": "B, N, D", "dscale": "D", "dbias": "D"},
-        {"B": (1, 4), "N": (1, 6), "D": (3, 9)},
+        ranges(B=4, N=6, D=(3, 9)),
         norm_inputs,
         norm_terms,
     ),
