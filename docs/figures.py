@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from accelerated.lab.reports.topics import jensen_shannon
 from accelerated.lab.systems.speech import from_mu_law, to_mu_law
-from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
+from reference import block_recurrent, compressive, pretrained_recurrence
 
 HERE = Path(__file__).parent
 PAPER = "#ffffff"  # an opaque page: legible whatever lies behind it
@@ -60,8 +60,6 @@ def arrow(x, y, to_x, to_y, colour=INK, dashed=False, bend=0.0):
         "color": colour,
         "lw": 1.5,
         "linestyle": "--" if dashed else "-",
-        "shrinkA": 2,
-        "shrinkB": 2,
         "connectionstyle": f"arc3,rad={bend}",
     }
     plt.annotate("", (to_x, to_y), (x, y), arrowprops=style)
@@ -412,10 +410,16 @@ def memformer_slots(slots=4, tokens=8):
     save("memformer_slots", -2.2, 24.6, -1.3, slots + 0.9)
 
 
+def memories_in_a_row(y, count, last):
+    """The first memories of a rollout; the last has a colour of its own."""
+    for t in range(count):
+        colour = last if t == count - 1 else STATE
+        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", colour, 10)
+
+
 def first_pass(y):
     """A row of memory replay: the memory path alone keeps three memories."""
-    for t in range(3):
-        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, 10)
+    memories_in_a_row(y, 3, STATE)
     for t in range(2):
         x = 3.4 * t
         box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, 8)
@@ -426,9 +430,7 @@ def first_pass(y):
 def replayed_step(y, replayed):
     """A row of memory replay: one step is computed again, and its gradients go back through it."""
     after = replayed + 1
-    for t in range(after):
-        box(3.4 * t, y, 0.8, 0.6, f"$M_{t}$", STATE, 10)
-    box(3.4 * after, y, 0.8, 0.6, f"$M_{after}$", STATE if after == 3 else FAINT, 10)
+    memories_in_a_row(y, after + 1, FAINT if after < 3 else STATE)
     if after < 3:
         label(3.4 * after + 0.4, y - 0.28, f"$dM_{after}$", STATE, 10)
 
@@ -473,11 +475,10 @@ def lookup():
     """One query's lookup: its similarity to each row of the memory, the K nearest, and the gate."""
     # of unit keys, by hand
     similarity = np.array([0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6])
-    query = np.ones((1, 1, 1, 1))
-    nearest = memorizing.nearest_keys(query, similarity[None, None, :, None], 3).ravel()
+    nearest = np.sort(similarity)[-3:]
     new_figure(10.6, 4.2)
     for j, value in enumerate(similarity):
-        found = j in nearest
+        found = value in nearest
         frame(j, 2.0, 0.94, 0.7, STATE if found else HIDDEN)
         label(j + 0.47, 2.35, f"{value:.1f}", "white" if found else FAINT, 9)
         if found:
