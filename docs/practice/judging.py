@@ -216,12 +216,12 @@ def wrong_examples(task: Task, answer: Callable) -> list[Example]:
 
 
 def explained(task: Task, one: Example) -> Example:
-    """An example with its terms and with what well-known mistakes return."""
+    """An example with what well-known mistakes return."""
     judged = sys.modules[task.right.__module__]
     known = []
     for sentence, function in mistaken(judged, task.name):
         known.append((sentence, results_of(task, function, copy.deepcopy(one.given))))
-    return one._replace(terms=task.terms(**one.given), mistakes=known)
+    return one._replace(mistakes=known)
 
 
 def sizes_of(task: Task) -> list[dict]:
@@ -245,7 +245,7 @@ def example_of(task: Task, answer: Callable, sizes: dict, seed: int) -> Example:
     found = results_of(task, answer, copy.deepcopy(given))
     for name, array in found.items():
         check_type(name, array, right[name])
-    return Example(sizes, given, found, right, task.returns, {}, [])
+    return Example(sizes, given, found, right, task.returns, [])
 
 
 def check_type(name: str, found: np.ndarray, right: np.ndarray) -> None:

@@ -23,7 +23,6 @@ class Example(NamedTuple):
     found: dict  # {result: array}
     right: dict  # {result: array}
     letters: dict  # {result: "B, N, 1 + D"}, its shape
-    terms: dict  # {result: {term: array}}, the sum of which is right
     mistakes: list  # [(sentence, {result: array})], what well-known mistakes return
 
     @property
@@ -259,52 +258,6 @@ def factors(sizes: dict) -> dict[str, float]:
     return {"-1": -1} | known | negative
 
 
-def terms(its: Wrong) -> str:
-    """A sum of the equation's terms, one of which is missing, doubled, or has another factor."""
-    shares = []  # of each example, how often each term is in it
-    explained = []
-    for one in its.examples:
-        found = one.found[its.name]
-        parts = one.terms.get(its.name, {})
-        matrix = columns_of(found, [*parts.values()])
-        if matrix is None:
-            continue  # too small to tell its terms apart
-        share = how_often(found, matrix)
-        if share is None:
-            return ""
-        shares.append(share)
-        explained.append(one)
-    if not shares:
-        return ""
-    by_term = np.transpose(shares)  # (terms, examples)
-    is_wrong = (abs(by_term - 1) > 1e-7).any(1)
-    if is_wrong.sum() != 1:
-        return ""
-    label = [*parts][is_wrong.argmax()]
-    times = by_term[is_wrong.argmax()]
-    if (abs(times) <= 1e-7).all():
-        return f"one term of the sum is missing: {label}"
-    known = named_factor(times, explained)
-    words = {"-1": "has the wrong sign", "2": "is counted twice"}
-    what = words.get(known, f"has a factor too many, {known or times[0]}")
-    return f"one term of the sum {what}: {label}"
-
-
-def columns_of(found: np.ndarray, parts: list[np.ndarray]) -> np.ndarray | None:
-    """Terms as the columns of a matrix; None if there are none or they cannot be told apart."""
-    if len(parts) < 2 or not np.isfinite(found).all():
-        return None
-    columns = [np.broadcast_to(part, found.shape).ravel() for part in parts]
-    matrix = np.stack(columns, axis=1)  # (numbers, parts)
-    return matrix if np.linalg.matrix_rank(matrix) == len(parts) else None
-
-
-def how_often(found: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
-    """How often each term is in an array; None if it is no sum of them."""
-    share, *_ = np.linalg.lstsq(matrix, found.ravel(), rcond=None)
-    return share if equal((matrix @ share).reshape(found.shape), found) else None
-
-
 def shifted(its: Wrong) -> str:
     """Right, but one place too far along an axis, or in reverse order."""
     both = its.pairs
@@ -361,7 +314,6 @@ SYMPTOMS = (
     rounded,
     only_zeros,
     factor,
-    terms,
     other_lanes,
     shifted,
     reordered,

@@ -17,11 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 
-def nothing(**given) -> dict:
-    """No terms: the result is no sum."""
-    return {}
-
-
 def called_plainly(answer: Callable, given: dict) -> object:
     """What an answer returns."""
     return answer(**given)
@@ -35,7 +30,6 @@ class Task(NamedTuple):
     sizes: dict  # {letter: (smallest, largest)}
     # {argument: letters of its shape} of random numbers, or (rng, **sizes) -> {argument: value}
     inputs: dict | Callable
-    terms: Callable = nothing  # (**inputs) -> {result: {term of its sum: array}}
     call: Callable = called_plainly  # (answer, inputs) -> results; it may add what else it sees
     also: str = ""  # the name of a result that `call` adds: what is said if it is wrong
 

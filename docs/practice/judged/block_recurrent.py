@@ -1,4 +1,4 @@
-"""The judge's side of begin/block_recurrent.py: right answers from the reference, inputs, terms.
+"""The judge's side of begin/block_recurrent.py: right answers from the reference, inputs.
 
 Nothing here is shown to the reader; block_recurrent.txt has the mistakes.
 """
@@ -30,30 +30,12 @@ def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
     return dcarry, dhidden, grads["weight_z"], grads["bias_z"], grads["bias_g"]
 
 
-def gate_terms(dout, carry, hidden, weight, bias_z, bias_g):
-    g = reference.sigmoid(bias_g)
-    z = hidden @ weight.T + bias_z
-    slope = g * (1 - g)
-    return {
-        "dbias_g": {
-            "sum of dc' c": (dout * carry).sum((0, 1)) * slope,
-            "- sum of dc' z": -(dout * z).sum((0, 1)) * slope,
-        }
-    }
-
-
 def lstm_gate(carry, hidden, weights, biases):
     p = {}
     for number, name in enumerate("zif"):
         p |= {f"weight_{name}": weights[number], f"bias_{name}": biases[number]}
     out, _ = reference.lstm_gate_forward(p, carry, hidden)
     return out
-
-
-def lstm_terms(carry, hidden, weights, biases):
-    kept = lstm_gate(carry, hidden, weights, biases) - lstm_gate(0 * carry, hidden, weights, biases)
-    written = lstm_gate(0 * carry, hidden, weights, biases)
-    return {"next states": {"c f (Eq. 7)": kept, "z i (Eq. 7)": written}}
 
 
 def recurrence(x, states, window, read, update):
@@ -138,14 +120,12 @@ TASKS = (
             "bias_z": "D",
             "bias_g": "D",
         },
-        gate_terms,
     ),
     Task(
         lstm_gate,
         {"next states": "B, S, D"},
         GATE,
         {"carry": "B, S, D", "hidden": "B, S, F", "weights": "3, D, F", "biases": "3, D"},
-        lstm_terms,
     ),
     Task(recurrence, {"out": "B, N, D", "states": "B, S, D"}, BLOCKS, recurrence_inputs),
     Task(

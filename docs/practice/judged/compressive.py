@@ -1,4 +1,4 @@
-"""The judge's side of begin/compressive.py: right answers from the reference, inputs, terms.
+"""The judge's side of begin/compressive.py: right answers from the reference, inputs.
 
 Nothing here is shown to the reader; compressive.txt has the mistakes.
 """
@@ -74,18 +74,6 @@ def reconstruction_loss(h, evicted, new, query, key, value):
     return loss, dnew, np.zeros_like(h), np.zeros_like(evicted), np.zeros_like(key)
 
 
-def loss_terms(h, evicted, new, query, key, value):
-    _, cache = reference.attention_reconstruction_forward(
-        {"query": query, "key": key, "value": value}, OneHead, h, evicted, new
-    )
-    error_cache, attention_cache, _, _ = cache
-    dout = reference.error_backward(1.0, error_cache)
-    dkey, dvalue = reference.content_attention_backward(dout, attention_cache)
-    by_key = reference.merge_heads(dkey) @ key
-    by_value = reference.merge_heads(dvalue) @ value
-    return {"dnew": {"by the keys, dk W_k": by_key, "by the values, dv W_v": by_value}}
-
-
 TASKS = (
     Task(
         relative_shift,
@@ -130,6 +118,5 @@ TASKS = (
             "key": "D, D",
             "value": "D, D",
         },
-        loss_terms,
     ),
 )

@@ -1,4 +1,4 @@
-"""The judge's side of begin/memformer.py: right answers from the reference, inputs, terms.
+"""The judge's side of begin/memformer.py: right answers from the reference, inputs.
 
 Nothing here is shown to the reader; memformer.txt has the mistakes.
 """
@@ -51,13 +51,6 @@ def hidden_scores(rng, B, H, S, N, E):
     return scores
 
 
-def mean_terms(scores, slots, value):
-    weights, _ = reference.softmax_forward(scores)
-    itself = weights[..., :1] * slots
-    others = weights[..., 1:] @ value
-    return {"new": {"a_* m, the slot itself": itself, "sum_j a_j v_j, the values": others}}
-
-
 def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
     dscores, dslots, dvalue = reference.slot_mean_backward(dnew, (weights, slots, value))
     cache = (query, self_key, key)
@@ -79,14 +72,6 @@ def backward_inputs(rng, **sizes):
     return normals(rng, sizes, shapes) | {"weights": weights}
 
 
-def backward_terms(dnew, query, self_key, key, slots, value, weights):
-    dscores, _, _ = reference.slot_mean_backward(dnew, (weights, slots, value))
-    scale = query.shape[-1] ** -0.5
-    by_itself = dscores[..., :1] * self_key * scale
-    by_others = dscores[..., 1:] @ key * scale
-    return {"dquery": {"dz_* k_* / sqrt(E)": by_itself, "sum_j dz_j k_j / sqrt(E)": by_others}}
-
-
 # ----------------------------------------------------------------------------
 # relative positions
 def simplified_attention(query, key, value, positions):
@@ -98,13 +83,6 @@ def simplified_attention(query, key, value, positions):
         p, query, key, value, distances, everything, 0.0, None
     )
     return out
-
-
-def position_terms(query, key, value, positions):
-    whole = simplified_attention(query, key, value, positions)
-    by_position = simplified_attention(query, key, 0 * value, positions)
-    by_value = whole - by_position
-    return {"out": {"sum_j a_ij v_j (Eq. 4)": by_value, "sum_j a_ij R_{i-j} (Eq. 4)": by_position}}
 
 
 # ----------------------------------------------------------------------------
@@ -239,7 +217,6 @@ TASKS = (
         {"new": "B, H, S, D/H"},
         SLOT_SIZES,
         mean_inputs,
-        mean_terms,
     ),
     Task(
         slot_attention_backward,
@@ -252,7 +229,6 @@ TASKS = (
         },
         SLOT_SIZES,
         backward_inputs,
-        backward_terms,
     ),
     Task(
         simplified_attention,
@@ -264,7 +240,6 @@ TASKS = (
             "value": "B, H, N, E",
             "positions": "2 * m + 1, E",
         },
-        position_terms,
     ),
     Task(
         step,

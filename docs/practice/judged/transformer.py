@@ -1,4 +1,4 @@
-"""The judge's side of begin/transformer.py: right answers from the reference, inputs, terms.
+"""The judge's side of begin/transformer.py: right answers from the reference, inputs.
 
 Nothing here is shown to the reader; transformer.txt has the mistakes.
 """
@@ -71,12 +71,6 @@ def loss_inputs(rng, B, N, V):
     }
 
 
-def loss_terms(logits, targets, scored):
-    _, dlogits = cross_entropy(logits, targets, scored)
-    one_hot = np.eye(logits.shape[-1])[targets] * scored[..., None]
-    return {"dlogits": {"p": dlogits + one_hot, "- onehot(target)": -one_hot}}
-
-
 def norm_backward(dy, x, scale):
     p = {"norm.scale": scale, "norm.bias": np.zeros_like(scale)}
     _, cache = reference.layer_norm_forward(p, "norm", x)
@@ -88,20 +82,6 @@ def norm_inputs(rng, B, N, D):
     """Inputs, some of them so small that epsilon counts."""
     size = 1e-2 ** rng.integers(0, 2)
     return {"dy": normal(rng, B, N, D), "x": normal(rng, B, N, D) * size, "scale": normal(rng, D)}
-
-
-def norm_terms(dy, x, scale):
-    p = {"norm.scale": np.ones_like(scale), "norm.bias": np.zeros_like(scale)}
-    _, (_, normed, inverse, _) = reference.layer_norm_forward(p, "norm", x)
-    dnormal = dy * scale
-    correlation = (dnormal * normed).mean(-1, keepdims=True)
-    return {
-        "dx": {
-            "dn / s": dnormal * inverse,
-            "- mean(dn) / s": -dnormal.mean(-1, keepdims=True) * inverse,
-            "- n mean(n dn) / s": -normed * correlation * inverse,
-        }
-    }
 
 
 TASKS = (
@@ -118,13 +98,11 @@ TASKS = (
         {"loss": "", "dlogits": "B, N, V"},
         ranges(B=4, N=6, V=(2, 9)),
         loss_inputs,
-        loss_terms,
     ),
     Task(
         norm_backward,
         {"dx": "B, N, D", "dscale": "D", "dbias": "D"},
         ranges(B=4, N=6, D=(3, 9)),
         norm_inputs,
-        norm_terms,
     ),
 )
