@@ -15,9 +15,8 @@ TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.S)
 OPENS = {"{", r"\left", r"\begin"}
 CLOSES = {"}", r"\right", r"\end"}
 SPACES = {r"\quad", r"\qquad"}
-RELATIONS = {"=", "<", ">", r"\le", r"\ge", r"\leq", r"\geq", r"\ne", r"\approx", r"\equiv", r"\to"}
-RELATIONS |= {r"\sim", r"\propto", r"\in", r"\gets", r"\mapsto", r"\Rightarrow", r"\leftarrow"}
-OPERATORS = {"+", "-", r"\odot", r"\cdot", r"\times", r"\pm", r"\oplus"}
+RELATIONS = {"=", "<", ">", r"\le", r"\ge", r"\approx", r"\in", r"\mapsto"}
+OPERATORS = {"+", "-", r"\odot", r"\cdot", r"\times"}
 # what stands before an operator of one operand, such as a minus sign
 NO_OPERAND = {"", "(", "[", ",", ";", "|", "^", "_"} | SPACES | RELATIONS | OPERATORS
 ALIGNED = re.compile(r"\\begin\{aligned\}(.*)\\end\{aligned\}", re.S)
@@ -126,9 +125,9 @@ def tree_of(latex: str, display: str = "inline") -> ElementTree.Element:
     first = TOKEN.match(latex.strip())
     if first and first[0] in RELATIONS | OPERATORS:
         known = "{}" + known  # it stands between two things, also at the begin of a piece
-    text = convert(known, display=display)
-    text = text.replace(f' xmlns="http://www.w3.org/1998/Math/MathML" display="{display}"', "", 1)
-    return ElementTree.fromstring(text)
+    tree = ElementTree.fromstring(convert(known, xmlns="", display=display))
+    del tree.attrib["display"]
+    return tree
 
 
 def piece_html(latex: str, symbols: Symbols, display: bool) -> str:

@@ -80,7 +80,8 @@ class Watch:
         if event != "return" or not what or caller.f_code is not self.method.__code__:
             return
         if what == "backward":
-            segment = self.segment_of(frame.f_locals["cache"])
+            its = frame.f_locals["segment"]
+            segment = [each is its for each in self.segments].index(True)
             gradient = self.values.keep(snapshot(result[1].memory))  # handed to the segment before
             if self.replays:
                 del self.states[segment]
@@ -101,11 +102,6 @@ class Watch:
         self.steps.append(step)
         if self.replays and what == "backward":
             del self.caches[segment]
-
-    def segment_of(self, cache: tuple) -> int:
-        """The number of the segment that a cache is of."""
-        numbers = [number for number, each in enumerate(self.segments) if each is cache[0]]
-        return numbers[0]
 
 
 def steps_of(

@@ -6,12 +6,9 @@ A page is page/page.html, with book.css, its scripts, a text and data inside: it
 import base64
 import html
 import json
-import multiprocessing
 import os
 import re
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -196,22 +193,7 @@ def write_page(out: Path, path: Path) -> int:
     return (out / pages()[path]).write_bytes(page.encode())
 
 
-def end_with_parent() -> None:
-    """In a worker: end as soon as the process that started it does, even if that is killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def build(out: Path) -> dict[str, int]:
-    """Write all pages, in two processes; returns {page: bytes}."""
+    """Write all pages; returns {page: bytes}."""
     out.mkdir(parents=True, exist_ok=True)
-    chapters_first = sorted(pages(), key=lambda path: path.stem not in METHODS)
-    with ProcessPoolExecutor(2, initializer=end_with_parent) as workers:
-        sizes = {path: workers.submit(write_page, out, path) for path in chapters_first}
-        return {pages()[path]: size.result() for path, size in sizes.items()}
+    return {page: write_page(out, path) for path, page in pages().items()}

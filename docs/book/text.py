@@ -18,9 +18,8 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from pygments.lexer import Lexer
-from pygments.lexers import PythonLexer, get_lexer_for_filename
+from pygments.lexers import PythonLexer, TextLexer, find_lexer_class_for_filename
 from pygments.token import Comment, Keyword, Name, Number, String
-from pygments.util import ClassNotFound
 
 from docs.book.formula import Symbols, display_formula, inline_formula
 from docs.book.record import Place
@@ -62,7 +61,7 @@ def code_html(
     functions: dict[str, str] | None = None,
     first: int = 1,
     places: Iterable[Place] = (),
-    lexer: Lexer | None = None,
+    lexer: type[Lexer] = PythonLexer,
 ) -> str:
     """Code from line `first` as HTML.
 
@@ -73,8 +72,8 @@ def code_html(
     line = first
     column = 0
     out = []
-    lexer = lexer or PythonLexer(stripnl=False, ensurenl=False)
-    for kind, text in lexer.get_tokens(source.rstrip("\n")):
+    pieces = lexer(stripnl=False, ensurenl=False).get_tokens(source.rstrip("\n"))
+    for kind, text in pieces:
         shown = coloured(kind, text)
         is_name = kind in Name and kind not in Name.Function
         if (line, column) in numbers:
@@ -172,10 +171,7 @@ class Page(RendererHTML):
         links = " · ".join(self.link_to(name, env) for name in names)
         return f'<details class="excerpt"><summary>{links}</summary><pre>{code}</pre></details>'
 
-    def code_block(self, tokens, at, options, env) -> str:
-        """A block that is marked by its indent alone."""
-        code = html.escape(tokens[at].content.rstrip("\n"), quote=False)
-        return f"<pre>{lines_html(code)}</pre>"
+    code_block = fence  # it is marked by its indent alone
 
     def link_to(self, function: str, env: dict) -> str:
         """A link that shows a function in the panel."""
@@ -287,15 +283,12 @@ def page_text(path: Path, pages: dict[Path, str], functions: dict[str, str]) -> 
 
 def file_text(path: Path, name: str) -> Text:
     """A file of the repository as HTML; of a folder, the names of its files."""
-    title = f"<h1><code>{html.escape(name)}</code></h1>"
     if path.is_dir():
         names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-        return Text(f"{title}<pre>{lines_html(html.escape(chr(10).join(names)))}</pre>", "")
-    if path.suffix in (".svg", ".png"):
-        return Text(f'{title}<img src="{address_of_picture(path)}" alt="{name}">', "")
-    source = path.read_text()
-    try:
-        lexer = get_lexer_for_filename(path.name, stripnl=False, ensurenl=False)
-    except ClassNotFound:
-        return Text(f"{title}<pre>{lines_html(html.escape(source))}</pre>", "")
-    return Text(f"{title}<pre>{code_html(source, lexer=lexer)}</pre>", "")
+        shown = f"<pre>{lines_html(html.escape(chr(10).join(names)))}</pre>"
+    elif path.suffix in (".svg", ".png"):
+        shown = f'<img src="{address_of_picture(path)}" alt="{name}">'
+    else:
+        lexer = find_lexer_class_for_filename(path.name) or TextLexer
+        shown = f"<pre>{code_html(path.read_text(), lexer=lexer)}</pre>"
+    return Text(f"<h1><code>{html.escape(name)}</code></h1>{shown}", "")
