@@ -4,7 +4,6 @@ It reads test vectors (parameters, a first state, three segments of tokens), com
 losses, states, gradients and optimizer steps in float64, and writes them under the names that the
 vectors give them.
 
-    python compressive_jax.py IN.safetensors OUT.safetensors
     python compressive_jax.py IN_FOLDER OUT_FOLDER              every *.safetensors in IN_FOLDER
 
 Letters in shapes: B lanes, N tokens of a segment, M rows of memory, C rows of compressed memory,
@@ -44,6 +43,11 @@ def split_heads(x, heads):
     return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2)
 
 
+def heads_of(p, config, x, name):
+    """x: (..., rows, D) -> (..., H, rows, E)"""
+    return split_heads(linear(x, p[name]), config.heads)
+
+
 def join_heads(x):
     """x: (B, H, N, E) -> (B, N, H E)"""
     batch, _, n, _ = x.shape
@@ -79,14 +83,9 @@ def simplified_attention(p, config, h, source):
     """
     n = h.shape[1]
     k = source.shape[1]
-
-    def projected(x, name):
-        """x: (B, rows, D) -> (B, H, rows, E)"""
-        return split_heads(linear(x, p[name]), config.heads) + p[f"{name}_bias"][:, None]
-
-    query = projected(h, "query")  # (B, H, N, E)
-    key = projected(source, "key")  # (B, H, K, E)
-    value = projected(source, "value")  # (B, H, K, E)
+    query = heads_of(p, config, h, "query") + p["query_bias"][:, None]  # (B, H, N, E)
+    key = heads_of(p, config, source, "key") + p["key_bias"][:, None]  # (B, H, K, E)
+    value = heads_of(p, config, source, "value") + p["value_bias"][:, None]  # (B, H, K, E)
 
     distance = k - n + np.arange(n)[:, None] - np.arange(k)  # (N, K)
     clipped = np.clip(distance, 0, config.max_distance)
@@ -105,13 +104,13 @@ def relative_attention(p, config, h, source):
     """
     n = h.shape[1]
     k = source.shape[1]
-    query = split_heads(linear(h, p["query"]), config.heads)  # (B, H, N, E)
-    key = split_heads(linear(source, p["key"]), config.heads)  # (B, H, K, E)
-    value = split_heads(linear(source, p["value"]), config.heads)  # (B, H, K, E)
+    query = heads_of(p, config, h, "query")  # (B, H, N, E)
+    key = heads_of(p, config, source, "key")  # (B, H, K, E)
+    value = heads_of(p, config, source, "value")  # (B, H, K, E)
 
     distances = np.arange(k - 1, -1, -1)
     positions = sinusoids(distances, config.width)  # (K, D), row t is of distance K - 1 - t
-    distance_key = split_heads(linear(positions, p["distance_key"]), config.heads)  # (H, K, E)
+    distance_key = heads_of(p, config, positions, "distance_key")  # (H, K, E)
     by_distance = query + p["distance_bias"][:, None]
     by_distance = by_distance @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
     seen = np.arange(k) <= k - n + np.arange(n)[:, None]  # (N, K), query i is key C + M + i
@@ -171,12 +170,12 @@ def attention_reconstruction(p, config, h, evicted, new):
     h, evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
     """
     p = stop_gradient(p)
-    query = split_heads(linear(stop_gradient(h), p["query"]), config.heads)  # (B, H, N, E)
+    query = heads_of(p, config, stop_gradient(h), "query")  # (B, H, N, E)
 
     def attention_over(rows):
         """rows: (B, rows, D) -> (B, H, N, E), by content alone"""
-        key = split_heads(linear(rows, p["key"]), config.heads)
-        value = split_heads(linear(rows, p["value"]), config.heads)
+        key = heads_of(p, config, rows, "key")
+        value = heads_of(p, config, rows, "value")
         return jax.nn.softmax(query @ key.swapaxes(-1, -2) / np.sqrt(config.head_width)) @ value
 
     over_new = attention_over(new)
@@ -352,21 +351,15 @@ def run_case(path):
 
 def main(arguments):
     """-> the exit code: 0, or 2 if the input is not what it should be"""
-    if len(arguments) != 2:
-        usage = (
-            "usage: python compressive_jax.py IN OUT; IN is a file of vectors or a folder of them"
-        )
-        print(usage, file=sys.stderr)
+    if len(arguments) != 2 or not Path(arguments[0]).is_dir():
+        print("usage: python compressive_jax.py IN_FOLDER OUT_FOLDER", file=sys.stderr)
         return 2
     given, written = map(Path, arguments)
-    targets = {given: written}
-    if given.is_dir():
-        targets = {path: written / path.name for path in sorted(given.glob("*.safetensors"))}
-    for path, target in targets.items():
+    for path in sorted(given.glob("*.safetensors")):
         try:
             results = run_case(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_file(results, target)
+            written.mkdir(parents=True, exist_ok=True)
+            save_file(results, written / path.name)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 2

@@ -27,11 +27,13 @@ from reference import memformer, vectors
 from reference.gradients import Case
 
 TEXT = Path(__file__).parents[2] / "docs" / "results" / "log.md"
-OPTIONS = ["--preset", "tiny", "--steps", "150", "--warmup", "20", "--batch", "4", "--horizon", "4"]
-OPTIONS += ["--dtype", "float64", "--device", "cpu", "--log-every", "1", "--data", str(TEXT)]
-OPTIONS += ["--validate-every", "0", "--validation-tokens", "0"]
+OPTIONS = (
+    "--preset tiny --steps 150 --warmup 20 --batch 4 --horizon 4 --dtype float64 --device cpu "
+    "--log-every 1 --validate-every 0 --validation-tokens 0 --data"
+)
 # The files say nothing of these, so they cannot be changed
 FIXED = {"optimizer": "adamw", "accumulate": 1, "update_every": 1, "log_every": 1}
+FIXED |= {"clear_memory": False}
 STEPS = 10
 PROMPT = 32  # tokens of the text
 CONTINUED = 50
@@ -39,9 +41,9 @@ CONTINUED = 50
 
 def main(argv: list[str]) -> None:
     """Train as the options say, and write the files into the run's folder."""
-    settings, start = options.parse([*OPTIONS, *argv])
+    settings, start = options.parse([*OPTIONS.split(), str(TEXT), *argv])
     training = settings.training
-    for name, value in (FIXED | {"clear_memory": False}).items():
+    for name, value in FIXED.items():
         if getattr(training, name) != value:
             raise InputError(f"{option_name(name)} is {value} here; leave it out")
     with opening.open_run(settings, start) as run:
