@@ -3,7 +3,6 @@
 It needs the extra `plot`. Sizes are in inches of a page, places in units of each picture's own.
 """
 
-import itertools
 import json
 from pathlib import Path
 
@@ -63,6 +62,16 @@ def arrow(x, y, to_x, to_y, colour=INK, dashed=False, bend=0.0):
         "connectionstyle": f"arc3,rad={bend}",
     }
     plt.annotate("", (to_x, to_y), (x, y), arrowprops=style)
+
+
+def across(x, to_x, y, colour=INK, **style):
+    """An arrow from left to right, or back, at the height y."""
+    arrow(x, y, to_x, y, colour, **style)
+
+
+def up(x, y, to_y, colour=INK, **style):
+    """An arrow from below to above, or down, at x."""
+    arrow(x, y, x, to_y, colour, **style)
 
 
 def frame(x, y, width, height, fill, edge="none", **style):
@@ -128,8 +137,8 @@ def cell():
     box(0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN)
     box(6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE)
     for x in (1.9, 7.7):
-        arrow(x, 0.85, x, 1.45)
-        arrow(x, 4.85, x, 5.35)
+        up(x, 0.85, 1.45)
+        up(x, 4.85, 5.35)
     for start, stop in ((1.3, 0.9), (2.5, 3.1), (7.1, 6.5), (8.3, 8.7)):
         arrow(start, 2.15, stop, 2.85)
     for start, stop in ((0.9, 1.4), (3.1, 2.4), (6.5, 7.2), (8.7, 8.2)):
@@ -139,7 +148,7 @@ def cell():
     label(4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
     label(1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
     label(7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
-    arrow(9.3, 0.5, 9.3, 4.5, FAINT, dashed=True, bend=0.25)
+    up(9.3, 0.5, 4.5, FAINT, dashed=True, bend=0.25)
     note(10.15, 2.5, "carry")
     save("block_recurrent_cell", -0.2, 10.4, 0, 5.8)
 
@@ -155,13 +164,13 @@ def flow():
             x = left + block * 1.6
             box(x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN)
             box(x, 2.2, 1.3, 0.6, "states", STATE)
-            arrow(x + 0.5, 0.65, x + 0.5, 2.15, TOKEN)
-            arrow(x + 0.8, 2.15, x + 0.8, 0.65, STATE)
+            up(x + 0.5, 0.65, 2.15, TOKEN)
+            up(x + 0.8, 2.15, 0.65, STATE)
             if block < 2:
-                arrow(x + 1.35, 2.5, x + 1.55, 2.5, STATE)
-                arrow(x + 1.35, 0.3, x + 1.55, 0.3, TOKEN)
-    arrow(4.55, 2.5, 5.35, 2.5, STATE, dashed=True)
-    arrow(4.55, 0.3, 5.35, 0.3, TOKEN, dashed=True)
+                across(x + 1.35, x + 1.55, 2.5, STATE)
+                across(x + 1.35, x + 1.55, 0.3, TOKEN)
+    across(4.55, 5.35, 2.5, STATE, dashed=True)
+    across(4.55, 5.35, 0.3, TOKEN, dashed=True)
     note(4.95, 1.4, "carried,\nno gradient\nat horizon 1", 8)
     label(
         5.0,
@@ -188,11 +197,12 @@ def gates():
     )
     for left, shares, title in panels:
         frame(left + 9 / 32, 0, 16, 1, HIDDEN)  # 9 tokens of facts, 16 blocks of filler
-        for run, share in itertools.product(runs, shares):
-            blocks = left + 20.5 - len(run[share]) + np.arange(len(run[share]))
-            style = "--" if share == "written" else "-"
+        for run in runs:
             colour = STATE if run["gate"] == "lstm" else TOKEN
-            plt.plot(blocks, run[share], color=colour, linestyle=style, lw=1.2)
+            for share in shares:
+                blocks = left + 20.5 - len(run[share]) + np.arange(len(run[share]))
+                style = "--" if share == "written" else "-"
+                plt.plot(blocks, run[share], color=colour, linestyle=style, lw=1.2)
         label(left + 10, 1.13, title)
         note(left - 0.2, 0, "0", 8, ha="right")
         note(left - 0.2, 1, "1", 8, ha="right")
@@ -265,10 +275,10 @@ def memories():
     for name, size, _ in parts:
         label(x + size / 2, 11.4, name)
         x += size + 0.5
-    arrow(6.9, 0.85, 5.6, 0.85, FAINT, bend=-0.4)
+    across(6.9, 5.6, 0.85, FAINT, bend=-0.4)
     note(6.2, 0.25, "3 rows compressed into 1")
     note(14.5, 0.25, "inputs become memory")
-    arrow(13.6, 0.85, 12.1, 0.85, FAINT, bend=-0.4)
+    across(13.6, 12.1, 0.85, FAINT, bend=-0.4)
     save("compressive_memories", -2.0, 16.6, -0.1, 11.8)
 
 
@@ -291,7 +301,7 @@ def shift():
             colour, ink = (HIDDEN, FAINT) if faint[i, j] else (TOKEN, "white")
             square(left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
         label(left + k / 2, n + 0.4, title)
-    arrow(6.3, 1.5, 7.7, 1.5)
+    across(6.3, 7.7, 1.5)
     label(7.0, 1.85, "shift")
     for i in range(n):
         note(-0.25, n - 0.5 - i, f"query {i}", ha="right")
@@ -343,7 +353,7 @@ def learning():
         box(7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, 8)
         box(10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, 8)
         for start, stop in ((2.15, 2.95), (4.55, 5.35), (6.95, 7.75), (9.75, 10.55)):
-            arrow(start, y + 0.3, stop, y + 0.3)
+            across(start, stop, y + 0.3)
         note(2.55, y + 0.5, "stop", 8)
         note(4.95, y + 0.5, "stop", 8)
         if compression != "task":
@@ -352,7 +362,7 @@ def learning():
             arrow(6.1, y - 0.35, 6.15, y - 0.05, STATE)
             label(6.15, y - 0.5, "compression loss", STATE, 8)
         if compression == "task":
-            arrow(11.5, y - 0.05, 6.2, y - 0.05, STATE, dashed=True, bend=-0.12)
+            across(11.5, 6.2, y - 0.05, STATE, dashed=True, bend=-0.12)
             text = "task loss of the next segment, when one rollout holds both"
             label(8.9, y - 0.62, text, STATE, 8)
     save("compressive_learning", -2.6, 12.8, -0.4, 4.0)
@@ -368,17 +378,17 @@ def memformer_flow():
         box(x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN)
         box(x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE)
         box(x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, 11)
-        arrow(x + 1.2, 0.65, x + 1.2, 1.25)
-        arrow(x + 1.2, 2.15, x + 1.2, 2.95)
-        arrow(x + 2.45, 1.7, x + 2.85, 1.7, STATE)
+        up(x + 1.2, 0.65, 1.25)
+        up(x + 1.2, 2.15, 2.95)
+        across(x + 2.45, x + 2.85, 1.7, STATE)
         label(x + 3.3, 2.35, "slot\nattention", STATE, 8)
         if t < 2:
-            arrow(x + 3.75, 1.7, x + 4.15, 1.7, STATE)
-            arrow(x + 3.4, 1.25, x + 7.4, 1.25, STATE, bend=0.22)
+            across(x + 3.75, x + 4.15, 1.7, STATE)
+            across(x + 3.4, x + 7.4, 1.25, STATE, bend=0.22)
             label(x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
     box(-1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, 11)
     label(-1.1, 2.35, "learned", STATE, 8)
-    arrow(-0.65, 1.7, -0.05, 1.7, STATE)
+    across(-0.65, -0.05, 1.7, STATE)
     label(
         5.4,
         4.45,
@@ -423,8 +433,8 @@ def first_pass(y):
     for t in range(2):
         x = 3.4 * t
         box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, 8)
-        arrow(x + 0.85, y + 0.3, x + 1.15, y + 0.3)
-        arrow(x + 2.85, y + 0.3, x + 3.35, y + 0.3)
+        across(x + 0.85, x + 1.15, y + 0.3)
+        across(x + 2.85, x + 3.35, y + 0.3)
 
 
 def replayed_step(y, replayed):
@@ -437,11 +447,11 @@ def replayed_step(y, replayed):
     x = 3.4 * replayed
     box(x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, 8)
     box(x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, 8)
-    arrow(x + 0.85, y + 0.4, x + 1.15, y + 0.4)
-    arrow(x + 2.85, y + 0.4, x + 3.35, y + 0.4)
-    arrow(x + 3.35, y + 0.12, x + 2.85, y + 0.12, STATE, dashed=True)
-    arrow(x + 1.15, y + 0.12, x + 0.85, y + 0.12, STATE, dashed=True)
-    arrow(x + 2.0, y + 0.77, x + 2.0, y + 0.63, GATE, dashed=True)
+    across(x + 0.85, x + 1.15, y + 0.4)
+    across(x + 2.85, x + 3.35, y + 0.4)
+    across(x + 3.35, x + 2.85, y + 0.12, STATE, dashed=True)
+    across(x + 1.15, x + 0.85, y + 0.12, STATE, dashed=True)
+    up(x + 2.0, y + 0.77, y + 0.63, GATE, dashed=True)
     label(x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
 
 
@@ -510,9 +520,9 @@ def windows_and_vectors():
         x = 4.4 * t
         for layer in range(4):
             box(x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN)
-            arrow(x + 1.2, 0.9 * layer + 0.65, x + 1.2, 0.9 * layer + 0.87)
+            up(x + 1.2, 0.9 * layer + 0.65, 0.9 * layer + 0.87)
         label(x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
-        arrow(x + 1.2, 4.25, x + 1.2, 4.6)
+        up(x + 1.2, 4.25, 4.6)
         label(x + 1.2, 4.8, "predictions", GATE, 9)
         if t == 2:
             continue
@@ -520,7 +530,7 @@ def windows_and_vectors():
             arrow(x + 2.45, 0.9 * layer + 1.2, x + 2.75, 3.0, PREVIOUS)
         box(x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, 10)
         box(x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE)
-        arrow(x + 3.1, 2.65, x + 3.1, 2.15, STATE)
+        up(x + 3.1, 2.65, 2.15, STATE)
         label(x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(x + 3.15, 3.55, "pooled", STATE, 8)
         arrow(x + 3.85, 1.8, x + 4.35, 2.0, STATE)
@@ -583,7 +593,7 @@ def window_of_tokens(x, part, chosen, largest):
         box(x + left, 0.2, width, 0.7, text, colour, 7)
         if top:
             middle = x + left + width / 2
-            arrow(middle, 3.5, middle, top, GATE)
+            up(middle, 3.5, top, GATE)
 
 
 def question_windows():
@@ -609,11 +619,11 @@ def question_windows():
         window_of_tokens(x, part, chosen, largest)
         for layer in range(3):
             box(x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN)
-            arrow(x + 1.7, 0.85 * layer + 0.93, x + 1.7, 0.85 * layer + 1.2)
+            up(x + 1.7, 0.85 * layer + 0.93, 0.85 * layer + 1.2)
         label(x + 1.7, -0.15, f"window {number}", INK, 9)
         if number < 2:
             box(x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, 10)
-            arrow(x + 3.42, 3.15, x + 3.75, 3.15, STATE)
+            across(x + 3.42, x + 3.75, 3.15, STATE)
             arrow(x + 4.05, 2.88, x + 4.58, 2.35, STATE)
             label(x + 3.85, 2.25, "network", STATE, 8)
     note(
@@ -633,11 +643,11 @@ def topics():
     box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN)
     box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, 8)
     box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE)
-    arrow(3.05, 1.95, 4.55, 1.95, STATE)
+    across(3.05, 4.55, 1.95, STATE)
     label(3.8, 2.25, "vector", STATE, 9)
     note(3.8, 1.62, "or none", 8)
     for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
-        arrow(middle, 1.55, middle, 1.05)
+        up(middle, 1.55, 1.05)
         for topic, share in enumerate(own):
             frame(left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
             note(left + 0.5 * topic + 0.2, -0.55, str(topic), 7)
@@ -726,11 +736,11 @@ def bands():
         if band:
             frame(1.6, middle - 0.25, 0.9, 0.5, PREVIOUS)
             label(2.05, middle, "P")
-            arrow(width, middle, 1.6, middle)
-            arrow(2.5, middle, 4.6, middle)
+            across(width, 1.6, middle)
+            across(2.5, 4.6, middle)
             label(4.7, middle, f"cluster {band}, then a word of it", ha="left")
         else:
-            arrow(width, middle, 4.6, middle)
+            across(width, 4.6, middle)
             label(4.7, middle, "the most frequent words", ha="left")
     save("compressive_bands", -4.2, 8.4, y - 0.2, 0.2)
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,8 @@ def pages() -> dict[Path, str]:
     found = {}
     for path in in_order():
         name = str(path.relative_to(ROOT))
-        plain = path.with_suffix("").relative_to(ROOT).parts
-        parts = plain[1:] if plain[0] == "docs" and plain[1] != "book" else plain
-        found[path] = NAMES.get(name, "_".join(parts).removeprefix("docs_book_") + ".html")
+        plain = name.removesuffix(path.suffix).removeprefix("docs/").removeprefix("book/")
+        found[path] = NAMES.get(name, f"{plain.replace('/', '_')}.html")
     for path in list(found):
         for file in links_of(path):
             if file not in found and file.exists():
@@ -112,15 +112,14 @@ def menu_html(here: Path) -> str:
 
 def neighbours_html(here: Path) -> str:
     """Links to the page before and the page after."""
-    order = in_order()
-    if here not in order:
-        return ""
-    at = order.index(here)
     links = []
-    if at > 0:
-        links.append(link_to(order[at - 1], here, f"← {short_title(order[at - 1])}"))
-    if at + 1 < len(order):
-        links.append(link_to(order[at + 1], here, f"{short_title(order[at + 1])} →"))
+    for before, after in pairwise(in_order()):
+        if after == here:
+            links.append(link_to(before, here, f"← {short_title(before)}"))
+        if before == here:
+            links.append(link_to(after, here, f"{short_title(after)} →"))
+    if not links:
+        return ""
     return f'<nav class="neighbours" aria-label="Pages before and after">{"".join(links)}</nav>'
 
 

@@ -162,7 +162,7 @@ class Network:
 
     def __init__(self, weight):
         self.weight = weight
-        self.alive = 0
+        self.alive = weakref.WeakSet()
         self.most_alive = 0
 
     def advance(self, segment, memory):
@@ -173,13 +173,9 @@ class Network:
         _, y = segment
         after = self.advance(segment, memory)
         cache = Cache(segment, memory, after)
-        self.alive += 1
-        self.most_alive = max(self.most_alive, self.alive)
-        weakref.finalize(cache, self.forget)
+        self.alive.add(cache)
+        self.most_alive = max(self.most_alive, len(self.alive))
         return (after * y).sum(), after, cache
-
-    def forget(self):
-        self.alive -= 1
 
     def backward(self, cache, dnext_memory):
         segment, memory, after = cache.kept
