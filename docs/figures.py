@@ -12,7 +12,6 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from accelerated.lab.reports.topics import jensen_shannon
-from accelerated.lab.systems.speech import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, pretrained_recurrence
 
 HERE = Path(__file__).parent
@@ -37,9 +36,8 @@ def new_figure(width, height):
 
 
 def save(name, *limits):
-    """Write a picture, from x to x and from y to y if that is said; the same is the same file."""
-    if limits:
-        plt.axis(limits)
+    """Write a picture, from x to x and from y to y; the same is the same file."""
+    plt.axis(limits)
     path = HERE / "figures" / f"{name}.svg"
     plt.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
@@ -312,28 +310,6 @@ def shift():
         "pale on the right: the mask",
     )
     save("compressive_shift", -1.8, 14.2, -0.9, n + 0.8)
-
-
-def mu_law():
-    """A decaying tone over the samples that every eighth mu-law value stands for."""
-    new_figure(9.0, 3.4)
-    levels = from_mu_law(np.arange(0, 256, 8)) / 2**15
-    for level in levels:
-        plt.plot((0, 1), (level, level), color=PREVIOUS, lw=0.6)
-    time = np.linspace(0, 1, 400)
-    tone = np.exp(-4 * time) * np.sin(2 * np.pi * 9 * time)
-    heard = from_mu_law(to_mu_law(np.round(tone * 2**15).astype(np.int16)) // 8 * 8) / 2**15
-    plt.plot(time, tone, color=FAINT, lw=1.2)
-    plt.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
-    for value in (0, 40, 128, 216, 255):
-        [level] = from_mu_law(np.array([value])) / 2**15
-        label(1.01, level, str(value), TOKEN, 8, ha="left")
-    note(-0.01, 0.5, "sound pressure", rotation=90)
-    text = "time: grey the sound, orange its value if only every eighth is used"
-    note(0.5, -1.15, text)
-    label(1.0, 1.13, "mu-law value", TOKEN, 9)
-
-    save("compressive_mu_law")
 
 
 def learning():
@@ -755,7 +731,6 @@ PICTURES = (
     memories,
     shift,
     learning,
-    mu_law,
     memformer_flow,
     memformer_slots,
     memformer_replay,
