@@ -19,17 +19,19 @@ from markdown_it import MarkdownIt
 from docs.book.method import method_data
 from docs.book.replay import replay_data
 from docs.book.text import REPLAY, file_text, markdown_of, page_text
-from docs.excerpts import definitions, reference_of_pages
+from docs.excerpts import ROOT, definitions, reference_of_pages
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
 METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
-CHAPTERS = [f"docs/{name}.md" for name in METHODS]
 MENU = {  # {group: patterns of its pages}
     "Begin": ["README.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
-    "Chapters": ["docs/building_blocks.md", *CHAPTERS, "docs/book/replay.md"],
+    "Chapters": [
+        "docs/building_blocks.md",
+        *(f"docs/{name}.md" for name in METHODS),
+        "docs/book/replay.md",
+    ],
     "Exercises": ["docs/practice.md", "docs/break_it.md", "docs/teaching.md"],
     "Results": ["docs/claims.md", "docs/results/*.md"],
     "Use it": [f"docs/{name}.md" for name in ("training", "evaluation", "library", "speed")],

@@ -26,7 +26,7 @@ from accelerated.training.folder import read_metrics
 from reference import memformer, vectors
 from reference.gradients import Case
 
-TEXT = Path(__file__).parents[2] / "docs" / "results" / "log.md"
+TEXT = Path(__file__).parents[1] / "results" / "log.md"
 OPTIONS = (
     "--preset tiny --steps 150 --warmup 20 --batch 4 --horizon 4 --dtype float64 --device cpu "
     "--log-every 1 --validate-every 0 --validation-tokens 0 --data"

@@ -145,7 +145,7 @@ def raised(error: BaseException, answer: Callable) -> str:
 def same(one: object, two: object) -> bool:
     """Whether an argument is what it was."""
     if isinstance(one, np.ndarray):
-        return one.shape == two.shape and np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+        return np.array_equal(one, two, equal_nan=True)
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(same, one, two))
     return True
@@ -192,9 +192,12 @@ def judge(task: Task, answer: Callable) -> Verdict:
     if name == task.also:
         return Verdict(task.name, "wrong", (name,))
     sizes = " ".join(f"{letter}={size}" for letter, size in smallest.sizes.items())
-    lines = [f"{name}: {sentence}", f"smallest example: {sizes}; {where_wrong(found, right)}"]
-    lines += drawing(found, right)
-    return Verdict(task.name, "wrong", tuple(lines))
+    lines = (
+        f"{name}: {sentence}",
+        f"smallest example: {sizes}; {where_wrong(found, right)}",
+        *drawing(found, right),
+    )
+    return Verdict(task.name, "wrong", lines)
 
 
 def wrong_examples(task: Task, answer: Callable) -> list[Example]:
@@ -205,8 +208,8 @@ def wrong_examples(task: Task, answer: Callable) -> list[Example]:
         if one.wrong:
             wrong.append(one)
 
-    def is_wrong(drawn: tuple) -> bool:
-        return bool(example_of(task, answer, *drawn).wrong)
+    def is_wrong(drawn: tuple) -> list:
+        return example_of(task, answer, *drawn).wrong
 
     letters = {letter: st.integers(*ends) for letter, ends in task.sizes.items()}
     drawn = st.tuples(st.fixed_dictionaries(letters), st.integers(0, 99))

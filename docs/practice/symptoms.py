@@ -237,9 +237,8 @@ def factor(its: Wrong) -> str:
 
 def named_factor(ratios: list[float], examples: list[Example]) -> str:
     """The name that a factor has in all examples, such as sqrt(E), or ""."""
-    known = [factors(one.sizes) for one in examples]
-    for label in known[0]:
-        values = [own[label] for own in known]
+    for label in factors(examples[0].sizes):
+        values = [factors(one.sizes)[label] for one in examples]
         if np.allclose(ratios, values, rtol=1e-7, atol=0.0):
             return label
     return ""

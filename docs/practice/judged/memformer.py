@@ -21,14 +21,12 @@ def slot_scores(query, self_key, key, readable):
     return scores
 
 
-def slot_inputs(rng, B, H, S, N, E):
+def slot_inputs(rng, **sizes):
     """Queries and keys; some tokens are padding."""
-    return {
-        "query": normal(rng, B, H, S, E),
-        "self_key": normal(rng, B, H, S, E),
-        "key": normal(rng, B, H, N, E),
-        "readable": rng.random((B, N)) < 0.7,
-    }
+    shapes = {"query": "B, H, S, E", "self_key": "B, H, S, E", "key": "B, H, N, E"}
+    given = normals(rng, sizes, shapes)
+    readable = rng.random((sizes["B"], sizes["N"])) < 0.7
+    return given | {"readable": readable}
 
 
 def slot_attention(scores, slots, value):
