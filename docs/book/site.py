@@ -21,7 +21,7 @@ from docs.book.replay import replay_data
 from docs.book.text import REPLAY, file_text, markdown_of, page_text
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).parent / "page"
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
 METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
@@ -162,7 +162,7 @@ def scripts_for(data: dict) -> str:
     if "functions" in data:
         needed.append("panel.js")
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(), re.M | re.S)[0]
-    return "\n".join([make, *((HERE / "page" / name).read_text() for name in needed)])
+    return "\n".join([make, *((PAGE / name).read_text() for name in needed)])
 
 
 def write_page(out: Path, path: Path) -> int:
@@ -181,7 +181,7 @@ def write_page(out: Path, path: Path) -> int:
         "TITLE": html.escape(title_of(path)),
         "LIGHT": light,
         "DARK": dark,
-        "STYLE": (HERE / "page" / "book.css").read_text(),
+        "STYLE": (PAGE / "book.css").read_text(),
         "KIND": "method" if "functions" in data else "text",
         "MENU": menu_html(path),
         "CONTENTS": text.contents,
@@ -189,7 +189,7 @@ def write_page(out: Path, path: Path) -> int:
         "DATA": script.replace("<", "\\u003c"),
         "SCRIPT": scripts_for(data),
     }
-    blank = (HERE / "page" / "page.html").read_text()
+    blank = (PAGE / "page.html").read_text()
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
     return (out / pages()[path]).write_bytes(page.encode())
 
