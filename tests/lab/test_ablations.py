@@ -51,6 +51,31 @@ def test_the_compression_loss_is_the_same_times_a_weight_and_trains_the_whole_mo
         agree(every[name], 3 * gradient)
 
 
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_the_compression_loss_reaches_its_target(name):
+    """Its gradient is its derivative: nothing but the state is held."""
+    config = variant("compressive", "conv-attention_reconstruction")
+    model = PAPERS["compressive"].random_model(config)
+    ablations.mix_losses(model)
+    tokens = torch.arange(16).remainder(11).view(2, 8)
+    state = model.read(tokens, model.initial_state(2)).state
+    matrix = model.get_parameter(f"layers.1.{name}")
+    direction = torch.randn_like(matrix)
+
+    def loss_at(step):
+        with torch.no_grad():
+            matrix.add_(direction, alpha=step)
+        loss = sum(model.read(tokens.flip(1), state).auxiliary.values())
+        with torch.no_grad():
+            matrix.sub_(direction, alpha=step)
+        return loss
+
+    loss_at(0.0).backward()
+    along = (matrix.grad * direction).sum()
+    with torch.no_grad():
+        agree(along, (loss_at(1e-6) - loss_at(-1e-6)) / 2e-6, rtol=1e-5, atol=0)
+
+
 def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
     x = torch.randn(2, 3, 4, 5, requires_grad=True)
     y = torch.randn(2, 3, 4, 5)
