@@ -124,10 +124,13 @@ def rollout() -> tuple[dict, list, tuple]:
     length = CONFIG.segment
     text = rng.integers(CONFIG.vocabulary, size=(LANES, SEGMENTS * length + 1))
     segments = []
-    for k, segment in enumerate(reference.rollout_of(CONFIG, text, rng)):
-        targets = text[:, k * length + 1 : (k + 1) * length + 1]
+    for k in range(SEGMENTS):
+        first = k * length
+        tokens = text[:, first : first + length]
+        targets = text[:, first + 1 : first + 1 + length]
+        scored = np.ones(tokens.shape, bool)
         starts = np.array([k == 0, k in (0, SEGMENTS // 2)])
-        segments.append(segment._replace(task=None, targets=targets, starts=starts))
+        segments.append(reference.Segment(tokens, targets, scored, starts))
     return params, segments, reference.initial_state(params, CONFIG, LANES)
 
 
