@@ -26,7 +26,7 @@ from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
-from accelerated.program.files import written_whole
+from accelerated.program.files import regular, written_whole
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
@@ -63,17 +63,33 @@ def question_of(item: dict) -> Question:
                 hops.append((len(text), len(text) + len(sentence)))
             text += sentence
         text += "\n"
-    return Question(item["question"], text, item["answer"], tuple(hops))
+    if not (text and item["answer"]):
+        raise ValueError("its context or its answer is empty")
+    question = str(item["question"])
+    f"{text}{question}".encode()  # half a surrogate pair, which JSON can hold, raises ValueError
+    return Question(question, text, str(item["answer"]), tuple(hops))
 
 
 def read_questions(path: Path) -> dict[str, Question]:
     """{its _id: question} of a file of HotpotQA; raises InputError if it is none."""
+    at = "it"
     try:
-        items = json.loads(path.read_bytes())
-        return {item["_id"]: question_of(item) for item in items}
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{path} cannot be read ({reason}); {FORM}") from None
+        questions = {}
+        for number, item in enumerate(json.loads(regular(path).read_bytes()), start=1):
+            at = f"question {number}"
+            name = str(item["_id"])
+            question = question_of(item)
+            if name in questions:
+                raise ValueError(f"an earlier one has its _id, {name}")
+            questions[name] = question
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {FORM}") from None
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+        raise InputError(f"{path}: {at} cannot be read ({kind}: {error}); {FORM}") from None
+    if not questions:
+        raise InputError(f"{path} has no question; {FORM}")
+    return questions
 
 
 def open_vocabulary(folder: Path) -> Tokenizer:

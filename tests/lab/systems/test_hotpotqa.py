@@ -73,15 +73,31 @@ def test_a_question_that_no_span_answers_is_asked_and_not_trained_on(capsys, mon
     assert len(hotpotqa.chosen(questions)) == 1
 
 
-@pytest.mark.parametrize(
-    "content, reason", [("{", "JSONDecodeError"), (json.dumps([with_(context=None)]), "KeyError")]
-)
-def test_a_file_of_another_form_is_refused(tmp_path, content, reason):
+FAULTS = {  # {what: (the file, the message)}
+    "no file": (None, "cannot read"),
+    "no JSON": ("{", "it cannot be read (JSONDecodeError"),
+    "no question": ("[]", "has no question"),
+    "no context": (json.dumps([ITEM, with_(context=None)]), "question 2 cannot be read (KeyError"),
+    "empty context": (json.dumps([with_(context=[])]), "its context or its answer is empty"),
+    "a question twice": (
+        json.dumps([ITEM, ITEM]),
+        "2 cannot be read (ValueError: an earl",
+    ),
+    "half a character": (json.dumps([with_(question="\ud800")]), "(UnicodeEncodeError: "),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_file_of_another_form_is_refused(tmp_path, what):
+    content, message = FAULTS[what]
     file = tmp_path / "hotpot.json"
-    file.write_text(content)
+    if content is not None:
+        file.write_text(content)
     words = refusal(hotpotqa.read_questions, file)
-    assert words.startswith(f"{file} cannot be read ({reason}")
+    assert str(file) in words
+    assert message in words
     assert words.endswith("context}, as HotpotQA's")
+    assert "\n" not in words
 
 
 def test_windows_hold_robertas_own_ids(folder, monkeypatch):
