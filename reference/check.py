@@ -325,7 +325,7 @@ def begin_with(path: Path, first: Row) -> None:
 def exit_code(name: str, work: Callable[[], bool]) -> int:
     """0 if work() is true, and 1 if not.
 
-    It is 2, with one line, if a file cannot be read; 1 if nobody reads the output any more.
+    It is 2, with one line, if a file cannot be used; 1 if nobody reads the output any more.
     """
     try:
         right = work()
@@ -337,6 +337,12 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
     except BrokenPipeError:  # as in: python -m reference.check ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:  # a full disk: nothing more is written there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        what = error.filename or "the output"
+        print(f"{name}: cannot use {what}: {error.strerror}; give another", file=sys.stderr)
+        return 2
 
 
 def main(argv: list | None = None) -> int:

@@ -361,11 +361,17 @@ def generate(model: str, text: str, seed: int, out: Path) -> bool:
     )
     if model not in models:
         raise CheckError(f"--model {model} is none of {', '.join(models)}")
+    if out.suffix != ".safetensors":  # a .json beside it has the same name
+        raise CheckError(f"--out {out}: its name must end in .safetensors")
     if out.exists() or out.with_suffix(".json").exists():
         raise CheckError(f"{out} or its .json is there; give --out another name")
     reference = importlib.import_module(f"reference.{model}")
     try:
         config = reference.Config(**fields_of(text))
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if type(value) is float and type(field.default) is not float:
+                raise ValueError(f"{field.name} is {value}; it must be a whole number")
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckError(f"--config {text}: {error}") from None
     if seed < 0:

@@ -134,8 +134,8 @@ def is_opened_by_datasets(data: str) -> bool:
 def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or a path, and the package it needs is there."""
     data = config.data
-    is_known = data in CORPORA or data.startswith(HUB) or os.path.exists(data)
-    if not is_known:
+    is_set = data in CORPORA or data.removeprefix(HUB) not in (data, "")
+    if not (is_set or os.path.isfile(data) or os.path.isdir(data)):
         names = ", ".join(CORPORA)
         raise InputError(f"--data {data}: no such file or folder; give one, or one of {names}")
     if config.text_column != "text" and not data.startswith(HUB):

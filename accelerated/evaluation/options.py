@@ -18,7 +18,7 @@ from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable, regular
 from accelerated.program.parser import OptionParser, integer, whole_numbers
-from accelerated.training.fields import TYPES, add_data_dir, field_help
+from accelerated.training.fields import METAVARS, TYPES, add_data_dir, field_help
 from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
 
@@ -151,7 +151,9 @@ PAGE = (
     option(
         "--out", "the page to write; nothing is overwritten (required)", str, "FILE", required=True
     ),
-    option("--from", "the first segment to show", at_least(1), "S", dest="first", default=1),
+    option(
+        "--from", "the first segment to show (default 1)", at_least(1), "S", dest="first", default=1
+    ),
     option(
         "--segments",
         "how many segments to show (default those of about 16,384 tokens)",
@@ -208,6 +210,8 @@ def check_sampling(**values: Any) -> None:
     for name, value in values.items():
         kind = kinds[option_name(name)]
         try:
+            if isinstance(value, str):  # no number, though a command line has it as one
+                raise ValueError
             kind(str(value))
         except argparse.ArgumentTypeError as error:
             raise InputError(f"{name}: {error}") from None
@@ -410,11 +414,13 @@ def add_sizes(parser: OptionParser, only: str | None) -> None:
     """Add an option for each size that can change after training, of all models or of one only."""
     for size, models in models_by_size().items():
         if only is None or only in models:
-            config = presets_of(models[0]).Config
-            text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
-            kind = type(getattr(config, size))
+            configs = {model: presets_of(model).Config for model in models}
+            texts = [f"{model}: {field_help(config)[size]}" for model, config in configs.items()]
+            text = f"{'; '.join(texts)} (default the run's)"
+            kind = type(getattr(configs[models[0]], size))
+            metavar = METAVARS[kind]
             kind = TYPES.get(kind, kind)
-            parser.add_argument(option_name(size), type=kind, metavar="SIZE", help=text)
+            parser.add_argument(option_name(size), type=kind, metavar=metavar, help=text)
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:

@@ -23,7 +23,7 @@ from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
-from accelerated.program.files import locked, written_whole
+from accelerated.program.files import locked, regular, written_whole
 from accelerated.program.progress import Progress
 
 ADVICE = "give another --out"
@@ -63,6 +63,16 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
     return options
 
 
+def read_record(path: Path) -> dict:
+    """The record in a file; raises InputError if it is none."""
+    try:
+        record = json.loads(regular(path).read_bytes())
+        return {name: record[name] for name in ("settings", "machine", "torch", "runs")} | record
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        what = f"{path} is no record of runs ({type(error).__name__}: {error})"
+        raise InputError(f"{what}; restore it, or {ADVICE}") from None
+
+
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     """Train the runs that the record lacks; write the record after each.
 
@@ -73,7 +83,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     settings = experiment.settings
     record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
     if path.exists():
-        record = json.loads(path.read_text())
+        record = read_record(path)
     if record["settings"] != settings:
         raise InputError(
             f"{path} has runs of other settings, {record['settings']} and not {settings}; "

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, ClassVar, NoReturn
 
 OUT_OF_MEMORY = (
@@ -82,7 +82,7 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     An InputError prints one line to stderr and exits with code 2, Ctrl-C with 130. An output that
     is full or gone stops it only if it must be `heard`; a full one is answered at the end.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, lambda _, frame: interrupt(name, frame))
     with errors_in_one_line(name, ("stderr",) if heard else ("stdout", "stderr")):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
@@ -92,6 +92,18 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     if "WORLD_SIZE" in os.environ:
         # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
+
+
+def interrupt(name: str, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt; end the program if the frame imports a module.
+
+    Some import others from C++ code, which an exception would abort: torch._dynamo does.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            end_interrupted(name)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class Unheard(io.FileIO):

@@ -146,7 +146,11 @@ def load_exported(weights: Path, described: dict) -> dict:
         from accelerated.gpt2_weights import of_gpt2, renamed  # here: few runs need it
 
         tensors = of_gpt2(contents["parameters"])
-        contents["parameters"] = renamed(tensors, described["model_config"]["layers"])
+        try:
+            contents["parameters"] = renamed(tensors, described["model_config"]["layers"])
+        except (KeyError, TypeError) as error:
+            words = f"{config} does not describe {weights.name} ({error})"
+            raise InputError(f"{words}; export it again") from None
     return contents
 
 

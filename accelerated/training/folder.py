@@ -94,7 +94,7 @@ def with_tuples(values: dict) -> dict:
 def read_metrics(run: str | Path) -> list[dict]:
     """The records of a run's metrics.jsonl, [] if there is no such file.
 
-    A line that a crash cut off is left out.
+    A line that a crash cut off, or that is no record of a step, is left out.
     """
     path = Path(run) / METRICS
     if not path.exists():
@@ -102,7 +102,9 @@ def read_metrics(run: str | Path) -> list[dict]:
     records = []
     for line in regular(path).read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
     return records
 
 

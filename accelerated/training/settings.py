@@ -142,8 +142,7 @@ class TrainingConfig:
             )
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(
-                f"weight_decay is {self.weight_decay}, and adam has none; "
-                "give adamw, or weight_decay 0"
+                f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or 0"
             )
         for name in ("initial_fraction", "final_fraction"):
             value = getattr(self, name)

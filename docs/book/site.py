@@ -4,6 +4,7 @@ A page is page/page.html, with book.css, its scripts, a text and data inside: it
 """
 
 import base64
+import errno
 import html
 import json
 import os
@@ -22,6 +23,7 @@ from docs.book.text import REPLAY, file_text, markdown_of, page_text
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
 PAGE = Path(__file__).parent / "page"
+MARK = b"<!-- A page of the book"  # near the beginning of each
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
 METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
@@ -195,6 +197,12 @@ def write_page(out: Path, path: Path) -> int:
 
 
 def build(out: Path) -> dict[str, int]:
-    """Write all pages; returns {page: bytes}."""
+    """Write all pages; returns {page: bytes}.
+
+    Raises OSError if something else than a page of the book has the name of one.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    for page in pages().values():
+        if (out / page).exists() and MARK not in (out / page).read_bytes()[:100]:
+            raise OSError(errno.EEXIST, f"{page} is there and is no page of the book")
     return {page: write_page(out, path) for path, page in pages().items()}

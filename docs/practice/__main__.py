@@ -11,16 +11,13 @@ import sys
 from pathlib import Path
 
 from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file, tasks_of
-
-
-class Mistaken(Exception):
-    """Bad input; the message says what to do."""
+from reference.check import CheckError, exit_code
 
 
 def copy_to(folder: Path) -> None:
     """Copy the files that the reader fills in, and the test; nothing is overwritten."""
     if folder.exists():
-        raise Mistaken(f"--copy {folder}: it exists; give the name of a new folder")
+        raise CheckError(f"--copy {folder}: it exists; give the name of a new folder")
     shutil.copytree(BEGIN, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "test_practice.py", folder)
     count = sum(len(tasks_of(file)) for file in FILES)
@@ -42,7 +39,7 @@ def files_and_tasks(names: list[str]) -> list[tuple[str, str]]:
         word = Path(name).name.removesuffix(".py")
         if word not in known:
             nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
-            raise Mistaken(f"{name} is no file or task; the nearest is {nearest}")
+            raise CheckError(f"{name} is no file or task; the nearest is {nearest}")
         chosen.append(known[word])
     return chosen
 
@@ -67,23 +64,24 @@ def main(argv: list[str] | None = None) -> int:
         "--in", type=Path, metavar="FOLDER", dest="folder", default=BEGIN, help=where
     )
     options = parser.parse_args(argv)
-    try:
-        if options.copy:
-            copy_to(options.copy)
-            return 0
-        if not options.folder.is_dir():
-            raise Mistaken(f"--in {options.folder}: no such folder; --copy makes it")
-        chosen = files_and_tasks(options.names)
-    except Mistaken as mistaken:
-        print(f"docs.practice: {mistaken}", file=sys.stderr)
-        return 2
+    return exit_code("docs.practice", lambda: copied_or_all_done(options))
+
+
+def copied_or_all_done(options: argparse.Namespace) -> bool:
+    """Copy the files, or judge those that are named: whether all is done."""
+    if options.copy:
+        copy_to(options.copy)
+        return True
+    if not options.folder.is_dir():
+        raise CheckError(f"--in {options.folder}: no such folder; --copy makes it")
+    chosen = files_and_tasks(options.names)
     all_done = True
     print(f"in {options.folder}")
     for file, task in chosen:
         verdicts = judge_file(options.folder, file, task)
         report(file, verdicts, whole=bool(options.names))
         all_done &= all(verdict.status == "done" for verdict in verdicts)
-    return 0 if all_done else 1
+    return all_done
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from docs.book.__main__ import main
 from docs.excerpts import definitions
 from reference.gradients import read_case
 from reference.rollout import rollout_forward
@@ -182,3 +183,11 @@ def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages,
             fields = data["values"][data["states"][0][0]]["parts"].values()
             largest = [np.abs(array_of(data, number)).max() or 1 for number in fields]
             assert found["largest"] == pytest.approx(largest, rel=1e-3), where
+
+
+def test_a_page_that_is_not_the_books_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "index.html").write_text("mine")
+    assert main(["--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "index.html is there and is no page of the book; give another folder" in error
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -56,6 +56,30 @@ def test_a_wrong_backward_is_named_with_its_file(fault, capsys, monkeypatch):
     assert accused[0] == function
 
 
+def changed_faultily(monkeypatch, paper, function, old, new):
+    """Let a paper's reference have a fault."""
+    wrong = changed(PAPERS[paper].reference, function, old, new)
+    monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
+
+
+def test_the_worst_entry_of_the_wrong_gradient_nearest_to_the_loss_is_shown(capsys, monkeypatch):
+    """Entry 4 of every norm's scale is wrong; the last norm is the nearest."""
+    changes = ("layer_norm_backward", "dscale = ", "dscale = (np.arange(6) == 4) + ")
+    changed_faultily(monkeypatch, "pretrained_recurrence", *changes)
+    assert gradients.main("pretrained_recurrence", ["--check", "--case", "mean"]) == 1
+    _, worst, *_ = capsys.readouterr().out.splitlines()
+    assert worst.startswith("  grad/final_norm.scale at [4] is "), worst
+
+
+def test_a_reference_that_raises_is_wrong(capsys, monkeypatch):
+    """A gradient of another shape is a fault, and not the end of the program."""
+    changes = ("affine_backward", "return dx, grads", "return dx[..., 1:], grads")
+    changed_faultily(monkeypatch, "pretrained_recurrence", *changes)
+    assert gradients.main("pretrained_recurrence", ["--check", "--case", "mean"]) == 1
+    verdict, *_ = capsys.readouterr().out.splitlines()
+    assert re.match(r"WRONG: pretrained_recurrence, case mean: \w+ raises \w+: ", verdict)
+
+
 def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_path):
     assert gradients.main("memformer", ["--check", "--case", "recal"]) == 2
     assert "(nearest: recall)" in capsys.readouterr().err
@@ -160,6 +184,34 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
     assert hint.startswith("look at: 1 / sqrt(E)")
 
 
+@pytest.mark.parametrize(
+    "earlier,later",
+    [("1/loss", "2/loss"), ("1/grad_state/compressed", "grad/layers.0.query")],
+)
+def test_of_two_cases_the_segment_says_which_is_named(earlier, later, tmp_path, capsys):
+    """Forwards the first segment, backwards the last. Else the larger file would be named."""
+    for name, tensor in (("mean_pooling-none", earlier), ("conv-bptt", later)):
+        rows = rows_of(f"compressive/{name}")
+        rows[tensor] = np.asarray(rows[tensor] + 1)
+        save_file(rows, tmp_path / f"{name}.safetensors")
+    assert check.main([str(FOLDER / "compressive"), str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert f"begin with mean_pooling-none.safetensors, {earlier}: " in printed, printed
+
+
+def test_known_mistakes_and_unknown_names_are_shown(tmp_path, capsys, checked):
+    """At most three mistakes that the case is for; names in a stage, too."""
+    rows = rows_of("memformer/recall")
+    rows["0/logits"] = rows["0/logits"] + 1
+    save_file(rows, tmp_path / "recall.safetensors")
+    assert check.main([str(FOLDER / "memformer"), str(tmp_path)]) == 1
+    *_, flag = capsys.readouterr().out.splitlines()
+    assert flag == "a known mistake that begins there: logits-off-by-one (docs/mistakes.md)"
+    code, lines = checked("memformer/recall", rows | {"logit": np.zeros(2)}, "--stage", "logits")
+    assert code == 1
+    assert lines[-1] == "  not in the vectors: logit"
+
+
 def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp_path, capsys):
     """A port without gradients has done stage 3; what is wrong later does not count."""
     rows = rows_of("memorizing/retrieval")
@@ -205,6 +257,18 @@ def test_operators_come_first_and_may_be_left_out(tmp_path, capsys):
     assert hint == "look at: the formula above NAME_backward in reference/PAPER.py"
     assert check.main([str(FILE), str(FILE), "--stage", "operators"]) == 2
     assert "for nothing up to the stage operators" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype,share", [(np.float32, 0.5), (np.float16, 0.5)], ids=str)
+def test_a_port_is_judged_by_the_type_that_it_wrote(dtype, share, checked):
+    """Within the tolerance of its own type it agrees, beyond it does not."""
+    rows = rows_of("memorizing/retrieval")
+    right = rows["0/logits"]
+    tolerance = check.TOLERANCES[np.dtype(dtype).name]
+    for factor, code in ((share, 0), (3, 1)):
+        off = right + factor * tolerance * np.abs(right).max()
+        rows["0/logits"] = off.astype(dtype)
+        assert checked("memorizing/retrieval", rows)[0] == code, factor
 
 
 def test_a_bfloat16_file_is_read_with_a_tolerance_of_its_own(tmp_path):
@@ -262,6 +326,15 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
     printed, error = process.communicate()
     assert (process.returncode, error) == (0 if reads else 1, "")
     assert not reads or "12 of 12 cases agree; 0 are not in" in printed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line_and_exit_code_2():
+    command = [sys.executable, "-m", "reference.check", *[FOLDER / "memformer"] * 2]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    said = "reference.check: cannot use the output: No space left on device; give another\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 # Wrong conventions

@@ -61,11 +61,23 @@ def test_a_wrong_answer_is_refused_with_its_symptom(file, planted, monkeypatch):
     assert planted.sentence in verdict.lines[0]
 
 
+def test_a_reader_that_has_gone_is_no_error():
+    """As in: python -m docs.practice | head."""
+    command = [sys.executable, "-m", "docs.practice", "transformer"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
 def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp_path, capsys):
     """One right answer, one that ends Python, one file that cannot be read; the rest not begun."""
     mine = tmp_path / "mine"
     assert main(["--copy", str(mine)]) == 0
     assert main(["--copy", str(mine)]) == 2
+    assert main(["--copy", str(mine / "memformer.py" / "x")]) == 2
+    assert "Not a directory; give another" in capsys.readouterr().err
     shutil.copy(ANSWERS / "memformer.txt", mine / "memformer.py")
     broken = (mine / "memformer.py").read_text().replace("e = encode", "exit(0); e = encode")
     (mine / "memformer.py").write_text(broken)

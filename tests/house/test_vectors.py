@@ -69,7 +69,36 @@ def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
 
 
+def test_a_name_that_is_that_of_the_json_beside_it_is_refused(tmp_path, capsys):
+    command = ["--model", "memorizing", "--config", "{}", "--out", str(tmp_path / "a.json")]
+    assert vectors.main(command) == 2
+    assert "a.json: its name must end in .safetensors" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_size_that_is_no_whole_number_is_one_line_and_exit_code_2(tmp_path, capsys):
+    command = ["--model", "memformer", "--out", str(tmp_path / "a.safetensors")]
+    assert vectors.main([*command, "--config", '{"vocabulary": 11.5}']) == 2
+    assert "vocabulary is 11.5; it must be a whole number" in capsys.readouterr().err
+
+
 def test_a_negative_seed_is_one_line_and_exit_code_2(tmp_path, capsys):
     command = ["--model", "memorizing", "--config", "{}", "--out", str(tmp_path / "a.safetensors")]
     assert vectors.main([*command, "--seed", "-1"]) == 2
     assert "--seed is -1; it must be at least 0" in capsys.readouterr().err
+
+
+def test_a_seed_draws_vectors_of_its_own_and_no_file_is_overwritten(tmp_path, capsys):
+    """The same seed the same ones. A port's results may stand beside them, or the .json alone."""
+    command = ["--model", "memorizing", "--config", '{"layers": 1, "memory_layer": 1}', "--out"]
+    logits = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        file = tmp_path / f"{name}.safetensors"
+        assert vectors.main([*command, str(file), "--seed", str(seed)]) == 0
+        logits.append(check.load(file)[0]["0/logits"])
+    assert np.array_equal(logits[0], logits[1])
+    assert not np.array_equal(logits[0], logits[2])
+    (tmp_path / "a.safetensors").unlink()  # a.json is still there
+    for name in ("a", "b"):
+        assert vectors.main([*command, str(tmp_path / f"{name}.safetensors")]) == 2
+        assert "give --out another name" in capsys.readouterr().err

@@ -75,13 +75,34 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
     assert record["runs"]["b"]["10"]["value"] == 10
 
 
+def test_a_record_names_every_machine_that_trained_for_it(conduct, tmp_path, monkeypatch):
+    for machine in ("one", "another", "one"):
+        monkeypatch.setattr(experiment, "machine", lambda machine=machine: machine)
+        conduct(f"--rows a --seeds {len(conduct.trained)}")
+    assert json.loads((tmp_path / "toy.json").read_text())["machine"] == "one and another"
+
+
+def test_a_row_that_does_not_exist_is_refused_before_anything_is_trained(conduct):
+    assert "--rows is 'd'; it must be one of a, b, c" in refusal(conduct, "--rows a d")
+    assert not conduct.trained
+
+
 def test_runs_of_other_settings_are_refused(conduct, tmp_path):
     record = tmp_path / "toy.json"
-    record.write_text('{"settings": 5}')
+    content = '{"settings": 5, "machine": "", "torch": "", "runs": {}}'
+    record.write_text(content)
     words = "toy.json has runs of other settings, 5 and not {'updates': 50}"
     assert words in refusal(conduct, "")
     assert not conduct.trained
-    assert record.read_text() == '{"settings": 5}'
+    assert record.read_text() == content
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"settings": {"updates": 50}}'])
+def test_a_file_that_is_no_record_is_refused(conduct, tmp_path, content):
+    (tmp_path / "toy.json").write_text(content)
+    assert "toy.json is no record of runs (" in refusal(conduct, "")
+    assert not conduct.trained
+    assert (tmp_path / "toy.json").read_text() == content
 
 
 def test_without_matplotlib_nothing_is_trained(conduct, monkeypatch):

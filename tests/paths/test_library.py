@@ -62,6 +62,8 @@ def test_what_generate_and_load_refuse_is_what_eval_refuses_in_its_words(run, ca
         option = f"--{name.replace('_', '-')}"
         said = refused(capsys, "sample", run, f"{option}={value}")
         assert said == f"eval.py sample: argument {option}{words}"
+    words = "tokens: invalid integer value: '2'"  # of text, which a command line has
+    assert refusal(partial(generate, tokens="2"), "a") == words
     both = partial(generate, temperature=0, top_p=0.5)
     line = "--temperature 0 takes the most probable token; leave --top-p out"
     assert refusal(both, "a") == line

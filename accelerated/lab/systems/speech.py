@@ -25,6 +25,7 @@ from accelerated.program.parser import OptionParser
 
 MU = 255
 FULL_SCALE = 2**15  # of 16-bit samples
+MOST_RATE = 2**31  # of a .wav: its bytes per second, two a sample, are below 2^32
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
 TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
 CHUNK = 3840  # samples of a document in section 5.6
@@ -103,16 +104,21 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rate", type=int, default=22050, help=rate_help)
     source, target, rate = vars(parser.parse(argv)).values()
     ways = ((".wav", ".txt"), (".wav", ".jsonl"), (".txt", ".wav"))
-    if rate < 1 or (source.suffix, target.suffix) not in ways:
+    if not 1 <= rate < MOST_RATE or (source.suffix, target.suffix) not in ways:
         raise InputError(
             f"cannot convert {source} to {target} at --rate {rate}; "
-            "give a .wav and a .txt or .jsonl, or a .txt and a .wav, and a rate of at least 1"
+            "give a .wav and a .txt or .jsonl, or a .txt and a .wav, and a rate from 1 to 2^31"
         )
+    if source.suffix == ".wav":
+        values, rate = read_wav(source)
+    else:
+        values = from_text(source.read_text(encoding="utf-8", errors="replace"))
+    if len(values) == 0:
+        raise InputError(f"{source} has no samples; give a recording, or what this command wrote")
     with written_whole(target, "give another OUT", new=True) as temporary:
         if target.suffix == ".wav":
-            write_wav(temporary, from_text(source.read_text(encoding="utf-8")), rate)
+            write_wav(temporary, values, rate)
         else:
-            values, rate = read_wav(source)
             text = to_text(values)
             if target.suffix == ".jsonl":
                 rows = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]

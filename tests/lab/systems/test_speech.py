@@ -103,6 +103,24 @@ def test_what_cannot_be_converted_is_refused(tmp_path, content, words):
     assert [*tmp_path.iterdir()] == [tmp_path / "a.wav"]
 
 
+@pytest.mark.parametrize(
+    "words, error, message",
+    [
+        ("gone.wav b.txt", FileNotFoundError, "gone.wav"),
+        ("gone.txt b.wav", FileNotFoundError, "gone.txt"),
+        ("latin.txt b.wav", InputError, "latin.txt has no samples; give a recording"),
+        ("latin.txt b.wav --rate 99999999999", InputError, "and a rate from 1 to 2"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, words, error, message):
+    """A program says of a missing file that it cannot be used."""
+    monkeypatch.chdir(tmp_path)
+    Path("latin.txt").write_bytes(b"\xe9")
+    with pytest.raises(error, match=message):
+        speech.main(words.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["latin.txt"]
+
+
 def test_what_is_read_aloud_is_split_by_samples(tmp_path, monkeypatch):
     """Of each recording 90% are for training, 5% for validation; what is there stays."""
     pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
@@ -122,6 +140,18 @@ def test_what_is_read_aloud_is_split_by_samples(tmp_path, monkeypatch):
         for document, (start, stop) in zip(splits[split], spans, strict=True):
             assert document.inputs.tolist() == [*range(start, stop - 1)]
             assert document.targets.tolist() == [*range(start + 1, stop)]
+
+
+def test_five_samples_of_the_voice_become_their_mean(tmp_path, monkeypatch):
+    """The last ones, if they are fewer, are left out."""
+    samples = np.repeat(np.array([-8000, 0, 8000]), 5)
+
+    def speak(command, **_):
+        Path(command[command.index("-w") + 1]).write_bytes(wav([*samples, 99, 99]))
+
+    monkeypatch.setattr(speech.subprocess, "run", speak)
+    values = speech.spoken("a text", tmp_path / "a.wav")
+    assert values.tolist() == to_mu_law(samples[::5]).tolist()
 
 
 def test_without_a_voice_nothing_is_written(tmp_path, monkeypatch):

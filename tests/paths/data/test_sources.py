@@ -105,9 +105,10 @@ def test_a_folder_with_its_own_splits_keeps_them(tmp_path):
     assert read(tmp_path) == {"train": train, "valid": valid, "test": test}
 
 
-def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys):
+@pytest.mark.parametrize("others", [["README.md"], ["notes.txt", "README.md"]])
+def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys, others):
     splits = {"train/a.txt": "a", "valid/c.txt": "c", "test/d.txt": "d"}
-    write(tmp_path, splits | {"README.md": "e", "notes.txt": "f"})
+    write(tmp_path, splits | dict.fromkeys(others, "e"))
     for _ in range(2):
         assert joined(read(tmp_path)) == b"acd"
     words = (
@@ -210,3 +211,11 @@ def test_data_that_does_not_exist_is_refused(tmp_path):
     words = f"no such file or folder; give one, or one of {sets}"
     assert words in refusal(check_data, DataConfig(f"{tmp_path}/x.txt"))
     check_data(DataConfig(str(tmp_path)))
+    os.mkfifo(tmp_path / "pipe")
+    for data in ("hf:", f"{tmp_path}/pipe"):
+        assert words in refusal(check_data, DataConfig(data))
+
+
+def test_a_column_is_of_a_table_alone():
+    words = "--text-column goes with --data hf:..., not stdlib; leave it out"
+    assert refusal(check_data, DataConfig("stdlib", text_column="body")) == words

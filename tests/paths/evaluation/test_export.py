@@ -94,6 +94,12 @@ def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
         assert torch.equal(ours.state_dict()[name], value), name
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"layers": ', '"layers": 7'))
+    error = refusal(accelerated.load, folder)
+    assert "does not describe model.safetensors ('h." in error
+    assert "export it again" in error
+
 
 def test_nothing_is_overwritten(text, tmp_path, capsys):
     run = trained("compressive", text, tmp_path / "run")

@@ -102,6 +102,19 @@ def test_an_interrupt_ends_with_one_line_from_the_beginning_to_the_end(tmp_path,
     assert found == (130, "before\n", "\neval.py: interrupted\n")
 
 
+def test_an_interrupt_while_a_module_is_imported_raises_nothing_there(tmp_path):
+    """C++ code that imports one, as some of torch does, would abort the program."""
+    (tmp_path / "slow.py").write_text(f"import os, signal\n{INTERRUPT}\n")
+    found = program(
+        f"sys.path.append({str(tmp_path)!r})",
+        "def main():",
+        "    try: import slow",
+        "    except KeyboardInterrupt: print('raised')",
+        "run_program('eval.py', main)",
+    )
+    assert found == (130, "", "\neval.py: interrupted\n")
+
+
 BEGUN = "begin_program('eval.py', 'some')"
 WITHIN = "run_program('eval.py', lambda: __import__('torch'))"  # as --resume finds out
 

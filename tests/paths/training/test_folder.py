@@ -48,6 +48,12 @@ def test_a_line_that_is_nested_too_deeply_is_left_out(tmp_path):
     assert read_metrics(tmp_path) == [{"step": 1}]
 
 
+@pytest.mark.parametrize("line", ["null", "5", "[1]", '{"loss": 3}', '{"step": "x"}'])
+def test_a_line_that_is_no_record_of_a_step_is_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{line}\n{{"step": 1}}\n')
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path, validated):
     """It also drops a line that a crash cut off; another process than the first writes nothing.
