@@ -337,7 +337,7 @@ def test_arguments_are_not_changed(paper, name):
         assert np.array_equal(old, new), "a model changes what it is given"
 
 
-@over(ONE_OF_EACH)
+@over(MORE_KINDS)
 def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
     ref = PAPERS[paper].reference
     config = variant(paper, name)

@@ -28,7 +28,7 @@ from accelerated.training import opening
 from accelerated.training.options import parse
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY
-from tests.helpers.variants import PAPERS
+from tests.helpers.variants import PAPERS, variant
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +172,13 @@ def test_a_gate_keeps_its_share_in_float32(kind):
     assert kept.dtype == torch.float32
     expected = carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()
     assert_agree(expected, kept.double(), 1e-6, "states")
+
+
+def test_slots_are_normalised_in_float32():
+    """Rounded to bfloat16, a slot would lose what a segment has changed in it."""
+    model = PAPERS["memformer"].model(variant("memformer", "encoder-decoder-biased"))
+    with computing_in(model, torch.bfloat16):
+        assert model.slots(model.initial_state(2)).dtype == torch.float32
 
 
 def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path):

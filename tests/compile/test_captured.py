@@ -85,7 +85,10 @@ def test_gradients_are_added_to_those_that_are_there(paper, name, method, on_a_c
 
 
 def test_other_shapes_or_weights_are_recorded_anew(on_a_cpu):
-    """As graphs of the old ones would read memory that is not there any more."""
+    """As graphs of the old ones would read memory that is not there any more.
+
+    Another share weighs auxiliary losses anew, which are recorded with their weight.
+    """
     model, segments, state = setting("memformer", "encoder-decoder")
     backprop = CapturedBackprop(model, "through_time")
     backprop(model, segments, state)
@@ -96,6 +99,9 @@ def test_other_shapes_or_weights_are_recorded_anew(on_a_cpu):
         parameter.data = parameter.data.clone()
     backprop(model, segments, state)
     assert backprop.graphs is not graphs
+    graphs = backprop.graphs
+    backprop(model, segments, state, share=0.5)
+    assert backprop.graphs is not graphs, "auxiliary losses keep their old weight"
 
 
 def test_segments_of_several_lengths_take_no_graphs(on_a_cpu):

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -184,6 +185,36 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     both = zip(*found.values(), strict=True)
     errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
     assert_small(errors, 4 * TOLERANCE)  # 16-bit sums around the kernel round, too
+
+
+def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
+    """The output and every gradient; of the offsets by distance the kernel takes W."""
+    needs_kernels()
+    from accelerated.attention import sliding_window
+
+    window = 16
+    rows = (2, 3, 4 * window, 16)
+    shapes = [(2, 3, 3 * window, 16), rows, rows, (3, 3 * window - 1)]
+    _, mask = sliding_window.tables_by_distance(window, 4, 8)
+    found = {}
+    for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
+        torch.manual_seed(1)
+        drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
+        leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
+        by_distance = leaves[3].masked_fill(~mask.to(DEVICE), -math.inf)
+        answer = path == "kernel"
+        takes = Mock(return_value=answer)
+        monkeypatch.setattr(sliding_window, "takes_distance_attention", takes)
+        offset = sliding_window.offsets_for(leaves[0], by_distance, window, 16)
+        attend = sliding_window.sliding_attention_plain
+        if answer:
+            attend = sliding_window.sliding_attention
+        out = attend(*leaves[:3], offset)
+        dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
+        found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
+    both = zip(*found.values(), strict=True)
+    errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
+    assert_small(errors, 4 * TOLERANCE)
 
 
 def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():

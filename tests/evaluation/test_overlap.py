@@ -94,3 +94,21 @@ def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_win
         assert scores["tokens"] == 16
         assert row["counted_flops_per_token"] == counted_flops_per_token(other, documents)
         assert f"{-scores['nats']:13,.1f}   {row['flops_per_token']:11.2e}" in line
+
+
+def test_joined_documents_and_a_part_of_a_split_are_named_and_counted_as_they_are_read():
+    """With memory carried over documents, windows are of their joined text."""
+    config = dataclasses.replace(SMALL, vocabulary=256)
+    documents = whole(documents_of([15, 3, 9]))
+    documents.whole = False
+    settings = SimpleNamespace(model_config=config)
+    model = PAPER.random_model(config)
+    read = {"data": "data", "splits": {"test": documents}, "carry_over": True}
+    run = TrainedRun("runs/a", model, settings, {}, BYTES, 1, **read)
+    record, _ = report([run], SimpleNamespace(overlaps=(), clear_memory=False))
+    [row] = record["rows"]
+    assert row["notes"] == ["documents joined", "a part of test"]
+    joined = run.to_read("test")
+    assert len(joined) == 1
+    assert row["counted_flops_per_token"] == counted_flops_per_token(config, joined)
+    assert row["counted_flops_per_token"] != counted_flops_per_token(config, documents)

@@ -143,6 +143,10 @@ def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mo
     greedy = [token.item() for token in continue_text(without, prompt, 30, GREEDY, None)]
     assert drawn(GREEDY) == greedy, "a unit was dropped"
     assert model.training == training
+    cut_short = continue_text(model, prompt, 30, GREEDY, None)
+    next(cut_short)
+    cut_short.close()
+    assert model.training == training, "a continuation that nobody reads on changes the mode"
 
 
 def tensors_in(*fields):
@@ -227,6 +231,20 @@ def test_what_is_drawn():
         shares = tokens.bincount(minlength=4) / 4000
         assert not shares[np.equal(expected, 0)].any(), sampling
         assert shares.tolist() == pytest.approx(expected / np.sum(expected), abs=0.03), sampling
+
+
+def test_probabilities_are_float32(monkeypatch):
+    """bfloat16 would round each to 8 bits, and the sums of which a nucleus is made."""
+    kinds = []
+    draw = torch.multinomial
+
+    def watched(probabilities, *given, **options):
+        kinds.append(probabilities.dtype)
+        return draw(probabilities, *given, **options)
+
+    monkeypatch.setattr(torch, "multinomial", watched)
+    continuation.draw(torch.zeros(2, 9, dtype=torch.bfloat16), Sampling(top_p=0.5), None)
+    assert kinds == [torch.float32]
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)

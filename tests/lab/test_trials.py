@@ -119,9 +119,11 @@ def test_a_run_without_time_is_stopped_and_evaluated_as_it_stands(tmp_path, monk
         context.setattr(shop, "minutes", 0.0)
         context.setattr(shop, "run", lambda command: (143, "", "train.py: stopped by SIGTERM"))
         shop.train([saved, unsaved])
+        assert shop.part == 0.7, "training leaves time for eval.py"
+        shop.evaluate([(saved, "score")])
     assert shop.said[0].endswith("a --seed 0: stopped after 40")
     assert shop.said[1].endswith("b --seed 0: stopped after 0")
-    assert shop.part == 0.7, "training leaves time for eval.py"
+    assert shop.said[2].endswith("a, seed 0: no time for eval.py score")
     shop.evaluate([(saved, "score"), (unsaved, "score")])
     assert shop.part == 1.0
     assert shop.answer(saved, "score")

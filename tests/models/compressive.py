@@ -74,6 +74,8 @@ DESCRIBED = {
         96,
         "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8",
     ),
+    "rows-by-layer": (43, "3 layers x at most (12 + 4 x 5) = "),
+    "authors-dilated-bptt": (96, "3 layers x (12 + 2 x 5) = "),
 }
 
 

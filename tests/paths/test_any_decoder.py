@@ -204,11 +204,15 @@ def test_bfloat16_keeps_rotary_frequencies(folders, book, tmp_path, capsys):
     assert torch.equal(expected, actual)
 
 
-def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders):
-    """GPT-2's own rates are 0.1: with --dropout 0 nothing may be dropped, with 0.5 much must be."""
+@pytest.mark.parametrize("name", ["gpt2", *OTHERS])
+def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders, name):
+    """GPT-2's own rates are 0.1: with --dropout 0 nothing may be dropped, with 0.5 much must be.
+
+    Llama's and others' are 0, and have other names.
+    """
     from accelerated.any_decoder import AnyDecoder
 
-    config = decoder_of(folders["gpt2"][1]).config
+    config = decoder_of(folders[name][1]).config
     tokens = torch.randint(290, (1, 8))
     for rate in (0.0, 0.5):
         model = AnyDecoder(dataclasses.replace(config, dropout=rate)).train()
@@ -243,4 +247,20 @@ def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsy
     assert message in refusal(train, *begun, "--segment", 30)
     assert message in refused(capsys, "score", folders["llama"][1], "--data", book, "--segment", 30)
     assert "--checkpoint-layers is for GPT-2" in refusal(train, *begun, "--checkpoint-layers")
-    assert "--compile is for GPT-2" in refusal(train, *begun, "--compile", "inductor")
+    for compiler in ("inductor", "cudagraphs"):
+        assert "--compile is for GPT-2" in refusal(train, *begun, "--compile", compiler)
+
+
+def test_a_mask_of_numbers_says_the_same_as_one_of_booleans():
+    """And as none, which is causal; a decoder without SDPA is given numbers."""
+    from accelerated.any_decoder import with_vectors
+
+    seen = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+    numbers = torch.zeros(1, 1, 3, 3).masked_fill(~seen, -1e30)
+    present = torch.tensor([True, False])
+    masks = []
+    for mask in (None, seen, numbers):
+        given = {"hidden_states": torch.zeros(2, 3, 4), "attention_mask": mask}
+        masks.append(with_vectors(given, torch.zeros(2, 1, 4), present)["attention_mask"])
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
+    assert masks[0].isneginf().sum() == 2 * 3 + 3, "later tokens; the absent vector"

@@ -166,7 +166,9 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 
 def test_a_text_of_less_than_a_segment_is_refused(tmp_path):
     (tmp_path / "brief.txt").write_text("brief " * 10)
-    line = refusal(train, *SAFE, "--data", tmp_path / "brief.txt", "--out", tmp_path / "run")
+    line = refusal(
+        train, *SAFE, "--steps", 1, "--data", tmp_path / "brief.txt", "--out", tmp_path / "run"
+    )
     assert "the valid split has 2 tokens to predict, less than a segment" in line
 
 

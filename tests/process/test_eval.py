@@ -208,6 +208,8 @@ def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
         assert f"{which} split of {text}" in printed(capsys, run, "--split", split)
         assert as_json(capsys, run, "--split", split)["whole_split"] is (split == "test")
     assert not capsys.readouterr().err
+    other = as_json(capsys, run, "--split", "train", "--data", runs.book)
+    assert other["whole_split"], "other data is read whole"
     text.write_text("another text " * 90)
     evaluate(run)
     words = f"warning: {text} is no longer what the run was trained on"
@@ -301,6 +303,7 @@ def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
     assert [row["run"] for row in rows] == [str(runs.plain)] * 2 + [str(runs.windowed)] * 2
     assert [row["config"]["overlap"] for row in rows] == [0, 2, 0, 2]
     changed = ["trained with overlap 2", "trained with pool all", "memory cleared"]
+    assert rows[1]["notes"] == changed[2:], "overlap and pooling do not change how it is trained"
     assert rows[2]["notes"] == changed
     assert rows[3]["notes"] == changed[1:]
     same = as_json(capsys, runs.windowed, *argv)

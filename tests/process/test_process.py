@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from accelerated.program.errors import InputError
 from accelerated.training import process
 from tests.helpers.programs import refusal
 
@@ -51,6 +52,15 @@ def test_gradients_are_averaged_over_processes(monkeypatch):
     assert first.tolist() == [4.0, 5.0]
     assert second.tolist() == [4.0, 4.0]
     assert third is None
+
+
+def test_an_error_of_the_first_process_lets_the_others_go_on(monkeypatch):
+    """To raise the same one; else they would wait for a day."""
+    waited = []
+    monkeypatch.setattr(process, "wait_for_all", lambda: waited.append(True))
+    with pytest.raises(InputError, match="no data"), process.first_process_first():
+        raise InputError("no data")
+    assert waited == [True]
 
 
 @pytest.mark.parametrize("name,asked", [("WORLD_SIZE", "world_size"), ("RANK", "rank")])

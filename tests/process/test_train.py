@@ -15,11 +15,13 @@ import pytest
 import torch
 
 import train as training_script
+from accelerated.data.lanes import Lanes
 from accelerated.program.errors import InputError
 from accelerated.training import optimization
 from accelerated.training import run as runs
-from accelerated.training.checkpoint import load_checkpoint
+from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import read_metrics
+from accelerated.training.options import parse
 from tests.helpers import programs
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import (
@@ -31,6 +33,7 @@ from tests.helpers.programs import (
     start,
     train,
 )
+from tests.helpers.texts import BYTES, documents_of
 
 BRIEF = ["--sample", 0, "--validation-tokens", 24]
 TASKS = ["--task-infilling", 0.4, "--task-recall", 0.2]
@@ -181,6 +184,17 @@ def test_the_seed_decides_what_is_dropped(text, tmp_path):
     for seed, run in enumerate(runs):
         train(*programs.COMPRESSIVE, "--data", text, "--steps", 1, "--seed", seed, "--out", run)
     assert not torch.equal(*(saved(run)["random"] for run in runs))
+
+
+def test_a_sample_continues_a_validation_document_by_the_seed(text, tmp_path, monkeypatch):
+    """The seed is of the weights too, so the generator that draws the sample is looked at."""
+    drawn = Mock(wraps=training_script.continuation.continue_text)
+    monkeypatch.setattr(training_script.continuation, "continue_text", drawn)
+    train(*programs.TINY, "--data", text, "--steps", 1, "--seed", 7, "--out", tmp_path / "run")
+    [call] = drawn.call_args_list
+    assert call.args[-1].initial_seed() == 7
+    valid = text.read_bytes()[12_000 * 90 // 100 :]
+    assert bytes(call.args[1][0].tolist()) == valid[:32]
 
 
 def test_a_control_reads_and_is_validated_with_its_memory_emptied(text, tmp_path, seen, capsys):
@@ -402,6 +416,33 @@ def test_a_resumed_run_does_not_forget_its_best(text, tmp_path, monkeypatch):
     assert load_checkpoint(run / "best.pt")["step"] == 4
     assert saved(run)["best"] == pytest.approx(3.0)
     assert names[:5] == [*["checkpoint"] * 3, "best", "checkpoint"]
+
+
+OTHER_MEASURES = [["--validation-tokens", 48], ["--validation-prefix", 99], ["--clear-memory"]]
+
+
+@pytest.mark.parametrize("changed", [[], *OTHER_MEASURES], ids=str)
+def test_the_best_of_another_measurement_is_no_rival(text, tmp_path, changed):
+    """Options that change what a validation measures; without one the best stays."""
+    run = tmp_path / "run"
+    train(*programs.COMPRESSIVE, "--data", text, *BRIEF, "--steps", 1, "--out", run)
+    save_checkpoint(run / "checkpoint.pt", saved(run) | {"best": 0.0})
+    train("--resume", run, "--steps", 2, "--validate-every", 1, *changed)
+    assert (saved(run)["best"] > 0) == bool(changed)
+    assert (run / "best.pt").exists() == bool(changed)
+
+
+def test_tokens_are_those_that_all_processes_read(monkeypatch):
+    """Each of two has one of two lanes; speed is that of both."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    settings, _ = parse([str(word) for word in [*programs.COMPRESSIVE, "--batch", 2]])
+    documents = documents_of([30, 30])
+    run = SimpleNamespace(
+        settings=settings, reader=Lanes(documents, 2, 8, 0), tokenizer=BYTES, tokens=0
+    )
+    [segment], scored, _ = training_script.next_segments(run)
+    assert len(segment.tokens) == 1
+    assert run.tokens == scored == 2 * 8
 
 
 def test_speed_is_that_of_the_bar():

@@ -157,6 +157,11 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
             | {"authors_code": True},
             "no auto_encoding of dilated_conv",
         ),
+        (
+            {"segment": 30, "compression": "dilated_conv", "authors_code": True}
+            | {"compression_loss": "auto_encoding_norm"},
+            "no auto_encoding of dilated_conv",
+        ),
         ({"authors_code": True, "positions": "simplified"}, "needs transformer_xl positions"),
         ({"memories": (1, 2)}, r"memories \(1, 2\) must be 3 numbers, one for each layer"),
         ({"memories": (1, 2, 13)}, "at most memory 12"),

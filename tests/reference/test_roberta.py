@@ -123,3 +123,27 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
         expected -= 0.5 * (start + end)
     loss, _ = ref.answer_loss_forward(spans, kinds, answer)
     assert loss == pytest.approx(expected, rel=1e-12)
+
+
+REFUSED = [
+    ({"insertion_layer": 4}, r"insertion_layer is 4; it must lie in 1\.\.3"),
+    ({"insertion_layer": 0}, "insertion_layer is 0"),
+    ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"),
+    ({"module_layers": -1}, "module_layers is -1"),
+    ({"dropout": 1.0}, "dropout is 1.0"),
+]
+
+
+@pytest.mark.parametrize("change,words", REFUSED, ids=str)
+def test_impossible_configs_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(ROBERTA, **change)
+
+
+@pytest.mark.parametrize("length", [0, ROBERTA.segment + 1])
+def test_windows_of_other_lengths_are_refused(length):
+    params = roberta_params(ROBERTA, np.random.default_rng(0))
+    tokens = np.zeros((1, length), int)
+    state = ref.initial_state(params, ROBERTA, 1)
+    with pytest.raises(ValueError, match=f"a window of {length} tokens; it must have 1 to 8"):
+        ref.forward(params, ROBERTA, tokens, tokens == 0, state)

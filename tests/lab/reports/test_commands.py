@@ -103,8 +103,13 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
         return look_up(tokens, matrix)
 
     monkeypatch.setattr(compressive, "look_up", noted)
-    for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
-        printed(capsys, name, tmp_path)
+    rate = ["--learning-rate", 1e-4]
+    for name, options, dtype in (
+        ("score", [], torch.bfloat16),
+        ("compression", [], torch.float32),
+        ("dynamic", rate, torch.float32),
+    ):
+        printed(capsys, name, tmp_path, *options)
         assert seen == {dtype}, name
         seen.clear()
 

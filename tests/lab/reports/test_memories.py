@@ -117,3 +117,13 @@ def test_compression_by_layer_weighs_segments_equally(segments, count):
     assert_agree(expected, {"losses": losses, "targets": targets}, 1e-12)
     taken = memories.full_memories(model, documents, 2, 3)
     assert sum(len(tokens) for tokens, _ in taken) == min(count, 3)
+
+
+def test_the_table_has_means_and_their_standard_errors():
+    weights = torch.tensor([0.1, 0.2, 0.6])[:, None].expand(3, 18)
+    record, lines = memories.bucket_table(weights)
+    for part in memories.PARTS:
+        row = record["attention"][part]
+        assert row["mean"] == pytest.approx([0.3] * 6)
+        assert row["standard_error"] == pytest.approx([(0.07 / 3) ** 0.5] * 6)
+    assert "30.00 (15.28)" in lines[-1]

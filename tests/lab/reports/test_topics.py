@@ -5,11 +5,13 @@ A context's own words are near it.
 
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from accelerated.data.windows import lengths_of
 from accelerated.generation.continuation import read_prompt
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.reports import topics
@@ -75,8 +77,12 @@ def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
     A context is at 0 from itself; continuations by a model that has learned nothing are not.
     """
     monkeypatch.setattr(topics, "FITTED", 300)
+    drawn = Mock(wraps=topics.drawn_pieces)
+    monkeypatch.setattr(topics, "drawn_pieces", drawn)
     argv = ("topics", run, "--contexts", 20, "--tokens", 5)
     record = as_json(capsys, *argv)
+    contexts, fitted = (lengths_of(call.args[0]).sum() for call in drawn.call_args_list)
+    assert fitted > 10 * contexts, "topics are those of the training split"
     divergences = record["divergences"]
     assert len(divergences) == 20
     assert as_json(capsys, *argv)["divergences"] == divergences

@@ -17,6 +17,7 @@ from accelerated.training.settings import COMPILERS
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
+PEAK_MEMORY = timing.peak_memory  # which `tiny` replaces
 THREE_ROWS = {  # {model: the rows of its table of steps}
     model: [
         model,
@@ -70,6 +71,7 @@ def tables(capsys, *argv):
 PRINTED = {f"steps --model {model}": [("a step of", rows)] for model, rows in THREE_ROWS.items()}
 TWO_HORIZONS = [("horizon 1", [*BACKPROP]), ("horizon 2", [*BACKPROP])]
 PRINTED["horizons --model memformer compressive"] = TWO_HORIZONS * 3  # Memformer has two models
+PRINTED["horizons --model compressive --horizons 3"] = [("horizon 3", [*BACKPROP])]
 GENERATION = ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
 PRINTED["generation --model pretrained_recurrence"] = [GENERATION]
 
@@ -81,6 +83,14 @@ def test_a_command_prints_its_tables_for_every_model_that_is_named(command, caps
     assert names == PRINTED[command]
     for _, rows in printed:
         assert {row[-1] for row in rows} == {"2"}, "turns"
+
+
+def test_the_type_that_is_asked_for_is_measured(monkeypatch):
+    given = []
+    monkeypatch.setitem(bench.OF_A_MODEL, "steps", given.append)
+    for dtype in ("float32", "bfloat16"):
+        bench.main(["steps", "--model", "compressive", "--device", "cpu", "--dtype", dtype])
+    assert [options.dtype for options in given] == ["float32", "bfloat16"]
 
 
 @pytest.mark.parametrize("model", packages.PACKAGES)
@@ -167,9 +177,32 @@ def test_rows_compare_pair_by_pair(monkeypatch):
     assert second == ("b", *times, "3.0", "1.50", "3", 3)
 
 
+def test_peak_memory_is_the_most_that_is_held_at_once():
+    def step():
+        torch.empty(1_000_000)  # freed at once
+        torch.empty(500_000)
+
+    assert PEAK_MEMORY(step, CPU) == pytest.approx(4e6, rel=1e-3)
+
+
 def test_the_time_budget_ends_the_repeats(monkeypatch):
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     calls = dict.fromkeys("ab", lambda: next(clock))  # a call takes as long as a look at the clock
     for most, repeats in ((-1, 1), (120, 2), (float("inf"), 9)):
         assert timing.time_in_turn(calls, 9, CPU, most)["b"] == [20] * repeats
+
+
+BASELINES = {  # {model: fields of SMALL that its baseline changes}
+    "block_recurrent": {"layers": 3 + 1, "recurrent_layers": ()},
+    "compressive": {"memory": 12 + 5, "compressed_memory": 0},
+    "memorizing": {"memory": 0},
+    "pretrained_recurrence": {"vectors": 0},
+}
+
+
+@pytest.mark.parametrize("model", BASELINES)
+def test_a_baseline_is_as_large_as_its_name_says(model):
+    facts = presets_of(model)
+    _, changes = facts.SPEED["baseline"]
+    assert changes(facts.SMALL) == BASELINES[model]

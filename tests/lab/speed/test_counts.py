@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerated.lab.speed import counts
 from accelerated.lab.speed.variants import model_on_meta, paper_settings
+from accelerated.training.settings import TrainingConfig
 
 # kernels, saved MB and moved GB of one segment of a lane, forward and backward in bfloat16 with
 # dropout, from above
@@ -103,3 +104,25 @@ def test_memory_of_a_preset():
         changed = dataclasses.replace(training, **change)
         _, group = counts.training_bytes(name, config, changed)
         assert group < 0.95 * whole
+
+    groups = []
+    for horizon in (4, 6):  # states that are stored beyond four segments are only added
+        changes = {"horizon": horizon, "accumulate": 2, "backprop": "memory_replay"}
+        changed = dataclasses.replace(training, **changes)
+        groups.append(counts.training_bytes(name, config, changed)[1])
+    state = training.batch * (2 * config.width + 1)
+    assert groups[1] - groups[0] == 2 * state // 2, "of the lanes of a group"
+
+
+@pytest.mark.parametrize(
+    "optimizer, moments", [("adam", 8), ("adafactor", 0), ("adafactor_momentum", 8)]
+)
+def test_memory_of_an_optimiser(optimizer, moments):
+    """Bytes for each number: two moments, or an average and a copy of all that is updated.
+
+    Adafactor has sums of rows and columns besides.
+    """
+    network = torch.nn.ParameterDict({"matrix": torch.empty(3, 5), "vector": torch.empty(7)})
+    training = TrainingConfig(optimizer=optimizer, weight_decay=0.0)
+    sums = 4 * (3 + 5 + 7) if optimizer.startswith("adafactor") else 0
+    assert counts.held_bytes(network, training) == (8 + moments) * (15 + 7) + sums

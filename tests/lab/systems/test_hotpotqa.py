@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -120,10 +121,10 @@ SHORT = [["Homer", ["Homer was a poet.", " Born in Chios."]]]
 QUESTIONS = {"Where?": "Chios", "Was he?": "yes", "Was who?": "no", "Who wrote?": "Homer"}
 
 
-def questions_file(path):
-    """A file of short questions."""
+def questions_file(path, **others):
+    """A file of short questions, and of others {question: answer}."""
     items = []
-    for question, answer in QUESTIONS.items():
+    for question, answer in (QUESTIONS | others).items():
         facts = [["Homer", 0], ["Homer", 1]]
         item = {"_id": question, "question": question, "answer": answer, "context": SHORT}
         items.append(item | {"supporting_facts": facts})
@@ -139,13 +140,17 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
     On questions that it has learned by heart every answer is right.
     """
     torch.set_default_dtype(torch.float32)
-    file = questions_file(tmp_path / "train.json")
+    asked = questions_file(tmp_path / "asked.json")
+    file = questions_file(tmp_path / "train.json", **{"Who was born?": "Homer"})
     out = tmp_path / "out"
+    fine_tune = Mock(wraps=reader.fine_tune)
+    monkeypatch.setattr(reader, "fine_tune", fine_tune)
     for name, value in {"SEGMENT": 24, "BATCH": 4, "EPOCHS": 60, "RATE": 0.02}.items():
         monkeypatch.setattr(hotpotqa, name, value)
-    command = ["--init", folder, "--train", file, "--asked", file, "--out", out]
+    command = ["--init", folder, "--train", file, "--asked", asked, "--out", out]
     command = [str(word) for word in command]
     hotpotqa.main(command)
+    assert {call.args[2] for call in fine_tune.call_args_list} == {75}, "60 passes of 5 by fours"
     printed = capsys.readouterr().out
     assert "| windows | seed | F1 | exact match |" in printed
     for row in ("disjoint", "recurrent"):

@@ -292,6 +292,19 @@ def small(monkeypatch):
     monkeypatch.setattr(two_hops, "prose", lambda: (["A line.", "Two."], ["Three."]))
 
 
+def test_what_is_asked_has_no_line_of_the_training(small):
+    """Else an answer could be learned by its text."""
+
+    def lines_of(examples):
+        texts = "".join(example.question.text for example in examples)
+        return {*re.findall(r"^Test\n (.*)$", texts, re.MULTILINE)}
+
+    task = questions.make_task()
+    for examples, _ in task.stages:
+        assert lines_of(examples) == {"A line.", "Two."}
+    assert lines_of(task.asked) == {"Three."}
+
+
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
     """Parts are by whether an answer is a span, and whether its hops are in one window."""
     task = questions.make_task()

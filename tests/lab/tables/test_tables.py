@@ -26,7 +26,7 @@ from accelerated.lab.tables.page import page
 from accelerated.lab.tables.table import TABLES, Measure, Row
 from accelerated.lab.trials import LOG, SEEDS, Trial, Workshop, join
 from accelerated.program.errors import InputError
-from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, train
+from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, saved, train
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PUBLISHED = [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
@@ -129,13 +129,22 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     windows = f"{sizes} --model pretrained_recurrence --overlap 4 --horizon 1"
     rows = [
         f"{rows} --batch 5",
-        f"{rows} --batch 10 --horizon 2",
+        f"{rows} --batch 10 --horizon 2 --accumulate 2",
         f"{windows} --batch 5",
         f"{rows} --batch 5",
     ]
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
     assert made == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
     assert [of_row[0] for of_row in seconds] == [50.0, 12.5, 100.0, 50.0]
+
+
+def test_a_columns_chances_are_those_of_the_facts_that_it_asks_for():
+    """Which may be fewer than those of training: of one fact its value is the answer."""
+    rows = {"a: 1": Row("", asked="--recall-pairs 1"), "a: 4": Row("")}
+    settings = settings_of(Trial("", "--data recall --recall-pairs 4"))
+    found = module.chances_of(TWO._replace(rows=rows), settings)
+    assert found["a guess"] == {"1": 0.1, "4": 0.1}
+    assert found["the values without their keys"] == pytest.approx({"1": 1.0, "4": 0.384}, abs=1e-3)
 
 
 def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_all_seeds(tmp_path):
@@ -212,13 +221,15 @@ def measured(text, tmp_path, monkeypatch, capsys):
     return command
 
 
-def test_a_small_table_from_the_command_to_the_page(measured, tmp_path):
+def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypatch):
     """A table that is measured again is compared with its record, and nothing is written."""
     measured("--jobs 3", tmp_path)
     file = tmp_path / "a-table.json"
     record = json.loads(file.read_text())
     a, b = record["rows"]
-    assert len([*(tmp_path / "runs").iterdir()]) == 1, "rows with the same options share a run"
+    folders = [*(tmp_path / "runs").iterdir()]
+    assert len(folders) == 1, "rows with the same options share a run"
+    assert record["corpus"] == saved(folders[0])["corpus"] != ""
     assert a["measured"]["end"] == b["measured"]["end"]
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert a["parameters"] == b["parameters"] > 0
@@ -226,6 +237,11 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path):
     assert (record["jobs"], record["python"]) == (3, platform.python_version())
     assert (tmp_path / "a-table.md").read_text() == page(TABLES["a-table"], record)
     assert (tmp_path / "a-table.svg").exists(), "the page shows it, of orderings too"
+
+    monkeypatch.setitem(TABLES, "a-table", TABLES["a-table"]._replace(timed=False))
+    measured("--jobs 3", tmp_path / "untimed")
+    untimed = json.loads((tmp_path / "untimed" / "a-table.json").read_text())
+    assert "step_seconds" not in untimed["rows"][0]
 
     kept = json.dumps(record | {"corpus": "another text"})
     file.write_text(kept)

@@ -146,6 +146,14 @@ def test_a_failure_leaves_nothing(folder, tmp_path):
     assert re.search(words, refusal(tokenised, source, BYTES, folder / "1.txt"))
 
 
+def test_what_a_killed_run_left_half_written_is_removed(folder, tmp_path):
+    cache = cache_folder(source_of_path(str(folder)), BYTES, tmp_path / "cache")
+    cache.mkdir(parents=True)
+    (cache / f"{TOKENS}.0123abcd.writing").write_text("half")
+    made(folder)
+    assert files_of(cache) == {TOKENS, DOCUMENTS, MANIFEST}
+
+
 def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
     """While one holds the lock the other waits; then it reads the first one's cache."""
     write = Mock(wraps=token_cache.write_tokens)

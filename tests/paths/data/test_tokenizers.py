@@ -130,6 +130,10 @@ def test_ranks_in_another_order_are_another_tokenizer():
     swapped = RANKS | {b"th": 258, b" the": 256}
     ours = tokenizer_of_ranks("small", RANKS)
     assert ours.fingerprint != tokenizer_of_ranks("small", swapped).fingerprint
+    cuts = {"pat_str": r"\S+|\s+", "mergeable_ranks": RANKS, "special_tokens": {}}
+    other = BpeTokenizer("small", tiktoken.Encoding("small", **cuts))
+    assert other.vocabulary == ours.vocabulary
+    assert ours.fingerprint != other.fingerprint, "its words are cut otherwise"
 
 
 GOOD = show_ranks(RANKS)

@@ -281,6 +281,10 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "TOKENS", 30)
     record, _, _ = page_of(run, tmp_path / "few.html", first=2)
     assert record["segments"] == [2, 4]
+    run = run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
+    new = run.model.config.segment - overlap_of(run.model.config)
+    record, _, _ = page_of(run, tmp_path / "overlapping.html")
+    assert record["segments"] == [1, 30 // new], "of tokens that no segment before it shows"
 
 
 def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
@@ -290,6 +294,13 @@ def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
     strip = data["overview"]
     assert strip["segments"] == 3
     assert [bar[2] for bar in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48]
+
+
+def test_the_strongest_shade_is_that_of_the_largest_gains_or_losses():
+    """A memory that only harms is shaded as one that only helps."""
+    assert view.shading_scale(np.full(9, 3 * BIT)) == 3.0
+    assert view.shading_scale(np.full(9, -3 * BIT)) == 3.0
+    assert view.shading_scale(np.array([math.nan, 0.01])) == 0.1
 
 
 def test_a_character_of_several_tokens_stands_at_its_last():

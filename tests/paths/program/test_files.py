@@ -43,9 +43,11 @@ def test_nothing_is_written_through_a_link(tmp_path):
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 DENIED = OSError(errno.EACCES, "Permission denied")
+QUOTA = OSError(errno.EDQUOT, "Disk quota exceeded")
 OF_TORCH = RuntimeError("unexpected pos")  # if the disk is full
 SAID = [
     (FULL, "No space left on device; free some space, or give another"),
+    (QUOTA, "Disk quota exceeded; free some space, or give another"),
     (DENIED, "Permission denied; give another"),
     (OF_TORCH, "unexpected pos; free some space, or give another"),
 ]

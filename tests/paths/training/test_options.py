@@ -38,6 +38,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--data recall --recall-pairs 250": "--recall-pairs is 250",
     "--model pretrained_recurrence --insertion-layers 5": "--insertion-layers (5,) must lie in",
     "--model memformer --encoder-layers 0 --task-recall 0.1": "decoder-only model; leave them out",
+    "--model memformer --encoder-layers 0 --task-infilling 0.1": "decoder-only model; leave them",
     "--model memformer --segment 1 --task-infilling 0.5": "--segment 1 has no parts; give",
     "--model memformer --task-masked-only": "is for --task-infilling, which is 0; give it",
     "--data recall --validation-prefix 10": "without its questions, which come last; leave it out",
@@ -58,6 +59,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     # An option of another model, or of other data, and what argparse refuses
     "--memory 64": "--memory is an option of --model compressive or memorizing",
     "--recall-pairs 3": "--recall-pairs is an option of --data recall; leave it out or choose that",
+    "--data recall --recall-pair 3": "unknown option --recall-pair; did you mean --recall-pairs?",
     "--data recall --tokenizer 9": "--tokenizer is an option of --data with texts",
     "--data recall --train-bpe 9": "--train-bpe is an option of --data with texts",
     "--recurrent-layers x": "numbers joined by commas",

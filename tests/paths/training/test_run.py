@@ -13,7 +13,7 @@ from accelerated.training import opening
 from accelerated.training.options import Saved, parse
 from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
-from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, refusal, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train
 from tests.helpers.texts import documents_of
 
 ON_A_CPU = ["--device", "cpu", "--compile"]
@@ -150,6 +150,12 @@ def test_the_beginning_of_each_document_is_validated_on():
     assert spans == [(0, 0, 9), (1, 0, 4)]
 
 
+def test_a_short_validation_split_that_is_joined_has_parts_of_a_segment_at_the_least():
+    """As eval.py reads it: 19 tokens to predict are two parts for four lanes, not four."""
+    options = ["--carry-over-documents", "--batch", 4, "--validation-tokens", 0]
+    assert validated([10, 9], settings_with(*options)) == [(0, 0, 10), (0, 10, 20)]
+
+
 def test_a_part_of_the_validation_split_is_read_from_all_over_it():
     """As many tokens as are asked for; in several lanes each has a piece.
 
@@ -172,3 +178,17 @@ def test_a_document_of_recall_is_validated_on_whole():
     assert spans
     for _, start, stop in spans:
         assert (start, stop) == (0, length), "a document is cut"
+
+
+def test_what_is_read_is_counted_with_its_padding_and_overlaps():
+    """Of 640 tokens to predict a step reads two segments of 8 in four lanes."""
+    settings = settings_with("--batch", 4, "--horizon", 2, "--steps", 5)
+    corpus = SimpleNamespace(splits={"train": documents_of([641]), "valid": documents_of([101])})
+    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
+    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.5 passes"
+
+
+def test_the_seed_decides_which_tasks_are_drawn():
+    tasks = ["--task-infilling", 0.5, "--seed", 3]
+    settings, _ = parse([str(option) for option in [*MEMFORMER, *tasks]])
+    assert opening.new_reader(settings, documents_of([40])).seed == 3
