@@ -44,7 +44,7 @@ class Stepper(ABC):
     def step(self, token: Tensor, stream: Stream) -> tuple[Tensor, Stream]:
         """Read one token (B,): logits (B, V) of the next one, and the Stream to read it with.
 
-        Raises ValueError if it is no token, or not one for each lane. The host counts a segment's
+        Raises ValueError if it is not one integer for each lane. The host counts a segment's
         tokens, so no step waits for the device, unless the model does.
         """
         check_tokens(token, 1)

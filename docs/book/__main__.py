@@ -9,8 +9,8 @@ latex2mathml Pygments`.
 """
 
 import argparse
-import importlib.util
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 # {module: what pip calls it}
@@ -24,15 +24,18 @@ NEEDED = {
 
 def main(argv: list[str] | None = None) -> int:
     """Build the book; returns the exit code."""
-    about = "Write the book, a folder of pages for a browser."
-    parser = argparse.ArgumentParser("python -m docs.book", description=about)
-    a_folder = "the folder; index.html is its first page"
-    parser.add_argument("--out", type=Path, required=True, help=a_folder)
+    parser = argparse.ArgumentParser(
+        "python -m docs.book", description="Write the book, a folder of pages for a browser."
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder; index.html is its first page"
+    )
     out = parser.parse_args(argv).out
-    missing = [pip for module, pip in NEEDED.items() if importlib.util.find_spec(module) is None]
+    missing = " ".join(pip for module, pip in NEEDED.items() if find_spec(module) is None)
     if missing:
-        names = " ".join(missing)
-        print(f"the book needs {names}, which is not here: pip install {names}", file=sys.stderr)
+        print(
+            f"the book needs {missing}, which is not here: pip install {missing}", file=sys.stderr
+        )
         return 2
 
     from docs.book.site import build  # after the check of what it imports

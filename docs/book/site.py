@@ -23,7 +23,7 @@ from docs.book.text import REPLAY, file_text, markdown_of, page_text
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
 PAGE = Path(__file__).parent / "page"
-MARK = b"<!-- A page of the book"  # near the beginning of each
+MARK = b"<!-- A page of the book"
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
 METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
@@ -202,7 +202,7 @@ def build(out: Path) -> dict[str, int]:
     Raises OSError if something else than a page of the book has the name of one.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for page in pages().values():
-        if (out / page).exists() and MARK not in (out / page).read_bytes()[:100]:
-            raise OSError(errno.EEXIST, f"{page} is there and is no page of the book")
+    for page in map(out.joinpath, pages().values()):
+        if page.exists() and MARK not in page.read_bytes():
+            raise OSError(errno.EEXIST, f"{page.name} is there and is no page of the book")
     return {page: write_page(out, path) for path, page in pages().items()}

@@ -20,11 +20,10 @@ def copy_to(folder: Path) -> None:
         raise CheckError(f"--copy {folder}: it exists; give the name of a new folder")
     shutil.copytree(BEGIN, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "test_practice.py", folder)
-    count = sum(len(tasks_of(file)) for file in FILES)
-    first = FILES[0]
-    print(f"{folder} has {count} tasks in {len(FILES)} files.")
-    print(f"Begin with {folder}/{first}.py, then:")
-    print(f"  python -m docs.practice --in {folder} {first}")
+    print(
+        f"Begin with {folder}/{FILES[0]}.py, then:\n"
+        f"  python -m docs.practice --in {folder} {FILES[0]}"
+    )
 
 
 def files_and_tasks(names: list[str]) -> list[tuple[str, str]]:
