@@ -67,10 +67,13 @@ def read_record(path: Path) -> dict:
     """The record in a file; raises InputError if it is none."""
     try:
         record = json.loads(regular(path).read_bytes())
-        return {name: record[name] for name in ("settings", "machine", "torch", "runs")} | record
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        what = f"{path} is no record of runs ({type(error).__name__}: {error})"
+        missing = {"settings", "machine", "torch", "runs"} - record.keys()
+        if missing:
+            raise ValueError(f"it has no {min(missing)}")
+    except (AttributeError, RecursionError, ValueError) as error:
+        what = f"{path} is no record of runs ({error})"
         raise InputError(f"{what}; restore it, or {ADVICE}") from None
+    return record
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
