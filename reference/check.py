@@ -334,12 +334,11 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
     except CheckError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # as in: python -m reference.check ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
-        if error.filename is None:  # a full disk: nothing more is written there
+        if error.filename is None:  # the output: nothing more is written there
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # as in: python -m reference.check ... | head
+            return 1
         what = error.filename or "the output"
         print(f"{name}: cannot use {what}: {error.strerror}; give another", file=sys.stderr)
         return 2

@@ -5,11 +5,11 @@ They are fetched, split, and refused if they are wrong.
 
 import hashlib
 import http.client
+import importlib.util
 import io
 import json
 import logging
 import re
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -259,7 +259,7 @@ def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name,
 
 
 def test_what_the_package_opens_is_refused_without_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for data in ("hf:a/b", "wikitext-103"):
         words = f"--data {data} needs the package datasets; install the extra: .*datasets"
         with pytest.raises(InputError, match=words):
