@@ -26,7 +26,9 @@ LOG2_E = tl.constexpr(1 / math.log(2))
 FAR_BELOW = tl.constexpr(-1e30)  # where a maximum begins: finite, so that no difference is NaN
 
 # Kernels. A program has one lane and head, and a block of queries or of keys. A tensor with rows is
-# given as its address and the strides of its lanes, heads and rows (addressed)
+# given as its address and the strides of its lanes, heads and rows (addressed). What a score costs
+# beside its products decides how long they take. So a tile whose queries all see all of its keys
+# (is_whole) has no masks, and an address is a number of a query plus one of a key
 
 
 @triton.jit
@@ -35,7 +37,7 @@ def addresses(tensor, lane_head, heads, rows):
     lane = (lane_head // heads).to(tl.int64)
     head = (lane_head % heads).to(tl.int64)
     first = tensor[0] + lane * tensor[1] + head * tensor[2]
-    return first + rows.to(tl.int64) * tensor[3]
+    return first + tl.cast(rows, tl.int64) * tensor[3]
 
 
 @triton.jit
@@ -79,47 +81,104 @@ def store_unseen(
 
 
 @triton.jit
-def scores_of(
-    first, second, offsets, i, j, N, K, C, shift, split, skip, scale, SPLITS: tl.constexpr
-):
-    """Scores in base 2 of the rows of queries and keys, their columns, and which are seen.
+def is_seen(i, j, N, K, reach, shift):
+    """Which keys j the queries i see: those with 0 <= j - i + shift < reach = C - skip."""
+    distance = j - i + shift
+    return (distance >= 0) & (distance < reach) & (i < N) & (j < K)
 
-    The first rows are those of axis 0: queries, if i is (rows, 1) and j (1, rows), or keys.
+
+@triton.jit
+def is_whole(
+    first, start, N, K, reach, shift, split, SPLITS: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr
+):  # fmt: skip
+    """Whether a tile from query `first` and key `start` on is seen whole, and keys stay together.
+
+    Its last query sees its first key, its first query its last key, and none of the first keys
+    with columns of their own stands beside others.
     """
-    column = j - i + shift
+    last = first + QUERIES - 1
+    whole = is_seen(last, start, N, K, reach, shift)
+    whole &= is_seen(first, start + KEYS - 1, N, K, reach, shift)
     if SPLITS:
-        column += tl.where(j >= split, skip, 0)
-    seen = (column >= 0) & (column < C) & (j < K) & (i < N)
-    added = tl.load(offsets + column, mask=seen, other=-float("inf")).to(tl.float32)
-    scores = (tl.dot(first, tl.trans(second)) * scale + added) * LOG2_E
-    return scores, column, seen
+        whole &= (start >= split) | (start + KEYS <= split)
+    return whole
 
 
 @triton.jit
-def keys_of_dropout(seed, lane_head, DROPS: tl.constexpr):
-    """Two random numbers for one lane and head, from which kept_by_dropout draws."""
-    first = 0
-    second = 0
-    if DROPS:
-        drawn = tl.load(seed)
-        first = tl.randint(drawn, 2 * lane_head)
-        second = tl.randint(drawn, 2 * lane_head + 1)
-    return first, second
+def skipped(j, split, skip, SPLITS: tl.constexpr):
+    """How many columns are skipped before that of key j."""
+    if SPLITS:
+        return tl.where(j >= split, skip, 0)
+    else:
+        return 0
 
 
 @triton.jit
-def kept_by_dropout(keys, i, column, C, rate):
-    """What dropout multiplies the weight of query i in a column by: 0 or 1 / (1 - rate).
+def places_of_key_0(offset, lane_head, heads, first, row, shift, SHARED: tl.constexpr):
+    """Where queries first + row have the offset of key 0, if it has one, in the shape of `row`.
 
-    A hash of query and column, so that both passes draw the same. torch's own generator, Philox,
-    would take longer than the attention.
+    SHARED: all lanes and queries have the same offsets
     """
-    number = (i * C + column).to(tl.uint32) ^ keys[0]
-    number = (number ^ (number >> 16)) * 0x7FEB352D + keys[1]
-    number = (number ^ (number >> 15)) * 0x846CA68B
-    number ^= number >> 16
-    uniform = (number >> 8).to(tl.float32) * (1 / 2**24)
-    return tl.where(uniform >= rate, 1 / (1 - rate), 0.0)
+    start = addresses(offset, lane_head, heads, first) + (shift - first)
+    if SHARED:
+        return start - row
+    else:
+        return start + row * (offset[3] - 1)
+
+
+@triton.jit
+def load_offsets(
+    places, whole, i, start, j, N, K, reach, shift, split, skip, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Offsets of a tile in float32, minus infinity where a query does not see a key.
+
+    places: of the queries i, as places_of_key_0 has them
+    start: the first of the keys j
+    """
+    if whole:
+        offset = tl.load(places + skipped(start, split, skip, SPLITS) + j)
+    else:
+        place = places + (skipped(j, split, skip, SPLITS) + j)
+        seen = is_seen(i, j, N, K, reach, shift)
+        offset = tl.load(place, mask=seen, other=-float("inf"))
+    return offset.to(tl.float32)
+
+
+@triton.jit
+def store_offsets(
+    places, values, whole, i, start, j, N, K, reach, shift, split, skip, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Write values where load_offsets reads offsets."""
+    values = values.to(places.dtype.element_ty)
+    if whole:
+        tl.store(places + skipped(start, split, skip, SPLITS) + j, values)
+    else:
+        place = places + (skipped(j, split, skip, SPLITS) + j)
+        tl.store(place, values, mask=is_seen(i, j, N, K, reach, shift))
+
+
+@triton.jit
+def load_drawn(drawn, lane_head, i, N, DROPS: tl.constexpr):
+    """The random number of each query i; none without dropout."""
+    if DROPS:
+        return tl.load(drawn + lane_head * N + i, mask=i < N, other=0).to(tl.uint32, bitcast=True)
+    else:
+        return 0
+
+
+@triton.jit
+def kept_by_dropout(number, j, lowest):
+    """Whether dropout keeps the weight of key j, for a query with a random number.
+
+    It does so if what squares make of both, evenly from -2^31 to 2^31, is at least `lowest`. Each
+    pass finds the same again. torch's own generator, Philox, would take longer than the attention.
+    """
+    mixed = number + j.to(tl.uint32)
+    mixed = mixed * mixed + number
+    mixed = (mixed << 16) | (mixed >> 16)
+    mixed = mixed * mixed + mixed
+    return mixed.to(tl.int32, bitcast=True) >= lowest
 
 
 @triton.jit
@@ -129,11 +188,12 @@ def forward_kernel(
     value,  # (B, H, K, E)
     offset,  # (B, H, N, C)
     out,  # (B, H, N, E)
-    seed,  # of dropout
+    drawn,  # (BH, N)
     log_sum,  # (BH, N)
-    heads, N, K, C, shift, split, skip, scale, rate,
+    heads, N, K, reach, shift, split, skip, scale, rate, lowest,
     DROPS: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -141,35 +201,38 @@ def forward_kernel(
     """Fill out (B, H, N, E) and log_sum (BH, N), the base-2 logarithm of each softmax's divisor."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
-    i = first + tl.arange(0, QUERIES)
+    row = tl.arange(0, QUERIES)
+    i = first + row
     q = load_rows(query, lane_head, heads, i, N, E)
-    offsets = addresses(offset, lane_head, heads, i[:, None])
-    drawn = keys_of_dropout(seed, lane_head, DROPS)
+    places = places_of_key_0(offset, lane_head, heads, first, row[:, None], shift, SHARED)
+    number = load_drawn(drawn, lane_head, i[:, None], N, DROPS)
 
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     attended = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
+    end = tl.minimum(first + QUERIES - 1 - shift + reach, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
-        scores, column, _ = scores_of(
-            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale, SPLITS
-        )
+        whole = is_whole(first, start, N, K, reach, shift, split, SPLITS, QUERIES, KEYS)
+        tile = (whole, i[:, None], start, j[None, :], N, K, reach, shift, split, skip)
+        added = load_offsets(places, *tile, SPLITS)
+        scores = tl.dot(q, tl.trans(k)) * scale + added
         new_highest = tl.maximum(highest, tl.max(scores, 1))
-        smaller = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
+        smaller = tl.exp2((highest - new_highest) * LOG2_E)
+        weights = tl.exp2(scores * LOG2_E - (new_highest * LOG2_E)[:, None])
         total = total * smaller + tl.sum(weights, 1)
         highest = new_highest
         if DROPS:
-            weights *= kept_by_dropout(drawn, i[:, None], column, C, rate)
+            weights = tl.where(kept_by_dropout(number, j[None, :], lowest), weights, 0.0)
         attended = tl.dot(weights.to(v.dtype), v, attended * smaller[:, None])
 
     total = tl.where(total == 0, 1.0, total)  # of rows after the last query
-    store_rows(out, attended / total[:, None], lane_head, heads, i, N, E)
-    tl.store(log_sum + lane_head * N + i, highest + tl.log2(total), mask=i < N)
+    attended /= (total * (1 - rate))[:, None]
+    store_rows(out, attended, lane_head, heads, i, N, E)
+    tl.store(log_sum + lane_head * N + i, highest * LOG2_E + tl.log2(total), mask=i < N)
 
 
 @triton.jit
@@ -182,12 +245,13 @@ def query_kernel(
     dout,  # (B, H, N, E)
     dquery,  # (B, H, N, E)
     doffset,  # (B, H, N, C)
-    seed,  # of dropout
+    drawn,  # (BH, N)
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads, N, K, C, shift, split, skip, scale, rate,
+    heads, N, K, reach, shift, split, skip, scale, rate, lowest,
     DROPS: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -195,34 +259,38 @@ def query_kernel(
     """Fill dquery, doffset (B, H, N, C) and delta (BH, N), the sum of out dout."""
     first = tl.program_id(0) * QUERIES
     lane_head = tl.program_id(1)
-    i = first + tl.arange(0, QUERIES)
+    row = tl.arange(0, QUERIES)
+    i = first + row
     q = load_rows(query, lane_head, heads, i, N, E)
     do = load_rows(dout, lane_head, heads, i, N, E)
     o = load_rows(out, lane_head, heads, i, N, E)
     along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(delta + lane_head * N + i, along, mask=i < N)
     divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
-    offsets = addresses(offset, lane_head, heads, i[:, None])
-    doffsets = addresses(doffset, lane_head, heads, i[:, None])
-    drawn = keys_of_dropout(seed, lane_head, DROPS)
+    places = places_of_key_0(offset, lane_head, heads, first, row[:, None], shift, SHARED)
+    dplaces = places_of_key_0(doffset, lane_head, heads, first, row[:, None], shift, False)
+    number = load_drawn(drawn, lane_head, i[:, None], N, DROPS)
 
+    doffsets = addresses(doffset, lane_head, heads, i[:, None])
     store_unseen(doffsets, i[:, None], first, N, shift, split, skip, SPLITS, KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
     begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + C - skip, K)
+    end = tl.minimum(first + QUERIES - 1 - shift + reach, K)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
         v = load_rows(value, lane_head, heads, j, K, E)
-        scores, column, seen = scores_of(
-            q, k, offsets, i[:, None], j[None, :], N, K, C, shift, split, skip, scale, SPLITS
-        )
-        weights = tl.exp2(scores - divisor[:, None])
+        whole = is_whole(first, start, N, K, reach, shift, split, SPLITS, QUERIES, KEYS)
+        tile = (whole, i[:, None], start, j[None, :], N, K, reach, shift, split, skip)
+        added = load_offsets(places, *tile, SPLITS)
+        scores = tl.dot(q, tl.trans(k)) * scale + added
+        weights = tl.exp2(scores * LOG2_E - divisor[:, None])
         dweights = tl.dot(do, tl.trans(v))
         if DROPS:
-            dweights *= kept_by_dropout(drawn, i[:, None], column, C, rate)
+            kept = kept_by_dropout(number, j[None, :], lowest)
+            dweights = tl.where(kept, dweights * (1 / (1 - rate)), 0.0)
         dscores = weights * (dweights - along[:, None])
-        tl.store(doffsets + column, dscores.to(doffset[0].dtype.element_ty), mask=seen)
+        store_offsets(dplaces, dscores, *tile, SPLITS)
         dq = tl.dot(dscores.to(k.dtype), k, dq)
     store_rows(dquery, dq * scale, lane_head, heads, i, N, E)
 
@@ -236,66 +304,69 @@ def key_kernel(
     dout,  # (B, H, N, E)
     dkey,  # (B, H, K, E)
     dvalue,  # (B, H, K, E)
-    seed,  # of dropout
+    drawn,  # (BH, N)
     log_sum,  # (BH, N)
     delta,  # (BH, N)
-    heads, N, K, C, shift, split, skip, scale, rate,
+    heads, N, K, reach, shift, split, skip, scale, rate, lowest,
     DROPS: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
     E: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
     """Fill dkey and dvalue. Scores are made transposed, (KEYS, QUERIES)."""
-    first = tl.program_id(0) * KEYS
+    start = tl.program_id(0) * KEYS
     lane_head = tl.program_id(1)
-    j = first + tl.arange(0, KEYS)
+    j = start + tl.arange(0, KEYS)
     k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
     v = load_rows(value, lane_head, heads, j, K, E)
-    drawn = keys_of_dropout(seed, lane_head, DROPS)
 
     dk = tl.zeros([KEYS, E], tl.float32)
     dv = tl.zeros([KEYS, E], tl.float32)
-    begin = tl.maximum(first + shift - (C - skip) + 1, 0) // QUERIES * QUERIES
-    end = tl.minimum(first + KEYS + shift, N)
-    for start in range(begin, end, QUERIES):
-        i = start + tl.arange(0, QUERIES)
+    begin = tl.maximum(start + shift - reach + 1, 0) // QUERIES * QUERIES
+    end = tl.minimum(start + KEYS + shift, N)
+    for first in range(begin, end, QUERIES):
+        row = tl.arange(0, QUERIES)
+        i = first + row
         q = load_rows(query, lane_head, heads, i, N, E)
         do = load_rows(dout, lane_head, heads, i, N, E)
         divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
         along = tl.load(delta + lane_head * N + i, mask=i < N, other=0.0)
 
-        offsets = addresses(offset, lane_head, heads, i[None, :])
-        scores, column, _ = scores_of(
-            k, q, offsets, i[None, :], j[:, None], N, K, C, shift, split, skip, scale, SPLITS
-        )
-        weights = tl.exp2(scores - divisor[None, :])
+        places = places_of_key_0(offset, lane_head, heads, first, row[None, :], shift, SHARED)
+        whole = is_whole(first, start, N, K, reach, shift, split, SPLITS, QUERIES, KEYS)
+        tile = (whole, i[None, :], start, j[:, None], N, K, reach, shift, split, skip)
+        added = load_offsets(places, *tile, SPLITS)
+        scores = tl.dot(k, tl.trans(q)) * scale + added
+        weights = tl.exp2(scores * LOG2_E - divisor[None, :])
         dweights = tl.dot(v, tl.trans(do))
         dropped = weights
         if DROPS:
-            kept = kept_by_dropout(drawn, i[None, :], column, C, rate)
-            dropped = weights * kept
-            dweights *= kept
+            number = load_drawn(drawn, lane_head, i[None, :], N, DROPS)
+            kept = kept_by_dropout(number, j[:, None], lowest)
+            dropped = tl.where(kept, weights, 0.0)
+            dweights = tl.where(kept, dweights * (1 / (1 - rate)), 0.0)
         dv = tl.dot(dropped.to(do.dtype), do, dv)
         dscores = weights * (dweights - along[None, :])
         dk = tl.dot(dscores.to(q.dtype), q, dk)
     store_rows(dkey, dk * scale, lane_head, heads, j, K, E)
-    store_rows(dvalue, dv, lane_head, heads, j, K, E)
+    store_rows(dvalue, dv / (1 - rate), lane_head, heads, j, K, E)
 
 
 # What launches them
 
 
-def tiles(queries: int, keys: int, warps: int, stages: int) -> dict[str, int]:
+def tiles(queries: int, keys: int) -> dict[str, int]:
     """How many queries and keys a program has at a time, and how it is compiled."""
-    return {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
+    return {"QUERIES": queries, "KEYS": keys, "num_warps": 4, "num_stages": 2}
 
 
-# By the width of a head; the fastest of those tried on an H100
-FORWARD = {64: tiles(64, 64, 4, 3), 128: tiles(128, 64, 8, 3)}
-BACKWARD_OF_QUERIES = {64: tiles(64, 64, 4, 3), 128: tiles(64, 32, 4, 3)}
-BACKWARD_OF_KEYS = {64: tiles(64, 64, 4, 3), 128: tiles(32, 64, 4, 3)}
-SMALL = tiles(32, 32, 4, 2)  # of any other width
+# By the width of a head; the fastest of those tried on an H200
+FORWARD = {64: tiles(64, 64), 128: tiles(64, 64)}
+BACKWARD_OF_QUERIES = {64: tiles(64, 64), 128: tiles(64, 32)}
+BACKWARD_OF_KEYS = {64: tiles(64, 64), 128: tiles(32, 64)}
+SMALL = tiles(32, 32)  # of any other width
 
 
 def distance_attention(
@@ -319,9 +390,20 @@ def distance_attention(
     dropout: the rate at which weights are dropped
     """
     assert skip == 0 or query.shape[2] <= shift + 1, "a query does not see all of the first keys"
-    seed = torch.randint(2**31, (1,), device=query.device) if dropout else query.new_empty(0)
-    out, _ = attend(query, key, value, offset, seed, shift, scale, dropout, split, skip)
+    drawn = drawn_for(query, dropout)
+    out, _ = attend(query, key, value, offset, drawn, shift, scale, dropout, split, skip)
     return out
+
+
+def drawn_for(query: Tensor, dropout: float) -> Tensor:
+    """A random number for each query (B, H, N), from which the kernels' dropout draws."""
+    shape = query.shape[:3] if dropout else (0,)
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=query.device)
+
+
+def lowest_kept(dropout: float) -> int:
+    """The least of the numbers from -2^31 to 2^31 for which kept_by_dropout keeps a weight."""
+    return round(dropout * 2**32) - 2**31
 
 
 @torch.library.custom_op("palimpsest::distance_attention", mutates_args=())
@@ -330,7 +412,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     offset: Tensor,
-    seed: Tensor,
+    drawn: Tensor,
     shift: int,
     scale: float,
     dropout: float,
@@ -342,11 +424,11 @@ def attend(
     out = heads_last(query)
     log_sum = query.new_empty(batch * heads, length, dtype=torch.float32)
     given = addressed(query, key, value, by_query(offset, query), out)
-    sizes = (heads, length, key.shape[2], offset.shape[-1], shift, split, skip)
+    sizes = (heads, length, key.shape[2], offset.shape[-1] - skip, shift, split, skip)
     chosen = FORWARD.get(width, SMALL)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
-    rates = (scale, dropout, dropout > 0, skip > 0)
-    forward_kernel[grid](*given, seed, log_sum, *sizes, *rates, width, **chosen)
+    rates = (scale, dropout, lowest_kept(dropout), dropout > 0, skip > 0, offset.dim() == 2)
+    forward_kernel[grid](*given, drawn, log_sum, *sizes, *rates, width, **chosen)
     return out, log_sum
 
 
@@ -356,7 +438,7 @@ def attend_backward(
     key: Tensor,
     value: Tensor,
     offset: Tensor,
-    seed: Tensor,
+    drawn: Tensor,
     out: Tensor,
     dout: Tensor,
     log_sum: Tensor,
@@ -377,19 +459,19 @@ def attend_backward(
     else:
         doffset = torch.empty_like(offset)
     delta = torch.empty_like(log_sum)
-    sizes = (heads, length, keys, offset.shape[-1], shift, split, skip)
-    rates = (scale, dropout, dropout > 0, skip > 0, width)
+    sizes = (heads, length, keys, offset.shape[-1] - skip, shift, split, skip)
+    rates = (scale, dropout, lowest_kept(dropout), dropout > 0, skip > 0, offset.dim() == 2, width)
     inputs = (query, key, value, by_query(offset, query))
 
     chosen = BACKWARD_OF_QUERIES.get(width, SMALL)
     given = addressed(*inputs, out, dout, dquery, doffset)
     grid = (triton.cdiv(length, chosen["QUERIES"]), batch * heads)
-    query_kernel[grid](*given, seed, log_sum, delta, *sizes, *rates, **chosen)
+    query_kernel[grid](*given, drawn, log_sum, delta, *sizes, *rates, **chosen)
 
     chosen = BACKWARD_OF_KEYS.get(width, SMALL)
     given = addressed(*inputs, dout, dkey, dvalue)
     grid = (triton.cdiv(keys, chosen["KEYS"]), batch * heads)
-    key_kernel[grid](*given, seed, log_sum, delta, *sizes, *rates, **chosen)
+    key_kernel[grid](*given, drawn, log_sum, delta, *sizes, *rates, **chosen)
     if offset.dim() == 2:
         doffset = doffset.sum((0, 2), dtype=torch.float32).to(offset.dtype)
     return dquery, dkey, dvalue, doffset
@@ -421,15 +503,15 @@ def _(query, key, value, offset, *_):
 
 def save(ctx, inputs, output) -> None:
     """Keep what the backward pass needs."""
-    tensors = inputs[:5]  # up to the seed
+    tensors = inputs[:5]  # up to drawn
     ctx.save_for_backward(*tensors, *output)
     ctx.numbers = inputs[5:]
 
 
 def backward(ctx, dout: Tensor, _):
-    query, key, value, offset, seed, out, log_sum = ctx.saved_tensors
+    query, key, value, offset, drawn, out, log_sum = ctx.saved_tensors
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-    tensors = (query, key, value, offset, seed, out, dout, log_sum)
+    tensors = (query, key, value, offset, drawn, out, dout, log_sum)
     return *attend_backward(*tensors, *ctx.numbers), None, *[None for _ in ctx.numbers]
 
 

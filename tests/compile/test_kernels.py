@@ -4,6 +4,7 @@ On a CPU they run by Triton's interpreter, in a process of its own, as Triton de
 imported; on a GPU as they are.
 """
 
+import itertools
 import math
 import os
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton comes with torch's builds for CUDA")
+import triton
+import triton.language as tl
+
 INTERPRETED = "TRITON_INTERPRET"
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")
@@ -74,7 +78,7 @@ def drawn(lanes, heads, queries, keys, width, columns, shift, *_):
     return [tensor.detach().requires_grad_() for tensor in given]
 
 
-def kept_weights(leaves, seed, shift, rate, *own):
+def kept_weights(leaves, numbers, shift, rate, *own):
     """What dropout multiplies the weights by, (B, H, N, K): values are unit vectors."""
     from accelerated.attention.on_a_gpu import attend
 
@@ -84,7 +88,7 @@ def kept_weights(leaves, seed, shift, rate, *own):
     unit = torch.nn.functional.pad(torch.eye(keys, dtype=DTYPE, device=DEVICE), (0, missing))
     unit = unit.expand(*key.shape[:2], -1, -1)
     parts = [
-        attend(query, key, part.contiguous(), offset, seed, shift, SCALE, rate, *own)[0]
+        attend(query, key, part.contiguous(), offset, numbers, shift, SCALE, rate, *own)[0]
         for part in unit.split(width, -1)
     ]
     weights = torch.cat(parts, -1)[..., :keys]
@@ -131,16 +135,16 @@ def assert_small(errors, tolerance=TOLERANCE):
 def test_the_kernel_equals_attention_written_out(case, rate):
     """The output and all gradients; with dropout both have the same mask."""
     needs_kernels()
-    from accelerated.attention.on_a_gpu import attend
+    from accelerated.attention.on_a_gpu import attend, drawn_for
 
     _, _, _, _, _, _, shift, *own = CASES[case]
     leaves = drawn(*CASES[case])
-    seed = torch.tensor([7], device=DEVICE)
-    kept = kept_weights(leaves, seed, shift, rate, *own) if rate else None
+    numbers = drawn_for(leaves[0], rate)
+    kept = kept_weights(leaves, numbers, shift, rate, *own) if rate else None
 
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = written_out(*exact, shift, kept, *own)
-    found, _ = attend(*leaves, seed, shift, SCALE, rate, *own)
+    found, _ = attend(*leaves, numbers, shift, SCALE, rate, *own)
     dout = torch.randn_like(expected)
     of_plain = torch.autograd.grad(expected, exact, dout)
     of_kernel = torch.autograd.grad(found, leaves, dout.to(found.dtype))
@@ -217,21 +221,66 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     assert_small(errors, 4 * TOLERANCE)
 
 
-def test_dropout_drops_its_share_and_differs_between_lanes_heads_and_seeds():
+def test_dropout_draws_each_weight_alone():
+    """Its share is dropped, whatever lane, head, call, neighbouring key or query it is."""
     needs_kernels()
-    case = (2, 2, 64, 96, 32, 32, 0)
-    leaves = drawn(*case)
+    from accelerated.attention.on_a_gpu import drawn_for
+
+    queries = 64
+    window = 32
+    rate = 0.25
+    leaves = drawn(2, 2, queries, queries + window, 32, window, 0)
+    seen = torch.arange(queries)[:, None] + torch.arange(window)  # by query i the keys i, i + 1...
     masks = []
-    for number in (7, 8):
-        kept = kept_weights(leaves, torch.tensor([number], device=DEVICE), 0, 0.25, 0, 0) > 0
-        masks.extend(kept.flatten(0, 1))
-    seen = 64 * 32
+    for _ in range(2):
+        numbers = drawn_for(leaves[0], rate)
+        kept = kept_weights(leaves, numbers, 0, rate, 0, 0).flatten(0, 1) > 0
+        masks.extend(mask.gather(1, seen.to(DEVICE)) for mask in kept)
     for mask in masks:
-        assert abs(mask.sum().item() / seen - 0.75) < 0.05  # five standard deviations
-    for number, mask in enumerate(masks):
-        for other in masks[:number]:
-            both = (mask & other).sum().item() / seen
-            assert abs(both - 0.75**2) < 0.055, "two masks know of each other"
+        assert abs(mask.double().mean().item() - (1 - rate)) < 0.05  # five standard deviations
+
+    pairs = {
+        "lanes, heads or calls": itertools.combinations(masks, 2),
+        "a query's neighbouring keys": [(mask[:, 1:], mask[:, :-1]) for mask in masks],
+        "a key's neighbouring queries": [(mask[1:, :-1], mask[:-1, 1:]) for mask in masks],
+    }
+    for name, both in pairs.items():
+        shares = [(one & other).double().mean() for one, other in both]
+        share = torch.stack(shares).mean().item()
+        assert abs(share - (1 - rate) ** 2) < 0.02, f"weights know of each other: {name}"
+
+
+@triton.jit
+def write_kept(kept, numbers, lowest, draws: tl.constexpr, KEYS: tl.constexpr):
+    """What `draws`, kept_by_dropout, says of a query and KEYS keys."""
+    query = tl.program_id(0)
+    j = tl.arange(0, KEYS)
+    number = tl.load(numbers + query).to(tl.uint32, bitcast=True)
+    tl.store(kept + query * KEYS + j, draws(number, j, lowest))
+
+
+def test_weights_of_a_query_are_dropped_as_if_by_chance():
+    """As many as chance has in a row, and as many pairs at each distance between two keys."""
+    needs_kernels()
+    torch.manual_seed(0)
+    from accelerated.attention.on_a_gpu import drawn_for, kept_by_dropout, lowest_kept
+
+    queries = 1024
+    keys = 512
+    rate = 0.25
+    numbers = drawn_for(torch.empty(1, 1, queries, 1, device=DEVICE), rate)
+    kept = torch.empty(queries, keys, dtype=torch.bool, device=DEVICE)
+    write_kept[queries,](kept, numbers, lowest_kept(rate), kept_by_dropout, keys)
+
+    above = kept.double() - (1 - rate)
+    spectrum = torch.fft.rfft(above, 2 * keys)
+    products = torch.fft.irfft(spectrum.abs() ** 2).sum(0)[: keys // 2]  # by distance
+    terms = queries * (keys - torch.arange(keys // 2, device=DEVICE))
+    variance = rate * (1 - rate)
+    assert abs(above.mean().item()) < 5 * math.sqrt(variance / terms[0])
+    deviations = products[1:] / (variance * terms[1:].sqrt())
+    assert deviations.abs().max() < 6, "two weights of a query know of each other"
+    assert 0.7 < above.sum(1).var() / (keys * variance) < 1.3
 
 
 @pytest.mark.parametrize("rows, words, columns", [(5, 7, 7), (3, 4096, 4160), (4, 9001, 9024)])
