@@ -55,7 +55,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add(
         "--repeats", type=at_least(1), default=9, help="how often a variant is measured (default 9)"
     )
-    no_later = "begin no turn of a model's variants later (default no limit)"
+    no_later = "begin no turn of variants later than so long after the first (default no limit)"
     add("--seconds", type=float, default=math.inf, help=no_later)
     add("--model", choices=NAMES, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
     add(

@@ -86,10 +86,10 @@ def time_in_turn(
 def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) -> list[tuple]:
     """A row (name, *COLUMNS) of each variant that `makers` make, timed in turn.
 
-    That takes options.seconds at most. Speed and memory are relative to the first variant. One that
-    fails, while it is made or while it runs, has an error in its row and does not end the others.
+    Once all are made, that takes options.seconds at most. Speed and memory are relative to the
+    first variant. One that fails, while it is made or while it runs, has an error in its row and
+    does not end the others.
     """
-    deadline = time.perf_counter() + options.seconds
     steps = {}
     flops = {}
     peaks = {}
@@ -108,9 +108,6 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         torch.cuda.empty_cache()
 
     for name, make in makers.items():
-        if time.perf_counter() > deadline:
-            errors[name] = "no time was left"
-            continue
         variant = attempt(name, make)
         if variant:
             step = partial(attempt, name, variant.step)
@@ -121,7 +118,7 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
             # On a GPU of the first step: it records graphs, which keep their memory
             peaks[name] = peak_memory(step, options.device)
     steps = {name: step for name, step in steps.items() if name not in errors}
-    times = time_in_turn(steps, options.repeats, options.device, deadline - time.perf_counter())
+    times = time_in_turn(steps, options.repeats, options.device, options.seconds)
 
     first = next(iter(makers))
     rows = []
