@@ -4,8 +4,8 @@
 
 A segment of a small model is a thousand launches, and a GPU waits for each of them. A graph records
 launches once and repeats them as one: a step of Memformer took 1,136 ms on an H100, and takes 213.
-What is recorded is the model: reading a segment, and its backward pass. The loss between them is not: how many rows an adaptive softmax's tail has differs
-from segment to segment.
+What is recorded is the model: reading a segment, and its backward pass. The loss between them is
+not: how many rows an adaptive softmax's tail has differs from segment to segment.
 
 A graph reads and writes fixed memory. So its inputs are copied there, and its results are copied
 from there before the next one writes over them. There is a graph for each Kind of stretch: some
