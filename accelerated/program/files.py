@@ -83,9 +83,12 @@ def remove_unfinished(folder: Path) -> None:
 def file_checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     state = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(READ_SIZE):
-            state.update(piece)
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(READ_SIZE):
+                state.update(piece)
+    except OSError as error:  # of a read, it does not know the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return state.hexdigest()
 
 

@@ -33,6 +33,7 @@ CASES = {
     "a sliding window": (2, 3, 40, 64, 16, 24, 0, 0, 0),
     "whole tiles of a window": (1, 2, 192, 256, 16, 64, 0, 0, 0),
     "a window of one": (1, 1, 35, 36, 16, 1, 0, 0, 0),
+    "the last key in a tile of its own": (1, 1, 64, 98, 16, 34, 0, 0, 0),
     "causal with memory": (2, 2, 40, 112, 16, 112, 39, 0, 0),
     "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159, 0, 0),
     "causal without memory": (1, 2, 33, 33, 32, 33, 32, 0, 0),

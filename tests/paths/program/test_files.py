@@ -1,11 +1,12 @@
 """Files appear complete or not at all, and disk errors become one line."""
 
 import errno
+from pathlib import Path
 
 import pytest
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import written_whole
+from accelerated.program.files import file_checksum, written_whole
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -66,3 +67,13 @@ def test_a_disk_error_or_an_interrupt_half_way_leaves_the_old_file(tmp_path, err
         raise KeyboardInterrupt
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+UNREADABLE = Path("/proc/self/mem")  # it opens
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="Linux has it")
+def test_a_file_that_cannot_be_read_is_named():
+    with pytest.raises(OSError) as caught:
+        file_checksum(UNREADABLE)
+    assert caught.value.filename == str(UNREADABLE)
