@@ -70,12 +70,15 @@ def store_zeros(offsets, counts, most, is_row, KEYS: tl.constexpr):
 
 @triton.jit
 def store_unseen(
-    offsets, i, first, N, shift, split, skip, SPLITS: tl.constexpr, KEYS: tl.constexpr
-):
-    """Write zeros to the columns of queries i (rows, 1), from `first` on, that no key has.
+    offset, lane_head, heads, i, first, N, shift, split, skip, SPLITS: tl.constexpr,
+    KEYS: tl.constexpr
+):  # fmt: skip
+    """Write zeros to the columns of queries i, from `first` on, that no key has.
 
     They stand before key 0's and, if the first keys have columns of their own, before key split's.
     """
+    i = i[:, None]
+    offsets = addresses(offset, lane_head, heads, i)
     before = shift - i
     store_zeros(offsets, before, shift - first, i < N, KEYS)
     if SPLITS:
@@ -87,6 +90,20 @@ def is_seen(i, j, N, K, reach, shift):
     """Which keys j the queries i see: those with 0 <= j - i + shift < reach = C - skip."""
     distance = j - i + shift
     return (distance >= 0) & (distance < reach) & (i < N) & (j < K)
+
+
+@triton.jit
+def seen_by_block(first, K, reach, shift, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The first key of the tiles that a block of queries sees, and the first key after them."""
+    begin = tl.maximum(first - shift, 0) // KEYS * KEYS
+    return begin, tl.minimum(first + QUERIES - 1 - shift + reach, K)
+
+
+@triton.jit
+def that_see_block(start, N, reach, shift, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The first query of the tiles that see a block of keys, and the first query after them."""
+    begin = tl.maximum(start + shift - reach + 1, 0) // QUERIES * QUERIES
+    return begin, tl.minimum(start + KEYS + shift, N)
 
 
 @triton.jit
@@ -212,8 +229,7 @@ def forward_kernel(
     highest = tl.full([QUERIES], FAR_BELOW, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     attended = tl.zeros([QUERIES, E], tl.float32)
-    begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + reach, K)
+    begin, end = seen_by_block(first, K, reach, shift, QUERIES, KEYS)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
@@ -235,6 +251,15 @@ def forward_kernel(
     attended /= (total * (1 - rate))[:, None]
     store_rows(out, attended, lane_head, heads, i, N, E)
     tl.store(log_sum + lane_head * N + i, highest * LOG2_E + tl.log2(total), mask=i < N)
+
+
+@triton.jit
+def store_delta(delta, out, do, lane_head, heads, i, N, E: tl.constexpr):
+    """Write the sums of out dout of queries i to delta (BH, N), and return them."""
+    o = load_rows(out, lane_head, heads, i, N, E)
+    along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(delta + lane_head * N + i, along, mask=i < N)
+    return along
 
 
 @triton.jit
@@ -265,19 +290,15 @@ def query_kernel(
     i = first + row
     q = load_rows(query, lane_head, heads, i, N, E)
     do = load_rows(dout, lane_head, heads, i, N, E)
-    o = load_rows(out, lane_head, heads, i, N, E)
-    along = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(delta + lane_head * N + i, along, mask=i < N)
+    along = store_delta(delta, out, do, lane_head, heads, i, N, E)
     divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
     places = places_of_key_0(offset, lane_head, heads, first, row[:, None], shift, SHARED)
     dplaces = places_of_key_0(doffset, lane_head, heads, first, row[:, None], shift, False)
     number = load_drawn(drawn, lane_head, i[:, None], N, DROPS)
 
-    doffsets = addresses(doffset, lane_head, heads, i[:, None])
-    store_unseen(doffsets, i[:, None], first, N, shift, split, skip, SPLITS, KEYS)
+    store_unseen(doffset, lane_head, heads, i, first, N, shift, split, skip, SPLITS, KEYS)
     dq = tl.zeros([QUERIES, E], tl.float32)
-    begin = tl.maximum(first - shift, 0) // KEYS * KEYS
-    end = tl.minimum(first + QUERIES - 1 - shift + reach, K)
+    begin, end = seen_by_block(first, K, reach, shift, QUERIES, KEYS)
     for start in range(begin, end, KEYS):
         j = start + tl.arange(0, KEYS)
         k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
@@ -323,11 +344,9 @@ def key_kernel(
     j = start + tl.arange(0, KEYS)
     k = load_rows(key, lane_head, heads, j, K, E)  # (KEYS, E)
     v = load_rows(value, lane_head, heads, j, K, E)
-
     dk = tl.zeros([KEYS, E], tl.float32)
     dv = tl.zeros([KEYS, E], tl.float32)
-    begin = tl.maximum(start + shift - reach + 1, 0) // QUERIES * QUERIES
-    end = tl.minimum(start + KEYS + shift, N)
+    begin, end = that_see_block(start, N, reach, shift, QUERIES, KEYS)
     for first in range(begin, end, QUERIES):
         row = tl.arange(0, QUERIES)
         i = first + row
@@ -335,7 +354,6 @@ def key_kernel(
         do = load_rows(dout, lane_head, heads, i, N, E)
         divisor = tl.load(log_sum + lane_head * N + i, mask=i < N, other=0.0)
         along = tl.load(delta + lane_head * N + i, mask=i < N, other=0.0)
-
         places = places_of_key_0(offset, lane_head, heads, first, row[None, :], shift, SHARED)
         whole = is_whole(first, start, N, K, reach, shift, split, SPLITS, QUERIES, KEYS)
         tile = (whole, i[None, :], start, j[:, None], N, K, reach, shift, split, skip)
