@@ -75,26 +75,32 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     """The 95% interval of worse - better in bits per byte if other test documents were drawn.
 
     A bootstrap: as many documents are drawn with replacement, in the same draw for both rows. A
-    document's loss is the mean of a row's seeds.
+    document's loss is the mean of the seeds that both rows have.
     """
     better, worse = (documents_of(record, row) for row in ordering.split(" < "))
-    bits = (worse["nats"] - better["nats"]) / math.log(2)  # (documents,)
-    count = len(bits)
+    bits = [
+        (b["nats"] - a["nats"]) / math.log(2)  # (documents,)
+        for a, b in zip(better, worse, strict=False)
+    ]
+    ahead = np.mean(bits, axis=0)
+    text_bytes = better[0]["text_bytes"]
+    count = len(ahead)
     drawn = np.random.default_rng(0).integers(count, size=(draws, count))
-    ahead = bits[drawn].sum(1) / better["text_bytes"][drawn].sum(1)
-    low, high = np.percentile(ahead, [2.5, 97.5]).tolist()
+    per_byte = ahead[drawn].sum(1) / text_bytes[drawn].sum(1)
+    low, high = np.percentile(per_byte, [2.5, 97.5]).tolist()
     return low, high
 
 
-def documents_of(record: dict, name: str) -> dict[str, np.ndarray]:
-    """The nats and text_bytes of each test document, (documents,), means of a row's seeds."""
+def documents_of(record: dict, name: str) -> list[dict[str, np.ndarray]]:
+    """The nats and text_bytes of each test document, (documents,), of each seed of a row."""
     [row] = [row for row in record["rows"] if row["name"] == name]
-    by_seed = row["measured"]["documents"]
-    means = {}
-    for field in ("nats", "text_bytes"):
-        values = [[document[field] for document in documents] for documents in by_seed]
-        means[field] = np.mean(values, axis=0)
-    return means
+    return [
+        {
+            field: np.array([document[field] for document in documents])
+            for field in ("nats", "text_bytes")
+        }
+        for documents in row["measured"]["documents"]
+    ]
 
 
 def in_words(ordering: str) -> str:

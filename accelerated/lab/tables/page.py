@@ -214,19 +214,24 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
 
 
 def comparisons(table: Table, record: dict) -> str:
-    """How far the first of two rows is ahead, with its intervals, if documents were scored."""
-    if "documents" not in record["rows"][0]["measured"]:
-        return ""
-    rows = {row["name"] for row in record["rows"]}
+    """How far the first of two rows is ahead, with its intervals, if their documents were scored."""
+    scored = documents_scored(record)
     lines = []
     for ordering in table.orderings:
-        if not rows.issuperset(ordering.split(" < ")):
+        if not scored.issuperset(ordering.split(" < ")):
             continue
         mean, half = mean_and_interval(differences(record, ordering))
         low, high = over_documents(record, ordering)
         ahead = [f"{mean:+.3f} ± {half:.3f}", f"{low:+.3f}..{high:+.3f}"]
         lines.append([in_words(ordering), *ahead])
+    if not lines:
+        return ""
     return markdown_table(["bits ahead", "95% over seeds", "95% over documents"], *lines)
+
+
+def documents_scored(record: dict) -> set[str]:
+    """The rows whose test documents were scored one by one."""
+    return {row["name"] for row in record["rows"] if "documents" in row["measured"]}
 
 
 def smallest_difference(table: Table, record: dict) -> str:
@@ -239,6 +244,6 @@ def smallest_difference(table: Table, record: dict) -> str:
         return ""
     text = f"""**The smallest difference that the first comparison could see** is {half:.2g}. It is
     half of its 95% interval (Student's t, paired seeds). Others have their own."""
-    if "documents" in record["rows"][0]["measured"]:
+    if documents_scored(record).issuperset(first.split(" < ")):
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."

@@ -311,6 +311,8 @@ def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
     worse = [each | {"nats": 1.5 * each["nats"]} for each in alike]  # by a bit for each byte
     b["measured"]["documents"] = [alike, worse]
     assert over_documents(record, "a < b") == pytest.approx((0.5, 0.5))
+    a["measured"]["documents"] = [alike, alike, worse]
+    assert over_documents(record, "a < b") == pytest.approx((0.5, 0.5)), "b has no third seed"
     assert "| a against b | +0.750 ± 3.176 | +0.500..+0.500 |" in page(TWO, record)
 
     one = [alike[0] | {"nats": 8 * bits * 10}, *alike[1:]]
