@@ -317,7 +317,7 @@ REPORTS = {
     ),
     "dynamic": Report(
         "dynamic RUN --learning-rate 2e-4",
-        "the score when training continues on the text that is scored",
+        "the score when a run of train.py, not an export, trains on what is scored",
         "lab.reports.dynamic.report",
         options=(CONSTANT,),
         exact=True,  # bfloat16 would round small steps away

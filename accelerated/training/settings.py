@@ -135,7 +135,7 @@ class TrainingConfig:
         for name, least in LEAST.items():
             value = getattr(self, name)
             if not least <= value < math.inf:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+                raise ValueError(f"{name} is {value}; it must be finite and at least {least}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate is {self.learning_rate}; it must be positive and finite"

@@ -328,9 +328,8 @@ def run_case(path):
 
     step = partial(adamw_step, config=config, rates=rates["adamw"])
     step = jax.jit(step, compiler_options=COMPILER_OPTIONS)
-    first = {name: np.zeros_like(x) for name, x in params.items()}
-    second = {name: np.zeros_like(x) for name, x in params.items()}
-    *moved, first_rollout = step(params, first, second, 1, state, segments)
+    zeros = {name: np.zeros_like(x) for name, x in params.items()}  # both moments before a step
+    *moved, first_rollout = step(params, zeros, zeros, 1, state, segments)
     for i in range(2, ADAMW_STEPS + 1):
         *moved, _ = step(*moved, i, state, segments)
     moved, (objective, outputs, grads, grad_state) = jax.device_get((moved[0], first_rollout))
@@ -351,11 +350,12 @@ def run_case(path):
 
 def main(arguments):
     """-> the exit code: 0, or 2 if the input is not what it should be"""
-    if len(arguments) != 2 or not Path(arguments[0]).is_dir():
-        print("usage: python compressive_jax.py IN_FOLDER OUT_FOLDER", file=sys.stderr)
+    paths = sorted(Path(arguments[0]).glob("*.safetensors")) if len(arguments) == 2 else []
+    if not paths:
+        print("usage: python compressive_jax.py IN_FOLDER_WITH_CASES OUT_FOLDER", file=sys.stderr)
         return 2
-    given, written = map(Path, arguments)
-    for path in sorted(given.glob("*.safetensors")):
+    written = Path(arguments[1])
+    for path in paths:
         try:
             results = run_case(path)
             written.mkdir(parents=True, exist_ok=True)

@@ -214,7 +214,7 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
 
 
 def comparisons(table: Table, record: dict) -> str:
-    """How far the first of two rows is ahead, with its intervals, if their documents were scored."""
+    """How far the first of two rows is ahead, with intervals, if their documents were scored."""
     scored = documents_scored(record)
     lines = []
     for ordering in table.orderings:

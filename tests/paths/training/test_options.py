@@ -32,7 +32,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--compile fast": "--compile is 'fast'; it must be one of auto, none, inductor, cudagraphs",
     "--steps 9 --epochs 2": "--steps and --epochs both say how long to train; give one of them",
     "--initial-fraction 1.5": "--initial-fraction is 1.5; it must lie in 0..1",
-    "--epochs nan": "--epochs is nan; it must be at least 0",
+    "--epochs nan": "--epochs is nan; it must be finite and at least 0",
     "--learning-rate inf": "must be positive and finite",
     f"--seed {2**63}": "it must be below 2^63",
     "--data recall --recall-pairs 250": "--recall-pairs is 250",
