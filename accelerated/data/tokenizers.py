@@ -376,7 +376,8 @@ def train_words(source: Source, vocabulary: int) -> PackagedTokenizer:
     counts = Counter()
     for split, text in source.texts():
         if split == "train":
-            counts.update(re.findall(WORD, text.read().decode(errors="ignore")))
+            content = text.read().decode(errors="ignore")
+            counts.update(found[0] for found in re.finditer(WORD, content))
 
     def by_frequency(word: str) -> tuple[int, str]:
         return -counts[word], word

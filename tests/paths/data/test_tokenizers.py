@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from accelerated.data import tokenizers
 from accelerated.data.config import ENCODINGS, DataConfig
+from accelerated.data.corpus import count_words
 from accelerated.data.sources import Source, Text, source_of_path
 from accelerated.data.tokenizers import (
     BpeTokenizer,
@@ -285,6 +287,20 @@ def test_words_of_the_training_split_alone_are_counted(tmp_path):
     assert spellings == [b" seven", b" \n", b" eight", b" nine", b" <unk>"]
     words = "--train-words 6: the training split has only 5 different tokens; give at most that"
     assert refusal(train_words, source, 6) == words
+
+
+@pytest.mark.parametrize(
+    "count", [lambda text: words_of(text, 3), lambda text: count_words(text.encode())]
+)
+def test_words_are_counted_without_a_list_of_them(count):
+    """A list takes 12 times the memory of this text."""
+    text = "word " * 100_000
+    count("import what is needed")
+    tracemalloc.start()
+    count(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(text)
 
 
 def test_a_large_vocabulary_has_32_bit_ids():
