@@ -29,6 +29,7 @@ from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.reports.memories import compression_by_layer
 from accelerated.lab.speed.timing import markdown_table
+from accelerated.lab.tables.notes import label_ends
 from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
@@ -137,8 +138,8 @@ EVERY = 20  # updates between target_squares
 WATCHED = 32  # lanes and segments of each
 TITLE = "What trains the compression, and what are its stop-gradients for?"
 ANSWER = """A loss of its own trains the compression. If that loss also trains the model, it shrinks
-its own target. The norm of Algorithm 2 then harms the model; of the mean square, which the authors'
-code has, no harm can be told."""
+its own target. The norm of Algorithm 2 then harms the model. The mean square, which the authors'
+code has, harms it from ten times its weight on."""
 
 
 def target_square(model: compressive.Compressive, documents: Sequence[Document]) -> float:
@@ -238,6 +239,7 @@ def draw(record: dict, path: Path) -> None:
     Lines are means of the seeds that did not diverge.
     """
     figure, [axes] = new_figure()
+    ends = {}  # {name: (x, y) of its line's end}
     for row, runs in record["runs"].items():
         finished = [run for run in runs.values() if run["bits_per_byte"] is not None]
         curves = [run["targets"] for run in finished if "targets" in run]
@@ -245,10 +247,12 @@ def draw(record: dict, path: Path) -> None:
             continue
         updates = EVERY * np.arange(1, len(curves[0]) + 1)
         _, way, rate = ROWS[row]
-        axes.plot(updates, np.mean(curves, 0), label=f"{way}, {rate}")
+        means = np.mean(curves, 0)
+        axes.plot(updates, means, color=f"C{len(ends)}")
+        ends[f"{way}, {rate}"] = (updates[-1], means[-1])
     axes.set(xlabel="updates", ylabel="mean square of the attention that is reconstructed")
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=8)
+    label_ends(axes, ends, {name: f"C{number}" for number, name in enumerate(ends)})
     save_figure(figure, path)
 
 

@@ -5,6 +5,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from accelerated.evaluation.figures import figure_class, new_figure, save_figure
 from accelerated.lab.tables.orderings import (
     differences,
@@ -96,6 +98,8 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         if panel.across:
             places = [mean_of(values_of(record, f"{side} @ {panel.across}")) for side in sides]
         means = [mean_of(values_of(record, side)) for side in sides]
+        seeds = np.transpose([values_of(record, side) for side in sides])  # (seeds, places)
+        axes.plot(places, seeds.T, color=colours[name], linewidth=0.5, alpha=0.4)
         line = "--" if number % 2 else "-"
         marker = "osv^D<>P"[number]
         axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])
@@ -125,13 +129,14 @@ def label_ends(axes: Any, ends: dict[str, tuple[float, float]], colours: dict[st
 
     Names that would overlap are moved up.
     """
-    lowest, highest = axes.get_ylim()
-    least = (highest - lowest) / 18  # between two names
+    to_fractions = axes.transData + axes.transAxes.inverted()
+    left, _ = axes.get_xlim()  # any x; a line's own may be a word
+    heights = {name: to_fractions.transform((left, y))[1] for name, (_, y) in ends.items()}
     height = -math.inf
-    where = {"textcoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
-    for name, end in sorted(ends.items(), key=lambda item: item[1][1]):
-        height = max(end[1], height + least)
+    where = {"textcoords": "axes fraction", "va": "center", "fontsize": 8}
+    for name in sorted(ends, key=heights.__getitem__):
+        height = max(heights[name], height + 1 / 18)  # of the axes, between two names
         leader = {"arrowstyle": "-", "relpos": (0, 0.5), "color": colours[name], "linewidth": 0.5}
-        beside = (1.08, height)
-        axes.annotate(name, end, beside, color=colours[name], arrowprops=leader, **where)
+        place = (1.08, height)
+        axes.annotate(name, ends[name], place, color=colours[name], arrowprops=leader, **where)
     axes.margins(x=0.05)

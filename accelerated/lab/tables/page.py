@@ -90,6 +90,8 @@ def measured_how(table: Table, record: dict) -> str:
         parts = ["Numbers are means over seeds (least..most)."]
     if not table.headline:
         parts.append(f"The seeds are {', '.join(map(str, SEEDS))}.")
+    elif len(table.headline) < len(table.rows):
+        parts.append("Compare rows of as many seeds.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
     says_times = len(record["rows"]) > 1 and not is_crossed(record)
@@ -118,7 +120,9 @@ def how_tuned(record: dict) -> str:
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
     text = f"Each model's `{option}` was chosen on seed 0 by its last validation, from {values}."
     ends = [row["name"] for row in record["rows"] if row["choice"] in (grid[0], grid[-1])]
-    if ends and len(grid) > 2:
+    if len(ends) == len(record["rows"]):
+        text += " Each row is best at an end of these."
+    elif ends:
         text += f" Best at an end of these: {'; '.join(ends)}."
     return text
 
@@ -206,11 +210,22 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
     ratios = [paired_ratios(of_row, seconds[0]) for of_row in seconds]
     columns["time per token"] = [spread(of_row, ".2f") for of_row in ratios]
     options = [settled(join(record["options"], row["options"])) for row in rows]
-    passes = [float(of_row.get("--epochs", "1")[0]) for of_row in options]
-    if len(set(passes)) > 1:
-        times = [n / passes[0] * statistics.median(r) for n, r in zip(passes, ratios, strict=True)]
+    tokens = [tokens_read(of_row) for of_row in options]
+    if len(set(tokens)) > 1:
+        times = [n / tokens[0] * statistics.median(r) for n, r in zip(tokens, ratios, strict=True)]
         columns["time in all"] = [f"{time:.2f}" for time in times]
     return columns
+
+
+def tokens_read(options: dict[str, list[str]]) -> float:
+    """The new tokens that a run trains on, or if it counts in them, its passes through the text."""
+
+    def number(option: str, unless_given: str) -> float:
+        return float(options.get(option, [unless_given])[0])
+
+    passes = number("--epochs", "1")
+    new_tokens = number("--segment", "1") - number("--overlap", "0")
+    return passes or number("--steps", "1") * number("--horizon", "1") * new_tokens
 
 
 def comparisons(table: Table, record: dict) -> str:
@@ -237,7 +252,7 @@ def documents_scored(record: dict) -> set[str]:
 def smallest_difference(table: Table, record: dict) -> str:
     """What half the interval of the first ordering says: the least that is told from chance."""
     if not table.orderings:
-        return ""
+        return widest_spread(table, record)
     first = table.orderings[0]
     _, half = mean_and_interval(differences(record, first))
     if not math.isfinite(half):
@@ -247,3 +262,14 @@ def smallest_difference(table: Table, record: dict) -> str:
     if documents_scored(record).issuperset(first.split(" < ")):
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."
+
+
+def widest_spread(table: Table, record: dict) -> str:
+    """What a table without orderings can tell apart: rows that differ by more than their seeds."""
+    [measure] = [each for each in table.measures if each.form != "hidden"]
+    seeds = {row["name"]: row["measured"][measure.title] for row in record["rows"]}
+    widest = max(seeds, key=lambda name: max(seeds[name]) - min(seeds[name]))
+    least = f"{min(seeds[widest]):{measure.form}}"
+    most = f"{max(seeds[widest]):{measure.form}}"
+    return f"""**The smallest difference that this design could see** is about a row's spread of
+    seeds, the thin lines. The widest: {least} to {most}, {widest.replace(": ", ", ")}."""

@@ -332,6 +332,9 @@ def test_a_page_says_what_diverged_and_what_a_training_takes():
     assert "| a | 1 of 4 diverged | 1.5 |" in text
     assert "| 4.00 (3.00..5.00) | 6.00 |" in text, "of half as many tokens again"
     assert "smallest difference" not in text, "a run diverged, so there is no interval"
+    a["options"] += " --epochs 0 --steps 4 --segment 8"
+    b["options"] += " --epochs 0 --steps 6 --segment 8 --overlap 2"
+    assert "| 4.00 (3.00..5.00) | 4.50 |" in page(TWO, record), "of new tokens: 6 x 6 against 4 x 8"
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
     record = record_of(TWO, a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
     half = 4.303 * 0.1 / math.sqrt(3)
