@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.sliding_window import columns_of_query
-from accelerated.generation.token_by_token import TokenByToken
+from accelerated.generation.token_by_token import TokenByToken, columns_of_query
 from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, SelfAttention, State
 
 
