@@ -135,7 +135,7 @@ class SelfAttention(Attention):
             slot_key, slot_value = self.key_value_of_memory(memory)
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        # Padding is of the encoder alone, which has no mask; a decoder's hides later tokens
+        # Only the encoder's tokens may be padding, and only a decoder has a mask, of later tokens
         mask = self.distances.mask if padding is None else padding
         return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
 
