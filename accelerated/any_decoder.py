@@ -70,9 +70,11 @@ class AnyDecoder(PretrainedRecurrence):
             return (), with_vectors(arguments, inserted, state.present)
 
         def keep(layer: nn.Module, given: tuple, output: Any) -> Any:
-            rows, *others = output if isinstance(output, tuple) else (output,)
-            outputs.append(rows[:, -tokens.shape[1] :])  # the vectors' places are dropped
-            return (outputs[-1], *others) if isinstance(output, tuple) else outputs[-1]
+            is_tuple = isinstance(output, tuple)
+            rows = output[0] if is_tuple else output
+            of_tokens = rows[:, -tokens.shape[1] :]  # the vectors' places are dropped
+            outputs.append(of_tokens)
+            return (of_tokens, *output[1:]) if is_tuple else of_tokens
 
         layers = next(part for part in self.decoder.modules() if isinstance(part, nn.ModuleList))
         with contextlib.ExitStack() as hooks:

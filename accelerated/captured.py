@@ -275,14 +275,17 @@ class Stretch:
         if not self.kind.last:
             outputs.extend(moving(self.readings[-1].state))
             gradients.extend(self.dafter)
-        given = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-        outputs, gradients = zip(*given, strict=True)
+        attached = [n for n, output in enumerate(outputs) if output.requires_grad]
+        outputs = [outputs[n] for n in attached]
+        gradients = [gradients[n] for n in attached]
 
-        leaves = [leaf for leaf in self.graphs.leaves if leaf.requires_grad]
+        leaves = {n: leaf for n, leaf in enumerate(self.graphs.leaves) if leaf.requires_grad}
         fields = [] if self.kind.first else moving(self.before)
-        found = torch.autograd.grad(outputs, [*fields, *leaves], gradients, allow_unused=True)
-        of_leaf = iter(found[len(fields) :])
-        dleaves = [next(of_leaf) if leaf.requires_grad else None for leaf in self.graphs.leaves]
+        inputs = [*fields, *leaves.values()]
+        found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        dleaves: list[Tensor | None] = [None] * len(self.graphs.leaves)
+        for n, gradient in zip(leaves, found[len(fields) :], strict=True):
+            dleaves[n] = gradient
         self.used = [gradient is not None for gradient in dleaves]
         self.graphs.add_to_sums(dleaves)
         arrived = found[: len(fields)]

@@ -124,4 +124,6 @@ def mean_norm(x: Tensor, y: Tensor) -> Tensor:
 
 def error_of(config: Config, x: Tensor, y: Tensor) -> Tensor:
     """What the config's compression loss makes of x - y."""
-    return (mean_norm if config.compression_loss.endswith("_norm") else mean_square)(x, y)
+    if config.compression_loss.endswith("_norm"):
+        return mean_norm(x, y)
+    return mean_square(x, y)

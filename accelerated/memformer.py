@@ -13,6 +13,9 @@ its slots beside the tokens, and its output is written to them.
 Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens, D width,
 H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys, V vocabulary.
 In the encoder-decoder's decoder N counts the task's token too: one more than a segment has.
+
+A Declared is an nn.Module that shows its shapes. Inductor may compile a region. The backward pass
+may compute a Recomputable layer again.
 """
 
 from typing import Generic, NamedTuple
@@ -68,7 +71,7 @@ class Attention(Declared):
         self.query = parameter(inner, config.width)  # (HE, D)
         self.query_bias = parameter(inner) if biases else None  # (HE,)
         self.key = parameter(inner, config.width)  # (HE, D)
-        self.key_bias = parameter(inner) if biases else None  # (HE,), no gradient: see project_to
+        self.key_bias = parameter(inner) if biases else None  # (HE,), see fixed_key_bias
         self.value = parameter(inner, config.width)  # (HE, D)
         self.value_bias = parameter(inner) if biases else None  # (HE,)
 
@@ -77,15 +80,21 @@ class Attention(Declared):
         self.output = parameter(config.width, config.heads * config.head_width)  # (D, HE)
         self.output_bias = parameter(config.width)  # (D,)
 
-    def project_to(self, normal: Tensor, *names: str) -> tuple[Tensor, ...]:
-        """Query, key or value, as `names` say, by one product: (B, n, D) to (B, H, n, E) each."""
-        # A key's bias adds the same to all scores of a query, and softmax cancels it
-        key_bias = None if self.key_bias is None else self.key_bias.detach()
-        weights = {"query": self.query, "key": self.key, "value": self.value}
-        biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
-        own_weights = [weights[name] for name in names]
-        own_biases = [biases[name] for name in names]
-        return project(normal, self.heads, own_weights, own_biases)
+    @property
+    def fixed_key_bias(self) -> Tensor | None:
+        """The key's bias without gradient: softmax cancels what is the same for all keys."""
+        return None if self.key_bias is None else self.key_bias.detach()
+
+    def query_key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
+        weights = [self.query, self.key, self.value]
+        biases = [self.query_bias, self.fixed_key_bias, self.value_bias]
+        return project(normal, self.heads, weights, biases)
+
+    def key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+        """Key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
+        biases = [self.fixed_key_bias, self.value_bias]
+        return project(normal, self.heads, [self.key, self.value], biases)
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -101,14 +110,12 @@ class SelfAttention(Attention):
     have no biases. Slots have no positions.
     """
 
-    memory_norm: LayerNorm  # of the decoder-only model
-
     def __init__(self, config: Config, distances: Distances):
         super().__init__(config)
         self.distances = distances  # the same for all layers of a stack
         self.simplified = config.positions == "simplified"
-        if config.encoder_layers == 0:
-            self.memory_norm = LayerNorm(config.width)
+        reads_memory = config.encoder_layers == 0
+        self.memory_norm = LayerNorm(config.width) if reads_memory else None
         self.declare_projections(config, biases=self.simplified)
         if self.simplified:
             self.positions = parameter(distances.count, config.head_width)  # (R, E)
@@ -123,46 +130,59 @@ class SelfAttention(Attention):
         self, x: Tensor, memory: Tensor | None = None, padding: Tensor | None = None
     ) -> Tensor:
         """(B, N, D) from x (B, N, D), memory (B, S, D); padding (B, 1, 1, N) must not be seen."""
-        query, key, value = self.project_to(self.norm(x), "query", "key", "value")
+        query, key, value = self.query_key_value(self.norm(x))
         if memory is not None:
-            slot_key, slot_value = self.project_to(self.memory_norm(memory), "key", "value")
+            slot_key, slot_value = self.key_value_of_memory(memory)
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        # Only the encoder is given padding, and it has no mask of its own
+        # Only the encoder's tokens may be padding, and only a decoder has a mask, of later tokens
         mask = self.distances.mask if padding is None else padding
         return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
 
+    def key_value_of_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Key and value (B, H, S, E) of the decoder-only model's memory (B, S, D)."""
+        assert self.memory_norm is not None
+        return self.key_value(self.memory_norm(memory))
+
     def position_rows(self) -> Tensor:
-        """What each distance adds, from far to near: R (2N - 1, E), or W_r R (H, R, E)."""
+        """What each distance adds, from far to near: (2N - 1, E), or in Eq. 1 (H, R, E)."""
         rows = self.distances.rows
         if self.simplified:
             return rows_of_table(rows, self.positions)
-        [by_distance] = project(rows[None], self.heads, [self.distance_key])
-        return by_distance[0]
+        [by_distance] = project(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
+        return by_distance.squeeze(0)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """What the heads attend to, (B, H, n, E).
+        """What the heads attend to, (B, H, n, E), from query (B, H, n, E) and keys (B, H, K, E).
 
-        The last N keys have positions: query i and key j take row n - 1 - i + j of `rows`, which
-        are those of position_rows.
+        n is N, or 1 if a token is generated. The last N keys have positions: query i and key j of
+        these take row n - 1 - i + j of `rows`, which are those of position_rows.
         """
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
             return simplified_attention(query, key, value, rows, mask, dropout)
-        biases = (self.content_bias, self.distance_bias)
-        length = self.distances.length
-        return transformer_xl_attention(query, key, value, rows, *biases, length, mask, dropout)
+        return transformer_xl_attention(
+            query,
+            key,
+            value,
+            distance_key=rows,
+            content_bias=self.content_bias,
+            distance_bias=self.distance_bias,
+            count=self.distances.length,
+            mask=mask,
+            dropout=dropout,
+        )
 
 
 class CrossAttention(Attention):
     """Attention of tokens to memory or to an encoded segment, without positions (Figure 2b)."""
 
-    def __init__(self, config: Config, of_memory: bool):
+    def __init__(self, config: Config, reads_memory: bool):
         super().__init__(config)
         # What was encoded is already normalised
-        self.memory_norm = LayerNorm(config.width) if of_memory else None
+        self.memory_norm = LayerNorm(config.width) if reads_memory else None
         self.declare_projections(config, biases=True)
         self.declare_output(config)
 
@@ -170,13 +190,13 @@ class CrossAttention(Attention):
         """(B, N, D) from x (B, N, D) and source (B, K, D); the mask is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
-        key, value = self.project_to(source, "key", "value")
+        key, value = self.key_value(source)
         return self.attend(x, key, value, mask)
 
     def attend(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
-        [query] = self.project_to(self.norm(x), "query")
+        [query] = project(self.norm(x), self.heads, [self.query], [self.query_bias])
         return self.project_back(content_attention(query, key, value, mask, dropout))
 
 
@@ -206,7 +226,7 @@ class EncoderLayer(FeedForward):
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
-        self.read = CrossAttention(config, of_memory=True)
+        self.read = CrossAttention(config, reads_memory=True)
         self.declare_feed_forward(config)
 
     @region
@@ -222,7 +242,7 @@ class DecoderLayer(FeedForward):
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
-        self.cross = CrossAttention(config, of_memory=False)
+        self.cross = CrossAttention(config, reads_memory=False)
         self.declare_feed_forward(config)
 
     @region
@@ -276,16 +296,19 @@ class Memformer(Model):
     config: Config
     encoder: Stack[EncoderLayer]  # of the encoder-decoder model alone, as the writer
     writer: Writer
-    decoder: Stack[DecoderLayer] | Stack[MemoryLayer]
+    decoder: Stack[DecoderLayer] | Stack[MemoryLayer]  # MemoryLayers are run by `read`
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         specials = 0 if self.decoder_only else len(SPECIALS)
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
-        memory = (config.memories, config.slots, config.width)
-        biased = config.slot_normalization == "biased"
-        self.slot_bias = parameter(*memory) if biased else None  # (1 or L, S, D), v_bias
-        self.initial_memory = None if biased else parameter(*memory)  # (1 or L, S, D)
+        shape = (config.memories, config.slots, config.width)  # (1 or L, S, D)
+        if config.slot_normalization == "biased":
+            self.slot_bias = parameter(*shape)  # v_bias
+            self.initial_memory = None
+        else:
+            self.slot_bias = None
+            self.initial_memory = parameter(*shape)
         if self.decoder_only:
             self.decoder = Stack(config, MemoryLayer, config.decoder_layers, causal=True)
         else:
@@ -323,8 +346,9 @@ class Memformer(Model):
         """The state at a document's start: learned slots and a segment of begin tokens."""
         shapes = self.state_shapes(batch)
         begin = self.config.special("begin")
-        memory = self.embedding.new_zeros(shapes["memory"])  # read as v_bias / ||v_bias||
-        if self.initial_memory is not None:
+        if self.initial_memory is None:
+            memory = self.embedding.new_zeros(shapes["memory"])  # read as v_bias / ||v_bias||
+        else:
             memory = self.initial_memory.expand(shapes["memory"])
         previous = torch.full(shapes["previous"], begin, device=memory.device)
         return State(at_least_float32(memory), previous)
@@ -353,8 +377,8 @@ class Memformer(Model):
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memories = []
         for layer, slots in zip(self.decoder.layers, self.slots(state).unbind(1), strict=True):
-            x, slots = layer(x, slots)  # (B, N, D), (B, S, D)
-            memories.append(slots)
+            x, next_slots = layer(x, slots)  # (B, N, D), (B, S, D)
+            memories.append(next_slots)
         hidden = self.decoder.norm(x)
         return Reading(self.scaled(hidden), State(torch.stack(memories, 1), state.previous), {})
 
@@ -377,21 +401,20 @@ class Memformer(Model):
         return encoded, next_memory[:, None]
 
     def decode(self, tokens: Tensor, encoded: Tensor, task: Task | None) -> Tensor:
-        """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first.
-
-        So row 0 has read the task's token, and row i + 1 token i. In continuation row i + 1
-        predicts token i + 1: the last N rows count. In other tasks row i predicts token i of the
-        prompt: the first N do.
-        """
-        first = tokens.new_full((len(tokens), 1), self.config.special("continuation"))
+        """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first."""
+        continuation = self.config.special("continuation")
         if task is None:
+            first = tokens.new_full((len(tokens), 1), continuation)
             x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
             return self.decoder(x, encoded, None)[:, 1:]
 
-        kind = task.kind[:, None]  # (B, 1); SPECIALS has the tasks' tokens in the order of kinds
-        x = look_up(torch.cat([first + kind, task.prompt], 1), self.embedding)
-        hidden = self.decoder(x, encoded, task.readable)  # (B, N + 1, D)
-        return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
+        first = continuation + task.kind[:, None]  # (B, 1); SPECIALS has the kinds in their order
+        x = look_up(torch.cat([first, task.prompt], 1), self.embedding)  # (B, N + 1, D)
+        hidden = self.decoder(x, encoded, task.readable)
+        after_token = hidden[:, 1:]  # row i has read the prompt's token i, and predicts the next
+        before_token = hidden[:, :-1]  # row i has not, and predicts it
+        continues = task.kind[:, None, None] == 0
+        return torch.where(continues, after_token, before_token)
 
     def scaled(self, hidden: Tensor) -> Tensor:
         """Hidden states that are ready for the output matrix, which is the embedding."""

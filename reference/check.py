@@ -196,7 +196,8 @@ def first_wrong(rows: list[Row]) -> Row | None:
     """The first tensor that is wrong, or else the first that is missing; None if all agree."""
     wrong = [row for row in rows if not row.passes]
     there = [row for row in wrong if not row.words.startswith("missing")]
-    return (there or wrong or [None])[0]
+    candidates = there or wrong
+    return candidates[0] if candidates else None
 
 
 def hint_of(row: Row) -> str:

@@ -328,8 +328,9 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
         elif not argument.startswith("d"):
             arguments.append(cache)
         elif len(arriving) < len(results):
-            is_second = argument == "dnext_compressed"  # the first result is data
-            number = len(arriving) + is_second
+            number = len(arriving)
+            if argument == "dnext_compressed":  # remember's only one: its first result is data
+                number = 1
             arriving[number] = without_data(case, random_like(results[number], rng))
             arguments.append(arriving[number])
         else:
@@ -368,17 +369,21 @@ def is_derivative(alone: Alone) -> bool:
     last = -1
     for name, gradient in alone.gradients:
         alike = [n for n, array in alone.inputs.items() if array.shape == gradient.shape]
-        of_its_name = [n for n in alike if name and f".{alone.names[n]}".endswith(f".{name}")]
+        of_its_name = [n for n in alike if ends_in(alone.names[n], name)]
         possible = of_its_name or [n for n in alike if n > last]
         found = next((n for n in possible if is_by(alone, n, gradient)), None)
         # softmax cancels the keys' bias, and token ids have none
         is_none = not gradient.any() and name.endswith(("key_bias", "previous"))
         is_of_no_array = not name and last == max(alone.inputs)  # such as attention's bias 0.0
-        if found is None and not is_none and not is_of_no_array and gradient.size:
+        may_be_unexplained = is_none or is_of_no_array or gradient.size == 0
+        if found is not None:
+            explained.add(alone.names[found])
+            if not of_its_name:
+                last = found
+        elif may_be_unexplained:
+            explained.add(name)
+        else:
             return False
-        if found is not None and not of_its_name:
-            last = found
-        explained.add(name if found is None else alone.names[found])
 
     for number, array in alone.inputs.items():
         name = alone.names[number]
@@ -386,6 +391,11 @@ def is_derivative(alone: Alone) -> bool:
         if is_left_out and not is_by(alone, number, np.zeros(array.shape)):
             return False
     return True
+
+
+def ends_in(path: str, name: str) -> bool:
+    """Whether a path's last parts are a name: "layers.0.key" ends in "key", not in "ey" or ""."""
+    return path == name or path.endswith(f".{name}")
 
 
 def is_by(alone: Alone, number: int, gradient: np.ndarray) -> bool:
@@ -454,7 +464,8 @@ def check(paper: str, name: str, whole: bool) -> float:
     if wrong:
         print(f"WRONG: {paper}, case {name}: {len(wrong)} of {len(errors)} gradients")
         parameters = [row for row in wrong if row.startswith("grad/")]
-        first = (parameters or wrong)[-1]  # the nearest to the loss
+        candidates = parameters or wrong
+        first = candidates[-1]  # the nearest to the loss
         _, index, by_hand, numeric = worst_entry(case, first, grads[first])
         both = f"{by_hand:+.6e} by hand, {numeric:+.6e} by differences"
         print(f"  {first} at {[*index]} is {both}")

@@ -77,7 +77,9 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
     overlap = getattr(config, "overlap", 0)
     is_last = k == SEGMENTS - 1
     reads_short_ones = hasattr(config, "max_positions")
-    length = max(1, config.segment - 2 * (is_last and reads_short_ones))
+    length = config.segment
+    if is_last and reads_short_ones:
+        length = max(1, length - 2)
     tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
     scored = rng.random(tokens.shape) < 0.8
     starts = np.arange(LANES) == STARTS[k]
@@ -132,18 +134,19 @@ def inner_values(paper: str, case: str) -> tuple[list[Listed], list[Listed]]:
     Below a paper and its cases stand functions, each called by the one before it or further down,
     directly after ">", in its second call if [1], in its last one if [-1]. "<" is backward.
     """
-    found: tuple = ([], [])
+    forward = []
+    backward = []
     shown = False
     for line in LISTED.read_text().strip().splitlines():
         if not line.startswith(" "):
             of, *cases = line.split()
             is_named = any(fnmatch(case, pattern) for pattern in cases)
             shown = of == paper and (is_named or case == "")
+        elif shown and "<" in line:
+            backward.append(listed(line.replace("<", ""), "backward"))
         elif shown:
-            found["<" in line].append(
-                listed(line.replace("<", ""), ("forward", "backward")["<" in line])
-            )
-    return found
+            forward.append(listed(line, "forward"))
+    return forward, backward
 
 
 def listed(line: str, direction: str) -> Listed:
@@ -202,11 +205,11 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
     The values are those of a reference's functions when they return. note(name) is called when a
     value comes to be.
     """
-    stack = [("", Counter(), [])]
+    stack = [("", 0, Counter(), [])]
     found = {}
 
     def in_function(frame: FrameType, event: str, result: Any) -> Callable:
-        calls, _, wanted = stack[-1]
+        _, number, _, wanted = stack[-1]
         values = frame.f_locals | {"return": result} if event == "return" else frame.f_locals
         for line in wanted:
             for local, name in line.names.items():
@@ -214,8 +217,9 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
                 if value is None:
                     continue
                 note(name)
-                key = (int(calls.split("/")[1].rpartition("[")[2][:-1]), name)
-                if event == "return" and (line.last or key not in found):
+                key = (number, name)
+                is_first = key not in found
+                if event == "return" and (line.last or is_first):
                     # -inf is the score of a hidden key
                     found[key] = np.where(np.isfinite(value), value, 0)
         if event == "return":
@@ -226,10 +230,13 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
         code = frame.f_code
         if code.co_filename != reference.__file__ or code.co_name.startswith("<"):
             return None
-        outer, inside, _ = stack[-1]
+        outer, number, inside, _ = stack[-1]
+        if not outer:
+            number = inside[code.co_name]
         calls = f"{outer}/{code.co_name}[{inside[code.co_name]}]"
         inside[code.co_name] += 1
-        stack.append((calls, Counter(), [line for line in lines if line.calls.search(calls)]))
+        wanted = [line for line in lines if line.calls.search(calls)]
+        stack.append((calls, number, Counter(), wanted))
         return in_function
 
     sys.settrace(on_call)
@@ -309,7 +316,8 @@ def rows_of(case: Case, name: str, detailed: bool) -> dict:
         for part in parts:
             reference.add_into(own, part)
         reference.add_into(total, own)
-        found = {f"grad/{key}": value for key, value in (own if k else total).items()}
+        gradients = own if k else total
+        found = {f"grad/{key}": value for key, value in gradients.items()}
         if k:
             found |= {f"inner_grad/{key}": inside[at, key] for at, key in inside if at == step}
         if detailed or k == 0:

@@ -214,7 +214,8 @@ def project_heads_plain(
 ) -> tuple[Tensor, ...]:
     """Project x by weight to m = parts tensors (B, H, N, E), all except the last of unit length."""
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
-    return *(unit_norm(vector) for vector in vectors), value
+    units = [unit_norm(vector) for vector in vectors]
+    return (*units, value)
 
 
 def project_heads(

@@ -103,9 +103,13 @@ def simplified_attention(
     """
     missing = rows_missing(key, LEAST_ALIGNMENT)
     if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
-        unseen = key.new_zeros(1, rows.shape[0] - query.shape[2] + 1, dtype=torch.bool)
-        mask = functional.pad(unseen if mask is None else mask, (0, missing), value=True)
-        key, value, rows = (functional.pad(x, (0, 0, 0, missing)) for x in (key, value, rows))
+        if mask is None:  # all N' are seen
+            mask = key.new_zeros(1, rows.shape[0] - query.shape[2] + 1, dtype=torch.bool)
+        mask = functional.pad(mask, (0, missing), value=True)
+        more_rows = (0, 0, 0, missing)
+        key = functional.pad(key, more_rows)
+        value = functional.pad(value, more_rows)
+        rows = functional.pad(rows, more_rows)
 
     pairs = by_query_and_key(at_least_float32(rows).T, query.shape[2])  # (E, N, N')
     positions = pairs.movedim(0, -1).to(query.dtype)  # (N, N', E)

@@ -104,19 +104,6 @@ def offsets_for(x: Tensor, by_distance: Tensor, window: int, head_width: int) ->
     return pairs.to(x.dtype, memory_format=torch.contiguous_format).contiguous()
 
 
-def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:
-    """Where row `position` (1,) of by_query_and_key(by_distance, queries) stands, (keys,)."""
-    first = torch.arange(queries - 1, queries - 1 + keys, device=position.device)
-    return first - position
-
-
-def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
-    """Row `position` (1,) of by_query_and_key(by_distance, W), (..., 1, 2W) of (..., 3W - 1)."""
-    window = (by_distance.shape[-1] + 1) // 3
-    columns = columns_of_query(position, window, 2 * window)
-    return by_distance.index_select(-1, columns)[..., None, :]
-
-
 # Attention
 
 

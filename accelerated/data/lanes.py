@@ -90,7 +90,7 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
         return documents
 
     share = tokens / total
-    pieces_of = -(-lengths // longest)
+    pieces_of = np.ceil(lengths / longest).astype(int)
     owed = 0.0  # predictions that the share of the text so far has, less those taken
     taken = []
     for number, start, stop in equal_spans(lengths.tolist(), pieces_of.tolist()):
@@ -342,7 +342,8 @@ class Lanes(Iterator[Segment]):
         places = [place for place in reading if place is not None]
         are_segments = all(segment in range(self._segments(number)) for number, segment in places)
         is_dealt = self.dealt in range(len(self.order) + 1)
-        if not (are_segments and is_dealt and len(reading) == len(self.reading)):
+        has_all_lanes = len(reading) == len(self.reading)
+        if not (are_segments and is_dealt and has_all_lanes):
             raise ValueError("its lanes are at no place of the documents")
         self.reading = reading
 

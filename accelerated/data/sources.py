@@ -155,7 +155,8 @@ def source_of_path(data: str) -> Source:
             if not splits or splits.get(top) == split:
                 yield Text(name, (partial(read_text, file, name),))
 
-    given = {split: partial(texts_of, split) for split in set(splits.values()) or {"train"}}
+    names_of_splits = set(splits.values()) or {"train"}
+    given = {split: partial(texts_of, split) for split in names_of_splits}
     return Source(os.path.realpath(path), tuple(names), lambda: with_missing_splits(given))
 
 

@@ -4,6 +4,7 @@ A window is the tokens read at once; a token is scored if its prediction counts.
 the first is scored exactly once, in order.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def count_windows(length: int, window: int, overlap: int = 0) -> int:
     if length < 2:
         return 0
     after_first = max(0, length - 1 - window)
-    return 1 + -(-after_first // (window - overlap))
+    return 1 + math.ceil(after_first / (window - overlap))
 
 
 def window_at(index: int, length: int, window: int, overlap: int) -> Window:

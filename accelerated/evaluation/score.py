@@ -72,7 +72,8 @@ class TrainedRun(NamedTuple):
             return nats
         lengths = lengths_of(self.splits[self.split])
         # In the joined text a prediction of the next document's first token is after each
-        ends = np.cumsum(lengths + (lengths > 0))
+        is_joined = lengths > 0
+        ends = np.cumsum(lengths + is_joined)
         parts = np.split(np.concatenate(nats), ends[:-1])
         return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
@@ -105,7 +106,8 @@ class TrainedRun(NamedTuple):
             in_official_way += int(documents.line_ends.sum())
         official = OFFICIAL_WORDS.get(self.data, {}).get(split, 0)
         is_near = 100 * abs(in_official_way - official) <= official
-        if not (official and documents.whole and is_near):
+        is_official = official > 0 and documents.whole and is_near
+        if not is_official:
             return words, "counted between white space"
         if in_official_way == official:
             return official, "official count"

@@ -134,8 +134,8 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
     for layer in model.decoder.layers:
         attention = layer.attention
         x, memory = calls[attention][0]
-        query, key = attention.project_to(attention.norm(x), "query", "key")
-        [memory_key] = attention.project_to(attention.memory_norm(memory), "key")
+        query, key, _ = attention.query_key_value(attention.norm(x))
+        memory_key, _ = attention.key_value_of_memory(memory)
         key = torch.cat([memory_key, key], 2)
         attend = functools.partial(
             attention.attend,

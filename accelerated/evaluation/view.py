@@ -222,7 +222,7 @@ def overview(windows: list[Window], nats: list[np.ndarray], text_bytes: np.ndarr
 
     A bar has the bits with memory carried and cleared, and the bytes.
     """
-    segments = -(-len(windows) // BARS)
+    segments = math.ceil(len(windows) / BARS)
     starts = [window.first - 1 for window in windows[::segments]]
     columns = [np.add.reduceat(np.nan_to_num(values) / BIT, starts) for values in nats]
     bars = np.stack([*columns, np.add.reduceat(text_bytes, starts)], 1)

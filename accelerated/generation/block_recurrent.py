@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
-from accelerated.attention.sliding_window import of_query, offsets_by_distance, scaled_attention
+from accelerated.attention.sliding_window import offsets_by_distance, scaled_attention
 from accelerated.block_recurrent import BlockRecurrent, State
-from accelerated.generation.token_by_token import TokenByToken
+from accelerated.generation.token_by_token import TokenByToken, columns_of_query
 
 
 class Rows(NamedTuple):
@@ -49,7 +49,9 @@ class Steps(TokenByToken):
         """The hidden row (B, D) after token (B,) at position (1,) of its block."""
         c = self.model.config
         place = position + c.window
-        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2W)
+        columns = columns_of_query(position, c.window, 2 * c.window)
+        of_query = rows.offsets.index_select(-1, columns)  # (L, H, 2W), of (L, H, 3W - 1)
+        offsets = of_query[:, None, :, None]  # (L, 1, H, 1, 2W)
         x = functional.embedding(token[:, None], self.model.embedding)  # (B, 1, D)
         for index, layer in enumerate(self.model.layers):
             key, query, cross_query, value = layer.project(x)  # (B, H, 1, E)
@@ -59,10 +61,12 @@ class Steps(TokenByToken):
             attended = sdpa(query, keys, values, offsets[index], scale=1.0)
             if cross_query is not None and layer.cross_scale is not None:
                 number = index + 1
-                recurrent = number in c.recurrent_layers
-                cell = c.recurrent_layers.index(number) if recurrent else -1
-                read = (rows.state_keys[cell], rows.state_values[cell])
-                cross = scaled_attention(cross_query, *read, layer.cross_scale)
+                cell = -1  # with feedback, other layers read the last cell's states
+                if number in c.recurrent_layers:
+                    cell = c.recurrent_layers.index(number)
+                state_key = rows.state_keys[cell]
+                state_value = rows.state_values[cell]
+                cross = scaled_attention(cross_query, state_key, state_value, layer.cross_scale)
                 attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
             x = layer.mlp(x + functional.linear(merge_heads(attended), layer.output))
         return self.model.output_rows(x)[:, 0]

@@ -59,20 +59,20 @@ def read_prompt(
     segment = model.config.segment
     overlap = overlap_of(model.config)
     length = prompt.shape[1]
-    end = length - (overlap if new_window else segment)  # no segment begins here or later
+    rest = overlap if new_window else segment  # `advance` reads while more than this is left
     state = model.initial_state(len(prompt))
     start = 0
     with Progress("reading the prompt", length, show=length > segment) as bar:
         with torch.inference_mode():  # a tenth faster than torch.no_grad
-            while start < end:
+            while length - start > rest:
                 state = model.advance(prompt[:, start : start + segment], state)
                 start += segment - overlap
                 bar.update(segment - overlap)
 
         state = tree_map(torch.clone, state)  # ordinary tensors, which can be changed in place
-        rest = prompt[:, -max(1, overlap) :] if new_window else prompt[:, start:]
-        logits, stream = stepper.read(rest, state)
-        bar.update(rest.shape[1])
+        unread = prompt[:, -max(1, overlap) :] if new_window else prompt[:, start:]
+        logits, stream = stepper.read(unread, state)
+        bar.update(unread.shape[1])
     return logits, stream
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.sliding_window import columns_of_query
-from accelerated.generation.token_by_token import TokenByToken
+from accelerated.generation.token_by_token import TokenByToken, columns_of_query
 from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, SelfAttention, State
 
 
@@ -33,15 +32,16 @@ class Steps(TokenByToken):
         decoder = self.model.decoder
         shape = (len(state.memory), c.heads, decoder.distances.length, c.head_width)
         empty = self.model.embedding.new_zeros(shape)  # until tokens come
+        nothing = empty[:, :, :0]
         rows = Rows([], [], [], [], [], [])
         slots = self.model.slots(state)  # (B, 1 or L, S, D)
         for index, layer in enumerate(decoder.layers):
             rows.by_distance.append(layer.attention.position_rows())
-            key = value = empty[:, :, :0]
+            key = nothing
+            value = nothing
             if isinstance(layer, MemoryLayer):
-                memory = layer.attention.memory_norm(slots[:, index])
-                key, value = layer.attention.project_to(memory, "key", "value")  # (B, H, S, E)
-                rows.hidden.append(memory.new_zeros(len(memory), c.segment, c.width))
+                key, value = layer.attention.key_value_of_memory(slots[:, index])  # (B, H, S, E)
+                rows.hidden.append(empty.new_zeros(len(slots), c.segment, c.width))
             rows.keys.append(torch.cat([key, empty], 2))
             rows.values.append(torch.cat([value, empty], 2))
         if not self.model.decoder_only:
@@ -54,7 +54,7 @@ class Steps(TokenByToken):
         rows.memory.append(memory)
         for layer in self.model.decoder.layers:
             if isinstance(layer, DecoderLayer):
-                rows.cross.append(layer.cross.project_to(encoded, "key", "value"))
+                rows.cross.append(layer.cross.key_value(encoded))
         task = self.model.config.special("continuation")
         first = state.previous.new_full((len(memory),), task)
         self.decode(first, first.new_zeros(1), rows)
@@ -113,7 +113,7 @@ def attend(
     """
     count = len(unread)
     place = place + keys.shape[2] - count
-    query, key, value = attention.project_to(attention.norm(x), "query", "key", "value")
+    query, key, value = attention.query_key_value(attention.norm(x))
     keys.index_copy_(2, place, key)
     values.index_copy_(2, place, value)
     attended = attention.attend(query, keys, values, by_key, unread)

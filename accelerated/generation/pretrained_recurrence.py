@@ -30,10 +30,12 @@ class Steps(TokenByToken):
         zeros = self.model.embedding.new_zeros
         lanes = len(state.pooled)
         empty = zeros(lanes, c.heads, c.segment, c.width // c.heads)
+        nothing = empty[:, :, :0]
         inserted = self.model.vectors_to_insert(state)
         rows = Rows([], [], state.present.clone(), [])
         for number, layer in enumerate(self.model.layers, start=1):
-            key = value = empty[:, :, :0]
+            key = nothing
+            value = nothing
             if inserted is not None and number in c.insertion_layers:
                 key, value = layer.key_value(inserted)  # (B, H, S, E)
             rows.keys.append(torch.cat([key, empty], 2))

@@ -60,6 +60,12 @@ class TokenByToken(Stepper):
         return logits_of(self.model, self.hidden_after(token, position, rows))
 
 
+def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:
+    """Where row `position` (1,) of sliding_window.by_query_and_key stands, (keys,)."""
+    first = torch.arange(queries - 1, queries - 1 + keys, device=position.device)
+    return first - position
+
+
 class Graph:
     """The kernels of a token, captured once in a CUDA graph and then launched together.
 

@@ -84,8 +84,9 @@ class AveragedAdafactor(torch.optim.Adafactor):
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> None:
         """average = 0.9 average + 0.1 update, and parameter -= average."""
-        of_groups = (group["params"] for group in self.param_groups)
-        parameters = [each for group in of_groups for each in group if each.grad is not None]
+        parameters = []
+        for group in self.param_groups:
+            parameters += [each for each in group["params"] if each.grad is not None]
         before = [parameter.clone() for parameter in parameters]
         super().step(closure)
         for parameter, value in zip(parameters, before, strict=True):

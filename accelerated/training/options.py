@@ -174,7 +174,8 @@ def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     own = held.model_config
     added = preset.model_config
     sizes = vars(added) | {name: getattr(own, name) for name in OF_A_GPT2}
-    sizes["insertion_layers"] = tuple(sorted({min(n, own.layers) for n in added.insertion_layers}))
+    layers = {min(number, own.layers) for number in added.insertion_layers}
+    sizes["insertion_layers"] = tuple(sorted(layers))
     sizes["segment"] = min(added.segment, own.max_positions)
     data = dataclasses.replace(preset.data, tokenizer=held.data.tokenizer)
     return held._replace(

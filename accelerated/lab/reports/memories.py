@@ -5,6 +5,7 @@ They show attention by age of the memory, and compression loss by layer.
 
 import argparse
 import copy
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -36,8 +37,8 @@ def full_memories(
         )
     c = model.config
     # How many segments to read until no row is a zero of the start
-    need = -(-c.memory // c.segment)
-    need += -(-c.compressed_memory // max(1, c.new_rows))
+    need = math.ceil(c.memory / c.segment)
+    need += math.ceil(c.compressed_memory / max(1, c.new_rows))
     device = model.embedding.device
     taken = 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):

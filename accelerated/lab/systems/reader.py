@@ -4,6 +4,7 @@ A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the las
 K windows, N tokens in a window.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -64,7 +65,7 @@ def cut(question: Question, bpe: Tokenizer, segment: int, first: int = FIRST) ->
     asked = bpe.encode(question.question)[: segment // 2 - 2] + first
     prefix = [CLS, *asked, SEP]
     room = segment - len(prefix) - 1
-    windows = -(-len(ranks) // room)
+    windows = math.ceil(len(ranks) / room)
 
     places = np.arange(windows * room).reshape(windows, room)
     of_text = np.zeros((windows, segment), bool)
@@ -186,7 +187,7 @@ def fine_tune(
     Returns the loss, in nats, of each update.
     """
     rng = np.random.default_rng(seed)
-    passes = -(-updates * batch // len(examples))
+    passes = math.ceil(updates * batch / len(examples))
     order = np.concatenate([rng.permutation(len(examples)) for _ in range(passes)])
 
     def loss_of(update: int) -> Tensor:

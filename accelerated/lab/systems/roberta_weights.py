@@ -116,6 +116,8 @@ def renamed(theirs: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
     }
     for own, other in names.items():
         is_norm = own.endswith("norm")
-        ours[f"{own}.scale" if is_norm else own] = theirs[f"{other}.weight"]
-        ours[f"{own}.bias" if is_norm else f"{own}_bias"] = theirs[f"{other}.bias"]
+        weight = f"{own}.scale" if is_norm else own
+        bias = f"{own}.bias" if is_norm else f"{own}_bias"
+        ours[weight] = theirs[f"{other}.weight"]
+        ours[bias] = theirs[f"{other}.bias"]
     return ours
