@@ -19,6 +19,7 @@ SHARED = {  # keys that all files have
     " --validation-tokens 0",
     "carried": "test, bits per byte | score --split test | bits_per_byte",
     "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
+    "documents": "documents | documents --split test | documents | hidden",
     "measures": "${carried}\n${cleared}",
     # One pass, in updates of 4,096 tokens; a BPE of 1,024, so that a segment is a sentence or two
     # and not a word

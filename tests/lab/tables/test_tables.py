@@ -361,5 +361,6 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
         assert own["tuning"].keys() == set(table.grid)
         assert own["tuning"][own["choice"]] == min(own["tuning"].values())
         seeds = 5 if label in table.headline else len(SEEDS)
-        assert [*own["measured"]] == [each.title for each in table.measures]
+        missing = {each.title for each in table.measures} - own["measured"].keys()
+        assert missing <= {"documents"}, "these are scored of the rows that a page compares"
         assert {len(values) for values in own["measured"].values()} == {seeds}
