@@ -24,9 +24,15 @@ SMALL = PAPERS["compressive"].small
 def settings(draw):
     """A Config with one to three tails, random parameters, the model with them and a generator."""
     vocabulary = draw(st.integers(4, 13))
-    cutoffs = tuple(sorted(draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))))
-    sizes = {"layers": 1, "vocabulary": vocabulary, "width": 8}
-    config = dataclasses.replace(SMALL, **sizes, cutoffs=cutoffs, div_value=draw(st.integers(1, 2)))
+    cutoffs = draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))
+    config = dataclasses.replace(
+        SMALL,
+        layers=1,
+        vocabulary=vocabulary,
+        width=8,
+        cutoffs=tuple(sorted(cutoffs)),
+        div_value=draw(st.integers(1, 2)),
+    )
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     params = PAPERS["compressive"].random_params(config, rng)
     return config, params, PAPERS["compressive"].model_with(params, config), rng

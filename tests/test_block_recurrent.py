@@ -27,8 +27,12 @@ from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]
 SMALL = PAPER.small
-V, D, W, S = SMALL.vocabulary, SMALL.width, SMALL.window, SMALL.states  # 11, 6, 4, 3
-H, E = SMALL.heads, SMALL.head_width  # 2, 5
+V = SMALL.vocabulary  # 11
+D = SMALL.width  # 6
+H = SMALL.heads  # 2
+E = SMALL.head_width  # 5
+W = SMALL.window  # 4
+S = SMALL.states  # 3
 
 
 def setting(config, lanes, length):

@@ -20,8 +20,13 @@ from tests.models.compressive import SIMPLIFIED
 
 PAPER = PAPERS["compressive"]
 SMALL = PAPER.small
-V, N, M, C = SMALL.vocabulary, SMALL.segment, SMALL.memory, SMALL.compressed_memory  # 11, 8, 12, 5
-D, H, E = SMALL.width, SMALL.heads, SMALL.head_width  # 6, 2, 5
+V = SMALL.vocabulary  # 11
+D = SMALL.width  # 6
+H = SMALL.heads  # 2
+E = SMALL.head_width  # 5
+N = SMALL.segment  # 8
+M = SMALL.memory  # 12
+C = SMALL.compressed_memory  # 5
 RATE = SMALL.compression_rate  # 4
 
 

@@ -22,8 +22,11 @@ from tests.models.memformer import random_task
 
 PAPER = PAPERS["memformer"]
 SMALL = PAPER.small
-D, N, S = SMALL.width, SMALL.segment, SMALL.slots  # 10, 6, 4
-V, H = SMALL.vocabulary, SMALL.heads  # 11, 2
+V = SMALL.vocabulary  # 11
+D = SMALL.width  # 10
+H = SMALL.heads  # 2
+N = SMALL.segment  # 6
+S = SMALL.slots  # 4
 
 
 # Definitions

@@ -23,7 +23,9 @@ from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL = PAPER.small
-V, D, T = SMALL.vocabulary, SMALL.width, SMALL.segment  # 11, 10, 6
+V = SMALL.vocabulary  # 11
+D = SMALL.width  # 10
+T = SMALL.segment  # 6
 E = D // SMALL.heads  # 5
 
 

@@ -68,7 +68,8 @@ def assert_agree(expected, actual, tolerance, title=""):
             wrong.append(f"{name} is not expected")
         else:
             line, agrees = compared(as_array(expected[name]), as_array(actual[name]), tolerance)
-            (lines if agrees else wrong).append(f"{name} {line}")
+            rows = lines if agrees else wrong
+            rows.append(f"{name} {line}")
     print(title, *lines, *wrong, sep="\n")
     verdict = f"{title}{len(wrong)} of {len(lines) + len(wrong)} do not agree"
     assert not wrong, "\n".join([verdict, *wrong])

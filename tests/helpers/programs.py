@@ -350,14 +350,14 @@ TWO = Table(
 )
 
 
-def record_of(table, **measured):
-    """A record of a table with given measures {row: [values by seed]} of its first measure."""
+def record_of(**measured):
+    """A record of TWO with given measures {row: [values by seed]} of its first measure."""
     common = {"choice": "--rate 1", "tuning": {"--rate 1": 2.0}, "parameters": 1234}
     seconds = [[0.5, 0.5, 0.5], [1.5, 2.5, 2.0]]
     rows = []
-    for (name, row), step_seconds in zip(table.rows.items(), seconds, strict=False):
+    for (name, row), step_seconds in zip(TWO.rows.items(), seconds, strict=True):
         of_row = {"name": name} | row._asdict() | common | {"step_seconds": step_seconds}
-        rows.append(of_row | {"measured": {table.measures[0].title: measured[name]}})
+        rows.append(of_row | {"measured": {TWO.measures[0].title: measured[name]}})
     return {
         "name": "a-table",
         "date": "2026-01-02",

@@ -83,9 +83,9 @@ def starting(*numbers, count=3, lanes=2):
     return [np.full(lanes, number in numbers) for number in range(count)]
 
 
-def in_lane_1(segments, start=1):
-    """The starts of segments of two lanes: lane 1 starts a document at one of them."""
-    return [np.array([False, number == start]) for number in range(len(segments))]
+def in_lane_1(segments):
+    """The starts of segments of two lanes: lane 1 starts a document at the second one."""
+    return [np.array([False, number == 1]) for number in range(len(segments))]
 
 
 def torch_segments(paper, segments, starts):

@@ -32,7 +32,8 @@ def test_the_page_of_items_is_that_of_its_list_and_every_item_runs_or_says_why_n
     assert len(listed) > 80
     for item in listed:
         assert item.says and item.place, item
-        assert item.how or (item.test.endswith(".") and len(item.test) > 20), item
+        says_why_not = item.test.endswith(".") and len(item.test) > 20
+        assert item.how or says_why_not, item
 
 
 def test_what_it_names_is_there():

@@ -20,11 +20,22 @@ from accelerated import compressive as fast
 from reference import compressive as ref
 
 # No two sizes are equal, so that no axis is taken for another
-B, N, D, V = 6, 12, 8, 13  # lanes (documents side by side), tokens of a segment, width, vocabulary
+B = 6  # lanes: documents side by side
+N = 12  # tokens of a segment
+D = 8  # width
+V = 13  # vocabulary
 RATE = 3  # how many rows become one, the paper's c
 GAPS = (1, 2, 4)  # of the dilated convolutions
-SIZES = {"vocabulary": V, "width": D, "segment": N, "compression_rate": RATE, "dilations": GAPS}
-SIZES |= {"heads": 2, "head_width": 5, "feed_forward": 7}
+SIZES = {
+    "vocabulary": V,
+    "width": D,
+    "segment": N,
+    "compression_rate": RATE,
+    "dilations": GAPS,
+    "heads": 2,
+    "head_width": 5,
+    "feed_forward": 7,
+}
 TOLERANCE = 1e-12
 # What a failure means
 OTHERWISE = "old rows would be compressed otherwise than section 3.2 says"
@@ -144,7 +155,7 @@ def test_memories_are_queues(seed, memory_rows, compressed_rows):
 
 # ----------------------------------------------------------------------------
 # the losses of section 3.2
-def by_numpy(config, params, text):
+def gradients_in_numpy(config, params, text):
     """[{name: gradient}] of the second segment's task loss, and of its compression loss.
 
     Any function of the logits can be the task loss: here it is half of their squares.
@@ -160,7 +171,7 @@ def by_numpy(config, params, text):
     return [task, own]
 
 
-def by_pytorch(model, text):
+def gradients_in_pytorch(model, text):
     """The same, by autograd."""
     first = model(torch.tensor(text[0]), model.initial_state(B))
     logits, _, losses = model(torch.tensor(text[1]), first.state)
@@ -187,10 +198,10 @@ def test_a_compression_loss_trains_the_compression_alone_and_the_task_loss_all_t
     of_task = params.keys() if loss == "bptt" else params.keys() - compression
     of_compression = compression if loss in ref.AUXILIARY else set()
 
-    task, own = by_numpy(config, params, text)
+    task, own = gradients_in_numpy(config, params, text)
     check_trained("NumPy's task loss", task, params, of_task)
     check_trained(f"NumPy's {loss} loss", own, params, of_compression)
-    task, own = by_pytorch(model, text)
+    task, own = gradients_in_pytorch(model, text)
     check_trained("PyTorch's task loss", task, params, of_task)
     check_trained(f"PyTorch's {loss} loss", own, params, of_compression)
 

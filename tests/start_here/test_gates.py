@@ -34,8 +34,13 @@ from reference import block_recurrent as blocks
 from reference import memformer
 
 # No two sizes are equal, so that no axis is taken for another
-B, S, D, I = 3, 5, 8, 9  # lanes, states or slots, their width, the width of h
-H, N, E = 2, 6, 10  # heads, tokens, width of a head's queries and keys (of its values it is D/H)
+B = 3  # lanes: documents side by side
+S = 5  # states or slots
+D = 8  # their width
+I = 9  # width of h
+H = 2  # heads
+N = 6  # tokens
+E = 10  # width of a head's queries and keys; of its values it is D/H
 CONFIG = memformer.Config(width=D, heads=H, head_width=E)
 STEP = 1e-6  # of finite differences
 # What a failure means
@@ -85,7 +90,10 @@ FIXED = Gate(
 )
 LSTM = Gate(lstm_gate, blocks.lstm_gate_forward, blocks.lstm_gate_backward, LSTMGate, "zif", "zif")
 both_gates = pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
-inputs = given(seed=SEEDS, size=st.sampled_from([0.1, 1.0, 5.0]))  # 5 saturates the sigmoids
+on_random_inputs = given(
+    seed=SEEDS,
+    size=st.sampled_from([0.1, 1.0, 5.0]),  # 5 saturates the sigmoids
+)
 
 
 def draw(gate, seed, size):
@@ -99,7 +107,7 @@ def draw(gate, seed, size):
 
 
 @both_gates
-@inputs
+@on_random_inputs
 def test_a_gate_is_its_equations(gate, seed, size):
     """Section 3.4, Eqs. 1-3 and Eqs. 4-7."""
     p, c, h = draw(gate, seed, size)
@@ -114,7 +122,7 @@ def test_a_gate_is_its_equations(gate, seed, size):
 
 
 @both_gates
-@inputs
+@on_random_inputs
 def test_a_gates_gradient_is_its_derivative(gate, seed, size):
     """The backward pass by hand, of the state, of what attention found and of every parameter."""
     p, c, h = draw(gate, seed, size)

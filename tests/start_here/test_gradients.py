@@ -29,8 +29,13 @@ LSTM_GATES = BLOCKS | {"gate": "lstm", "configuration": "dual", "feedback": True
 ROWS = LAYERS | {"segment": 12, "compression_rate": 2, "memory": 15, "compressed_memory": 10}
 BY_AUTO_ENCODING = ROWS | {"compression_loss": "auto_encoding"}
 BY_BPTT = ROWS | {"compression_loss": "bptt"}
-SLOTS = SIZES | {"encoder_layers": 1, "decoder_layers": 4, "head_width": 5}
-SLOTS |= {"segment": 6, "slots": 9}
+SLOTS = SIZES | {
+    "encoder_layers": 1,
+    "decoder_layers": 4,
+    "head_width": 5,
+    "segment": 6,
+    "slots": 9,
+}
 DECODER_ONLY = SLOTS | {"encoder_layers": 0}
 KEYS = LAYERS | {"segment": 6, "memory": 14, "retrieved": 10}
 GPT2 = SIZES | {"layers": 4, "segment": 6, "max_positions": 9, "module_width": 5}

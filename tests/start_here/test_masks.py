@@ -7,6 +7,7 @@ give the picture. The models have one layer, or else a query would see more keys
 tokens. `pytest -s` prints what was found.
 """
 
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -25,8 +26,13 @@ BLOCKS = LAYER | {"window": 2, "states": 5, "recurrent_layers": (1,)}
 ROWS = LAYER | {"memory": 5, "compressed_memory": 2, "compression_rate": 2}
 XL = ROWS | {"compressed_memory": 0}
 SLOTS = SIZES | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 8, "slots": 5}
-GPT2 = SIZES | {"layers": 1, "insertion_layers": (1,), "vectors": 2}
-GPT2 |= {"max_positions": 9, "module_width": 5}
+GPT2 = SIZES | {
+    "layers": 1,
+    "insertion_layers": (1,),
+    "vectors": 2,
+    "max_positions": 9,
+    "module_width": 5,
+}
 
 
 class Model(NamedTuple):
@@ -134,12 +140,14 @@ def test_a_model_sees_what_its_picture_shows(name):
     _, state, _ = ref.forward(params, config, text[0], ref.initial_state(params, config, 1))
     inputs = state._asdict() | {"tokens": text[1]}
 
-    read = encoder_in_numpy if name == ENCODER else model_in_numpy
-    compare(
-        f"{name} in NumPy", inputs, keys, picture, lambda given: read(ref, params, config, given)
-    )
-    read = encoder_in_pytorch if name == ENCODER else model_in_pytorch
-    compare(f"{name} in PyTorch", inputs, keys, picture, lambda given: read(model, given))
+    if name == ENCODER:
+        by_numpy = partial(encoder_in_numpy, params, config)
+        by_pytorch = partial(encoder_in_pytorch, model)
+    else:
+        by_numpy = partial(model_in_numpy, ref, params, config)
+        by_pytorch = partial(model_in_pytorch, model)
+    compare(f"{name} in NumPy", inputs, keys, picture, by_numpy)
+    compare(f"{name} in PyTorch", inputs, keys, picture, by_pytorch)
 
 
 def model_in_numpy(ref, params, config, inputs):
@@ -150,15 +158,15 @@ def model_in_numpy(ref, params, config, inputs):
 
 
 def model_in_pytorch(model, inputs):
-    state_class = type(model.initial_state(1))
-    state = state_class(*(torch.tensor(inputs[field]) for field in state_class._fields))
-    return model(torch.tensor(inputs["tokens"]), state).logits.numpy()
+    initial = model.initial_state(1)
+    fields = {field: torch.tensor(inputs[field]) for field in initial._fields}
+    return model(torch.tensor(inputs["tokens"]), type(initial)(**fields)).logits.numpy()
 
 
-def encoder_in_numpy(ref, params, config, inputs):
+def encoder_in_numpy(params, config, inputs):
     """The encoder's hidden states (1, N, D) of the segment before."""
     slots = inputs["memory"][:, 0]
-    encoded, *_ = ref.encoder_forward(params, config, inputs["previous"], slots, None, None)
+    encoded, *_ = memformer.encoder_forward(params, config, inputs["previous"], slots, None, None)
     return encoded
 
 
@@ -185,9 +193,11 @@ def compare(who, inputs, keys, picture, read):
 
 def check_picture(who, found, picture, names):
     """Fail at the first place where found (N, keys) is not what the picture shows."""
-    rows = [row.replace(" ", "") for row in picture.split("\n") if row.strip()]
-    expected = np.array([[letter == "x" for letter in row] for row in rows])
-    print(f"\n{who}", *("".join("x" if seen else "." for seen in row) for row in found), sep="\n")
+    rows = picture.replace(" ", "").split()
+    expected = np.array([list(row) for row in rows]) == "x"
+    print(f"\n{who}")
+    for row in np.where(found, "x", "."):
+        print("".join(row))
     for query, key in np.argwhere(found != expected):
         sees = "sees" if found[query, key] else "does not see"
         pytest.fail(f"{who}: token {query} {sees} {names[key]}, unlike in its picture:{picture}")
@@ -208,12 +218,14 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
 
     p = {"scale": scale, "position_bias": bias}
     by_numpy, _ = block_recurrent.sliding_attention_forward(p, config, query, keys, values, None)
-    query, keys, values, scale, bias = map(torch.tensor, (query, keys, values, scale, bias))
     tables = sliding_window.tables_by_distance(config.window, 10, config.max_distance)
-    by_distance = sliding_window.score_offset(bias, scale, *tables)
-    offset = sliding_window.by_query_and_key(by_distance, config.window)
-    scaled = query * scale[:, None, None]
-    by_pytorch = sliding_window.sliding_attention(scaled, keys, values, offset)
+    by_distance = sliding_window.score_offset(torch.tensor(bias), torch.tensor(scale), *tables)
+    by_pytorch = sliding_window.sliding_attention(
+        torch.tensor(query * scale[:, None, None]),
+        torch.tensor(keys),
+        torch.tensor(values),
+        sliding_window.by_query_and_key(by_distance, config.window),
+    )
 
     names = [f"key {key}" for key in range(count)]
     for head in range(heads):

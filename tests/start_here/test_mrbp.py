@@ -20,8 +20,7 @@ pass begins. Memory Replay Back-Propagation (MRBP) keeps only the memories, whic
 
 So every segment is computed twice, and the activations of only one exist at a time. `full_bptt` and
 `memory_replay` below are the two methods on a model of three matrices. Then come the Memformers, in
-NumPy and in PyTorch. All numbers are float64
-(tests/conftest.py makes it torch's default).
+NumPy and in PyTorch. All numbers are float64 (tests/conftest.py makes it torch's default).
 """
 
 import weakref
@@ -38,9 +37,20 @@ from accelerated.memformer import Memformer, State
 from reference import memformer as ref
 
 # No two sizes are equal, so that no axis is taken for another
-V, B, D, N, S = 11, 8, 6, 4, 9  # vocabulary, lanes (documents side by side), width, tokens, slots
-SIZES = {"vocabulary": V, "width": D, "segment": N, "slots": S, "decoder_layers": 1}
-SIZES |= {"heads": 2, "head_width": 12, "feed_forward": 7}
+V = 11  # vocabulary
+B = 8  # lanes: documents side by side
+D = 6  # width
+N = 4  # tokens of a segment
+SIZES = {
+    "vocabulary": V,
+    "width": D,
+    "segment": N,
+    "slots": 9,
+    "decoder_layers": 1,
+    "heads": 2,
+    "head_width": 12,
+    "feed_forward": 7,
+}
 RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
 
@@ -89,7 +99,10 @@ def small_setting(segments):
     """(weights and first memory by name, rollout), all random."""
     shapes = {"embedding": (V, D), "keep": (D, D), "write": (D, D), "the first memory": (B, D)}
     arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
-    rollout = torch.randint(V, (segments, 2, B, N))  # tokens and targets of each segment
+    rollout = []
+    for _ in range(segments):
+        tokens, targets = torch.randint(V, (2, B, N))
+        rollout.append((tokens, targets))
     return arrays, rollout
 
 
@@ -112,7 +125,7 @@ def test_algorithm_1_has_the_gradients_of_full_bptt(seed, segments):
 
 
 class Box:
-    """A tensor in an object of its own, whose end can be watched."""
+    """What autograd keeps in a tensor's place. It is gone as soon as the tensor is not needed."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -121,7 +134,7 @@ class Box:
 def most_kept(method, segments):
     """The most tensors that autograd keeps at any time for the backward pass."""
     arrays, rollout = small_setting(segments)
-    kept = weakref.WeakSet()  # a box is gone as soon as the graph lets it go
+    kept = weakref.WeakSet()  # without the boxes that are gone
     counts = []
 
     def keep(tensor):
@@ -137,14 +150,16 @@ def most_kept(method, segments):
 
 def test_mrbp_keeps_no_more_for_a_longer_rollout():
     """Section 2.4: BPTT stores the activations of all segments, MRBP those of one at a time."""
-    of_3, of_12 = (most_kept(full_bptt, segments) for segments in (3, 12))
-    assert of_12 == 4 * of_3, (
-        f"BPTT keeps {of_3} tensors for 3 segments and {of_12} for 12. It should be 4 times as "
+    bptt_3 = most_kept(full_bptt, 3)
+    bptt_12 = most_kept(full_bptt, 12)
+    assert bptt_12 == 4 * bptt_3, (
+        f"BPTT keeps {bptt_3} tensors for 3 segments and {bptt_12} for 12. It should be 4 times as "
         "many, so this test does not count what a graph keeps"
     )
-    of_3, of_12 = (most_kept(memory_replay, segments) for segments in (3, 12))
-    assert of_12 == of_3, (
-        f"MRBP keeps {of_3} tensors for 3 segments and {of_12} for 12. The graph of a segment "
+    mrbp_3 = most_kept(memory_replay, 3)
+    mrbp_12 = most_kept(memory_replay, 12)
+    assert mrbp_12 == mrbp_3, (
+        f"MRBP keeps {mrbp_3} tensors for 3 segments and {mrbp_12} for 12. The graph of a segment "
         "outlives it, and a long rollout will not fit into memory"
     )
 
@@ -152,7 +167,7 @@ def test_mrbp_keeps_no_more_for_a_longer_rollout():
 # ----------------------------------------------------------------------------
 # Memformer
 SHARES = st.sampled_from([0.0, 0.3, 1.0])
-rollouts = given(
+over_random_rollouts = given(
     seed=st.integers(0, 2**31),
     encoder_layers=st.integers(0, 1),  # 0 is the decoder-only model
     lanes=st.sampled_from([1, B]),
@@ -181,25 +196,35 @@ def setting(seed, encoder_layers, lanes, segments, starting, scored, dropout=0.0
     return model, params, rollout, state
 
 
+def in_torch(segment):
+    """The same segment of tensors. Neither has a task: every lane continues its text."""
+    return Segment(
+        tokens=torch.tensor(segment.tokens),
+        targets=torch.tensor(segment.targets),
+        scored=torch.tensor(segment.scored),
+        starts=torch.tensor(segment.starts),
+    )
+
+
 def by_autograd(model, rollout, state):
     """Full BPTT as above: {name: gradient}, with the mean loss and the last memory."""
     first_memory = torch.tensor(state.memory, requires_grad=True)
-    memory = first_memory
-    previous = torch.tensor(state.previous)
-    total = torch.zeros(())
-    for segment in rollout:
-        tokens, targets, scored, starts = map(torch.tensor, segment[:4])
-        start = model.initial_state(len(starts))  # which a new document reads, in its lane
-        memory = torch.where(starts[:, None, None, None], start.memory, memory)
-        previous = torch.where(starts[:, None], start.previous, previous)
-        logits, (memory, previous), _ = model(tokens, State(memory, previous))
-        total = total + cross_entropy(logits[scored], targets[scored], reduction="sum")
+    carried = State(first_memory, torch.tensor(state.previous))
+    total = 0.0
+    for segment in map(in_torch, rollout):
+        starts = segment.starts
+        initial = model.initial_state(len(starts))  # which a new document reads, in its lane
+        memory = torch.where(starts[:, None, None, None], initial.memory, carried.memory)
+        previous = torch.where(starts[:, None], initial.previous, carried.previous)
+        logits, carried, _ = model(segment.tokens, State(memory, previous))
+        scored = segment.scored
+        total = total + cross_entropy(logits[scored], segment.targets[scored], reduction="sum")
 
     scored_tokens = sum(int(segment.scored.sum()) for segment in rollout)
     loss = total / max(1, scored_tokens)
     leaves = {"the first memory": first_memory} | dict(model.named_parameters())
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)) | {"loss": loss, "last memory": memory}
+    return dict(zip(leaves, grads, strict=True)) | {"loss": loss, "last memory": carried.memory}
 
 
 def in_numpy(method, params, config, rollout, state, seed=None):
@@ -214,17 +239,18 @@ def in_numpy(method, params, config, rollout, state, seed=None):
 
 def in_pytorch(method, model, rollout, state):
     """The same by a method of accelerated/replay.py, which stops at the first memory."""
-    segments = [Segment(*map(torch.tensor, segment[:4])) for segment in rollout]
+    segments = [in_torch(segment) for segment in rollout]
+    first = State(torch.tensor(state.memory), torch.tensor(state.previous))
     model.zero_grad()
     torch.manual_seed(7)  # from which each segment draws the seed of its dropout
-    loss, _, after = method(model, segments, State(*map(torch.tensor, state)))
+    loss, _, after = method(model, segments, first)
     found = {"loss": loss, "last memory": after.memory}
     for name, parameter in model.named_parameters():
         found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     return found
 
 
-@rollouts
+@over_random_rollouts
 def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""
     model, params, rollout, state = setting(**drawn)
@@ -233,29 +259,32 @@ def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     compare("memory_replay", found, expected)
 
 
-@rollouts
+@over_random_rollouts
 def test_pytorchs_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     """The method that trains. A rollout's gradients stop at its first memory."""
     model, _, rollout, state = setting(**drawn)
     expected = by_autograd(model, rollout, state)
     del expected["the first memory"]
-    compare("memory_replay", in_pytorch(replay.memory_replay, model, rollout, state), expected)
+    found = in_pytorch(replay.memory_replay, model, rollout, state)
+    compare("memory_replay", found, expected)
 
 
-@rollouts
-def test_replay_drops_the_same_entries_both_times(**drawn):
-    """The second computation of a segment is the first one's, with the same dropout.
-
-    NumPy's methods are given a seed; in PyTorch each segment draws one of its own.
-    """
+@over_random_rollouts
+def test_numpys_replay_drops_the_same_entries_both_times(**drawn):
+    """The second computation of a segment is the first one's, with the same dropout."""
     model, params, rollout, state = setting(**drawn, dropout=0.2)
-    given_all = (params, model.config, rollout, state)
-    expected = in_numpy(ref.through_time, *given_all, seed=1)
-    compare("NumPy with dropout", in_numpy(ref.memory_replay, *given_all, seed=1), expected)
+    expected = in_numpy(ref.through_time, params, model.config, rollout, state, seed=1)
+    found = in_numpy(ref.memory_replay, params, model.config, rollout, state, seed=1)
+    compare("NumPy with dropout", found, expected)
+
+
+@over_random_rollouts
+def test_pytorchs_replay_drops_the_same_entries_both_times(**drawn):
+    """Here each segment draws the seed of its dropout."""
+    model, _, rollout, state = setting(**drawn, dropout=0.2)
     expected = in_pytorch(replay.through_time, model, rollout, state)
-    compare(
-        "PyTorch with dropout", in_pytorch(replay.memory_replay, model, rollout, state), expected
-    )
+    found = in_pytorch(replay.memory_replay, model, rollout, state)
+    compare("PyTorch with dropout", found, expected)
 
 
 # ----------------------------------------------------------------------------
@@ -265,14 +294,14 @@ def compare(who, found, expected):
     They are gradients, except those that are called the loss and the last memory.
     """
     assert found.keys() == expected.keys(), f"{who} has {list(found)}, not {list(expected)}"
-    for name, right in expected.items():
-        right = torch.as_tensor(right).detach().numpy()
-        array = torch.as_tensor(found[name]).detach().numpy()
+    for name in expected:
+        ours = torch.as_tensor(found[name]).detach().numpy()
+        right = torch.as_tensor(expected[name]).detach().numpy()
         what = name if name in ("loss", "last memory") else f"gradient of {name}"
-        assert array.shape == right.shape, f"{who}: the {what} has shape {array.shape}"
-        excess = np.abs(array - right) - RELATIVE * np.abs(right) - ABSOLUTE
+        assert ours.shape == right.shape, f"{who}: the {what} has shape {ours.shape}"
+        excess = np.abs(ours - right) - RELATIVE * np.abs(right) - ABSOLUTE
         at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
         assert excess[at] <= 0, (
-            f"{who}: the {what} at {[*map(int, at)]} is {array[at]:.6g}, BPTT's {right[at]:.6g}. "
+            f"{who}: the {what} at {[*map(int, at)]} is {ours[at]:.6g}, BPTT's {right[at]:.6g}. "
             "Training by it would not learn what full BPTT learns"
         )

@@ -26,9 +26,18 @@ from accelerated.evaluation.score import token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 
-V, T = 13, 6  # vocabulary, tokens of a window
-SIZES = {"vocabulary": V, "segment": T, "max_positions": 9, "layers": 2}
-SIZES |= {"width": 8, "heads": 4, "feed_forward": 7, "module_width": 5}
+V = 13  # vocabulary
+T = 6  # tokens of a window
+SIZES = {
+    "vocabulary": V,
+    "segment": T,
+    "max_positions": 9,
+    "layers": 2,
+    "width": 8,
+    "heads": 4,
+    "feed_forward": 7,
+    "module_width": 5,
+}
 TOLERANCE = 1e-10  # float64
 
 

@@ -136,7 +136,8 @@ def arguments(node):
     """Two arguments, or the two sides of a matrix product, in place of each other."""
     if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
         for at, (first, second) in enumerate(pairwise(node.args)):
-            if can_swap(first) and can_swap(second) and ast.dump(first) != ast.dump(second):
+            both_move = can_swap(first) and can_swap(second)
+            if both_move and ast.dump(first) != ast.dump(second):
                 swapped = [*node.args[:at], second, first, *node.args[at + 2 :]]
                 yield node, changed(node, args=swapped)
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)

@@ -46,7 +46,8 @@ class Claim(NamedTuple):
     def covers(self, node: str) -> bool:
         """Whether a case of a test belongs to this claim."""
         case = node.removeprefix(self.test)
-        return node.startswith(self.test) and case[:1] in ("", "[", ":") and self.word in case
+        is_a_case = case[:1] in ("", "[", ":")  # not the rest of a longer name
+        return node.startswith(self.test) and is_a_case and self.word in case
 
 
 def listed(text: str) -> Iterator[tuple[str, int, str, str, str]]:

@@ -327,12 +327,17 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     of_words, exact, *parts = questions.scored(task, "recurrent", 3)
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
 
-    spans = [answer not in ("yes", "no") for answer in right]
-    for part, wanted in enumerate([(True, False), (True, True)]):
-        own = [n for n, pair in enumerate(zip(spans, apart, strict=True)) if pair == wanted]
-        assert parts[part] == pytest.approx(100 * sum(n < 5 for n in own) / len(own))
-    others = [n for n, is_span in enumerate(spans) if not is_span]
-    assert parts[2] == pytest.approx(100 * sum(n < 5 for n in others) / len(others))
+    def percent_right(numbers):
+        """Of the ten answers the first five are right."""
+        return pytest.approx(100 * sum(n < 5 for n in numbers) / len(numbers))
+
+    spans = [n for n in range(10) if right[n] not in ("yes", "no")]
+    assert dict(zip(questions.PARTS, parts, strict=True)) == {
+        questions.TOGETHER: percent_right([n for n in spans if not apart[n]]),
+        questions.APART: percent_right([n for n in spans if apart[n]]),
+        questions.YES_OR_NO: percent_right([n for n in range(10) if n not in spans]),
+    }
     assert exact == 50
-    assert sum(spans[5:]) > 0
-    assert of_words == pytest.approx(50 + sum(spans[5:]) * 10 * 2 / 3)
+    half_right = sum(n >= 5 for n in spans)  # one word of two is
+    assert half_right > 0
+    assert of_words == pytest.approx(50 + half_right * 10 * 2 / 3)

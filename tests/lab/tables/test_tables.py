@@ -257,7 +257,7 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypa
 
 def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
     """It says after how many updates, and what is missing; its picture can be drawn."""
-    record = record_of(TWO, a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
+    record = record_of(a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
     record |= {"minutes": 9, "jobs": 6, "name": "a-table"}
     for row, updates in zip(record["rows"], ("stopped after 40", "400"), strict=True):
         row["updates"] = [updates] * 3
@@ -291,7 +291,7 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 
     A side is of the first measure, or of the first row.
     """
-    record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 2.0])
+    record = record_of(a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 2.0])
     a, b = record["rows"]
     a["measured"]["other"] = [9.0, 8.0, 7.0]
     b["measured"]["other"] = [10.0, 9.0, 9.0]
@@ -305,7 +305,7 @@ def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
     """Documents that are all alike leave no doubt; one that alone decides leaves all."""
     bits = math.log(2)
     alike = [{"nats": 2 * bits * size, "text_bytes": size} for size in (10, 20, 30)]
-    record = record_of(TWO, a=[1.0, 1.0], b=[1.5, 2.0])
+    record = record_of(a=[1.0, 1.0], b=[1.5, 2.0])
     a, b = record["rows"]
     a["measured"]["documents"] = [alike, alike]
     worse = [each | {"nats": 1.5 * each["nats"]} for each in alike]  # by a bit for each byte
@@ -324,7 +324,7 @@ def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
 
 def test_a_page_says_what_diverged_and_what_a_training_takes():
     """What the published pages show, which are compared with their records, is not said again."""
-    record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75])
+    record = record_of(a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75])
     a, b = record["rows"]
     a["options"] += " --epochs 2"
     b["options"] += " --epochs 3"
@@ -336,7 +336,7 @@ def test_a_page_says_what_diverged_and_what_a_training_takes():
     b["options"] += " --epochs 0 --steps 6 --segment 8 --overlap 2"
     assert "| 4.00 (3.00..5.00) | 4.50 |" in page(TWO, record), "of new tokens: 6 x 6 against 4 x 8"
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
-    record = record_of(TWO, a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
+    record = record_of(a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
     half = 4.303 * 0.1 / math.sqrt(3)
     assert f"could see** is {half:.2g}" in " ".join(page(TWO, record).split())
 
