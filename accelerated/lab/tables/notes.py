@@ -97,9 +97,10 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         sides = [side.replace("*", name) for side in panel.sides.values()]
         if panel.across:
             places = [mean_of(values_of(record, f"{side} @ {panel.across}")) for side in sides]
-        means = [mean_of(values_of(record, side)) for side in sides]
-        seeds = np.transpose([values_of(record, side) for side in sides])  # (seeds, places)
-        axes.plot(places, seeds.T, color=colours[name], linewidth=0.5, alpha=0.4)
+        of_seeds = [values_of(record, side) for side in sides]
+        means = [mean_of(values) for values in of_seeds]
+        seeds = np.array(of_seeds, float)  # (places, seeds), NaN where a run is missing
+        axes.plot(places, seeds, color=colours[name], linewidth=0.5, alpha=0.4)
         line = "--" if number % 2 else "-"
         marker = "osv^D<>P"[number]
         axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])

@@ -77,13 +77,11 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     A bootstrap: as many documents are drawn with replacement, in the same draw for both rows. A
     document's loss is the mean of the seeds that both rows have.
     """
-    better, worse = (documents_of(record, row) for row in ordering.split(" < "))
-    bits = [
-        (b["nats"] - a["nats"]) / math.log(2)  # (documents,)
-        for a, b in zip(better, worse, strict=False)
-    ]
-    ahead = np.mean(bits, axis=0)
-    text_bytes = better[0]["text_bytes"]
+    names = ordering.split(" < ")
+    better, worse = (documents_of(record, name, "nats") for name in names)
+    both = min(len(better), len(worse))
+    ahead = (worse[:both] - better[:both]).mean(0) / math.log(2)  # bits, (documents,)
+    text_bytes = documents_of(record, names[0], "text_bytes")[0]
     count = len(ahead)
     drawn = np.random.default_rng(0).integers(count, size=(draws, count))
     per_byte = ahead[drawn].sum(1) / text_bytes[drawn].sum(1)
@@ -91,16 +89,11 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     return low, high
 
 
-def documents_of(record: dict, name: str) -> list[dict[str, np.ndarray]]:
-    """The nats and text_bytes of each test document, (documents,), of each seed of a row."""
+def documents_of(record: dict, name: str, field: str) -> np.ndarray:
+    """A field of each test document, for each seed of a row, (seeds, documents)."""
     [row] = [row for row in record["rows"] if row["name"] == name]
-    return [
-        {
-            field: np.array([document[field] for document in documents])
-            for field in ("nats", "text_bytes")
-        }
-        for documents in row["measured"]["documents"]
-    ]
+    by_seed = row["measured"]["documents"]
+    return np.array([[document[field] for document in documents] for documents in by_seed])
 
 
 def in_words(ordering: str) -> str:

@@ -245,8 +245,10 @@ def comparisons(table: Table, record: dict) -> str:
 
 
 def documents_scored(record: dict) -> set[str]:
-    """The rows whose test documents were scored one by one."""
-    return {row["name"] for row in record["rows"] if "documents" in row["measured"]}
+    """The rows whose test documents were scored one by one, in all seeds."""
+    missing = [None]
+    measured = {row["name"]: row["measured"].get("documents", missing) for row in record["rows"]}
+    return {name for name, by_seed in measured.items() if None not in by_seed}
 
 
 def smallest_difference(table: Table, record: dict) -> str:
@@ -267,9 +269,14 @@ def smallest_difference(table: Table, record: dict) -> str:
 def widest_spread(table: Table, record: dict) -> str:
     """What a table without orderings can tell apart: rows that differ by more than their seeds."""
     [measure] = [each for each in table.measures if each.form != "hidden"]
-    seeds = {row["name"]: row["measured"][measure.title] for row in record["rows"]}
-    widest = max(seeds, key=lambda name: max(seeds[name]) - min(seeds[name]))
-    least = f"{min(seeds[widest]):{measure.form}}"
-    most = f"{max(seeds[widest]):{measure.form}}"
+    spans = {}  # {row: (least, most)}
+    for row in record["rows"]:
+        values = row["measured"][measure.title]
+        if None not in values:
+            spans[row["name"]] = (min(values), max(values))
+    if not spans:
+        return ""
+    widest = max(spans, key=lambda name: spans[name][1] - spans[name][0])
+    least, most = (f"{value:{measure.form}}" for value in spans[widest])
     return f"""**The smallest difference that this design could see** is about a row's spread of
     seeds, the thin lines. The widest: {least} to {most}, {widest.replace(": ", ", ")}."""

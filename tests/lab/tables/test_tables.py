@@ -23,7 +23,7 @@ from accelerated.lab.tables.orderings import (
     verdict,
 )
 from accelerated.lab.tables.page import page
-from accelerated.lab.tables.table import TABLES, Measure, Row
+from accelerated.lab.tables.table import TABLES, Measure, Panel, Row
 from accelerated.lab.trials import LOG, SEEDS, Trial, Workshop, join
 from accelerated.program.errors import InputError
 from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, saved, train
@@ -267,6 +267,13 @@ def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
     assert "stopped in time for a page after 9 minutes" in " ".join(text.split())
     assert "python -m accelerated.lab.tables a-table --minutes 9 --jobs 6\n" in text
     draw(TWO, record, tmp_path / "drawn.svg")
+
+    record["rows"][0]["measured"]["documents"] = [None]
+    record["rows"][1]["measured"]["documents"] = [[{"nats": 1.0, "text_bytes": 1}]]
+    assert "over documents" not in page(TWO, record), "a's were not scored"
+    lines = TWO._replace(orderings=[], picture=[Panel("", "", {"1": "*"}, ["a", "b"])])
+    assert "The widest: 1.500 to 2.250, b." in " ".join(page(lines, record).split())
+    draw(lines, record, tmp_path / "drawn.svg")
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():

@@ -289,9 +289,13 @@ def test_words_of_the_training_split_alone_are_counted(tmp_path):
     assert refusal(train_words, source, 6) == words
 
 
-@pytest.mark.parametrize(
-    "count", [lambda text: words_of(text, 3), lambda text: count_words(text.encode())]
-)
+COUNTS = {
+    "of a training split": lambda text: words_of(text, 3),
+    "of a document": lambda text: count_words(text.encode()),
+}
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
 def test_words_are_counted_without_a_list_of_them(count):
     """A list takes 12 times the memory of this text."""
     text = "word " * 100_000
