@@ -69,25 +69,20 @@ class AdaptiveSoftmax(NamedTuple):
         """The first band's words, then a row for each cluster: (first cutoff + tails, D)."""
         return torch.cat([self.embedding, self.clusters])
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., first cutoff + tails) of the first band and of each cluster."""
-        return log_softmax(logits_from(hidden, self.head_matrix()))
-
-    def within(self, tail: Tail, hidden: Tensor) -> Tensor:
-        """Log-probabilities (..., V') of a tail's words, given its cluster."""
-        narrow = functional.linear(hidden, tail.projection.T)  # (..., D')
-        return log_softmax(logits_from(narrow, tail.embedding))
-
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D).
 
         They are their own logits.
         """
         one_each = [1] * len(self.tails)
-        words, *clusters = self.head(hidden).split([len(self.embedding), *one_each], -1)
+        head = log_softmax(logits_from(hidden, self.head_matrix()))
+        words, *clusters = head.split([len(self.embedding), *one_each], -1)
         bands = [words]
         for tail, cluster in zip(self.tails, clusters, strict=True):
-            bands.append(cluster + self.within(tail, hidden))
+            narrow = functional.linear(hidden, tail.projection.T)  # (..., D')
+            # given its cluster, (..., V')
+            within = log_softmax(logits_from(narrow, tail.embedding))
+            bands.append(cluster + within)
         return torch.cat(bands, -1)
 
     def rows_of_tails(self, aims: np.ndarray, device: torch.device) -> list[Tensor]:

@@ -80,9 +80,8 @@ def load_gpt2(file: Path, described: dict) -> dict:
         if name.endswith("lm_head.weight") and not torch.equal(tensor, published["wte.weight"]):
             wrong = f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both"
             raise InputError(f"{wrong}; {EXPECTED}")
-    parameters = {}
-    for name, tensor in renamed(published, config.layers).items():
-        parameters[name] = tensor.float().contiguous()
+    own = renamed(published, config.layers)
+    parameters = {name: tensor.float().contiguous() for name, tensor in own.items()}
     return contents_of(config, tokenizer_beside(file.parent), parameters)
 
 

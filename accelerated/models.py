@@ -37,10 +37,8 @@ class ModelConfig(Protocol):
 def find_names() -> tuple[str, ...]:
     """The names of all models, in order; raises InputError if one of a model's files is missing."""
     names = []
-    for presets in sorted((HERE / "presets").glob("*.py")):
+    for presets in sorted((HERE / "presets").glob("[!_]*.py")):
         name = presets.stem
-        if name == "__init__":
-            continue
         for folder in ("reference", "accelerated"):
             if not (HERE.parent / folder / f"{name}.py").exists():
                 beside = f"accelerated/presets/{name}.py has no {folder}/{name}.py beside it"
@@ -57,7 +55,7 @@ def presets_of(name: str) -> ModuleType:
     return importlib.import_module(f"accelerated.presets.{name}")
 
 
-def model_class(name: str, config: object = None) -> type[Model]:
+def model_class(name: str, config: ModelConfig | None = None) -> type[Model]:
     """The class of a model, named as its file: Compressive of accelerated/compressive.py.
 
     If config has a `base`, a decoder of the package transformers, it is AnyDecoder.

@@ -13,8 +13,8 @@ tokens (B, N) are the token ids of one segment in B lanes.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -27,8 +27,21 @@ from accelerated.attention.heads import Declared, logits_from
 from accelerated.data.tasks import Task
 from accelerated.models import ModelConfig
 
-# What a segment passes to the next one. Each model has a NamedTuple of its own, called State too
-State: TypeAlias = Any
+
+class State(Protocol):
+    """What a segment passes to the next one: a NamedTuple of tensors, whose axis 0 is the lane.
+
+    Each model has one of its own, called State too, with named fields.
+    """
+
+    @classmethod
+    def _make(cls, fields: Iterable[Tensor], /) -> "State": ...
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+    def __getitem__(self, number: int, /) -> Tensor: ...
+
+
 OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in its place
 
 
@@ -39,7 +52,7 @@ class Reading(NamedTuple):
     """
 
     hidden: Tensor  # (B, N, D), ready for the output matrix
-    state: State  # the next one
+    state: Any  # the next one, of the model's own State
     auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 

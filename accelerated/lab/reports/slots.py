@@ -54,7 +54,8 @@ def writing(
         kept = kept + weights[..., 0].mean(-1).sum(0)
         segments += len(weights)
 
-        read = state.previous if state.previous.numel() else segment.tokens
+        _, previous = state
+        read = previous if previous.numel() else segment.tokens
         tokens = read.cpu().numpy()[rows].flatten()
         np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
         np.add.at(count, tokens, 1)
