@@ -19,12 +19,13 @@ import sys
 
 import torch
 
+from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
 from accelerated.lab.speed import counts, packages, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
-from accelerated.program.errors import run_program
+from accelerated.program.errors import InputError, run_program
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
@@ -64,12 +65,24 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         nargs="+",
         help="of the table horizons (default the model's)",
     )
+    add(
+        "--plot",
+        metavar="FILE",
+        help="draw the memory of horizons: .png, .pdf or .svg (needs the extra plot)",
+    )
     return parser.parse(argv)
 
 
 def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
+    if options.plot:
+        if options.table != "horizons" or len(options.model) > 1:
+            raise InputError(
+                "--plot draws the table horizons of one model; give horizons and one --model, "
+                "or leave it out"
+            )
+        check_figure(options.plot)
     if options.table == "counts":
         counts.print_steps()
         counts.print_presets()

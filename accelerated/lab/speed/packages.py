@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.lab.speed.steps import step_variant
-from accelerated.lab.speed.timing import COLUMNS, measured_rows, print_table
+from accelerated.lab.speed.timing import COLUMNS, measured, print_table, rows_of
 from accelerated.lab.speed.variants import Variant
 from accelerated.models import presets_of
 
@@ -199,4 +199,4 @@ def report_packages(options: Namespace) -> None:
         "ours": partial(step_variant, options.config, method, facts["segments"], options),
         package: partial(make, options),
     }
-    print_table((f"a step of {options.model}", *COLUMNS), *measured_rows(makers, options))
+    print_table((f"a step of {options.model}", *COLUMNS), *rows_of(measured(makers, options)))

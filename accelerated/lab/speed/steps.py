@@ -8,10 +8,18 @@ from typing import Any
 
 import torch
 
+from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.speed.counts import counted, meta_step, state_bytes
-from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
+from accelerated.lab.speed.timing import (
+    COLUMNS,
+    Measured,
+    large_product,
+    measured,
+    print_table,
+    rows_of,
+)
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
@@ -57,33 +65,58 @@ def report_steps(options: Namespace) -> None:
     makers["one large product"] = partial(large_product, options.device, dtype)
     title = f"{segments} segments of {options.batch} lanes: {model}, {config}"
     print(textwrap.fill(title, 118), end="\n\n")
-    print_table(("a step of", *COLUMNS), *measured_rows(makers, options))
+    print_table(("a step of", *COLUMNS), *rows_of(measured(makers, options)))
 
 
 def report_horizons(options: Namespace) -> None:
-    """Print a table for each horizon (Memformer, Table 3).
+    """Print a table for each horizon (Memformer, Table 3), and with options.plot draw the memory.
 
     Speed and memory are relative to full BPTT.
     """
     facts = presets_of(options.model).SPEED
     horizons = options.horizons or facts.get("horizons", HORIZONS)
+    found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         network = random_model(options.model, replace(options.config, **changes), options.device)
         megabytes = state_bytes(network, options.batch) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
+        found[title] = {}
         for horizon in horizons:
             makers = {}
             for way in BACKPROP:
                 backprop = backprop_of(network, TrainingConfig(backprop=way, horizon=horizon))
                 makers[way] = partial(rollout, network, backprop, horizon, options)
-            print_table((f"horizon {horizon}", *COLUMNS), *measured_rows(makers, options))
+            found[title][horizon] = measured(makers, options)
+            print_table((f"horizon {horizon}", *COLUMNS), *rows_of(found[title][horizon]))
+    if options.plot:
+        draw_memory(found, options.plot)
+
+
+def draw_memory(found: dict[str, dict[int, dict[str, Any]]], path: str) -> None:
+    """Draw the peak memory of each way of back-propagation by horizon, a panel a model."""
+    figure, all_axes = new_figure(len(found))
+    for axes, (title, by_horizon) in zip(all_axes, found.items(), strict=True):
+        for way in BACKPROP:
+            of_way = {horizon: ways[way] for horizon, ways in by_horizon.items()}
+            peaks = {k: it.peak / 1e6 for k, it in of_way.items() if isinstance(it, Measured)}
+            [line] = axes.plot(peaks.keys(), peaks.values(), marker="o", markersize=4)
+            if peaks:
+                end = list(peaks.items())[-1]
+                place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+                axes.annotate(
+                    way.replace("_", " "), end, color=line.get_color(), fontsize=8, **place
+                )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set(title=title, xlabel="horizon, segments", ylabel="peak memory, MB")
+    save_figure(figure, path)
 
 
 def report_compiled(options: Namespace) -> None:
     """Print a row for each choice of --compile, of a step of one segment."""
     step = partial(step_variant, options.config, "through_time", 1, options)
-    rows = measured_rows({name: partial(step, name) for name in COMPILERS}, options)
-    print_table((f"{options.model}, --compile", *COLUMNS), *rows)
+    found = measured({name: partial(step, name) for name in COMPILERS}, options)
+    print_table((f"{options.model}, --compile", *COLUMNS), *rows_of(found))
 
 
 def continuation(position: int, options: Namespace) -> Variant:
@@ -107,4 +140,4 @@ def report_generation(options: Namespace) -> None:
     """Print what TOKENS generated tokens take after texts of both lengths."""
     makers = {f"after {n:,}": partial(continuation, n, options) for n in POSITIONS}
     head = (f"{options.model}, {TOKENS} tokens", *COLUMNS)
-    print_table(head, *measured_rows(makers, options))
+    print_table(head, *rows_of(measured(makers, options)))

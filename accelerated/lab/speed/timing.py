@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,12 +83,21 @@ def time_in_turn(
     return times
 
 
-def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) -> list[tuple]:
-    """A row (name, *COLUMNS) of each variant that `makers` make, timed in turn.
+class Measured(NamedTuple):
+    """What was measured of a variant."""
 
-    Once all are made, that takes options.seconds at most. Speed and memory are relative to the
-    first variant. One that fails, while it is made or while it runs, has an error in its row and
-    does not end the others.
+    seconds: list[float]  # of each turn
+    peak: int  # bytes of a step
+    flops: float | None  # of a step; None if they are unknown
+
+
+def measured(
+    makers: dict[str, Callable[[], Variant]], options: Namespace
+) -> dict[str, Measured | str]:
+    """{name: what was measured} of each variant that `makers` make, timed in turn.
+
+    Once all are made, that takes options.seconds at most. Of one that fails, while it is made or
+    while it runs, it is the error, and the others go on.
     """
     steps = {}
     flops = {}
@@ -120,18 +129,29 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
     steps = {name: step for name, step in steps.items() if name not in errors}
     times = time_in_turn(steps, options.repeats, options.device, options.seconds)
 
-    first = next(iter(makers))
-    rows = []
+    found = {}
     for name in makers:
-        if name in errors:
-            rows.append((name, errors[name], *["-"] * (len(COLUMNS) - 1)))
+        found[name] = errors.get(name) or Measured(times[name], peaks[name], flops[name])
+    return found
+
+
+def rows_of(found: dict[str, Measured | str]) -> list[tuple]:
+    """A row (name, *COLUMNS) of each variant; speed and memory are relative to the first one."""
+    first = next(iter(found.values()))
+    rows = []
+    for name, own in found.items():
+        if isinstance(own, str):
+            rows.append((name, own, *["-"] * (len(COLUMNS) - 1)))
             continue
-        speed = spread(paired_ratios(times[first], times[name]), ".3f") if first in times else "-"
-        memory = f"{peaks[name] / peaks[first]:.2f}" if peaks.get(first) else "-"
-        spent = spread([1e3 * each for each in times[name]], ",.1f")
-        rate = f"{flops[name] / statistics.median(times[name]) / 1e9:,.0f}" if flops[name] else "-"
-        peak = f"{peaks[name] / 1e6:,.1f}"
-        rows.append((name, spent, speed, peak, memory, rate, len(times[name])))
+        speed = "-"
+        memory = "-"
+        if isinstance(first, Measured):
+            speed = spread(paired_ratios(first.seconds, own.seconds), ".3f")
+            memory = f"{own.peak / first.peak:.2f}" if first.peak else "-"
+        spent = spread([1e3 * each for each in own.seconds], ",.1f")
+        rate = f"{own.flops / statistics.median(own.seconds) / 1e9:,.0f}" if own.flops else "-"
+        peak = f"{own.peak / 1e6:,.1f}"
+        rows.append((name, spent, speed, peak, memory, rate, len(own.seconds)))
     return rows
 
 

@@ -10,9 +10,10 @@ import torch
 
 from accelerated.lab.speed import __main__ as bench
 from accelerated.lab.speed import packages, steps, timing
-from accelerated.lab.speed.timing import measured_rows
+from accelerated.lab.speed.timing import measured, rows_of
 from accelerated.lab.speed.variants import Variant
 from accelerated.models import NAMES, presets_of
+from accelerated.program.errors import InputError
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
 from tests.helpers.variants import PAPERS
@@ -153,7 +154,7 @@ def test_a_variant_that_fails_is_a_row():
         "run": lambda: Variant(fail, 5e9),
         "later": lambda: Variant(lambda: next(calls), 5e9),
     }
-    made, good, run, late = measured_rows(makers, options())
+    made, good, run, late = rows_of(measured(makers, options()))
     assert made[1] == run[1] == "OutOfMemoryError: CUDA out of memory."
     assert late[1] == "StopIteration: "
     assert good[2:5] == ("-", "1.0", "-")
@@ -167,7 +168,7 @@ def test_a_late_variant_has_one_turn_at_least():
         time.sleep(0.05)
         return Variant(lambda: None)
 
-    rows = measured_rows({"a": make, "b": make}, options(seconds=0.01, repeats=10**6))
+    rows = rows_of(measured({"a": make, "b": make}, options(seconds=0.01, repeats=10**6)))
     assert 1 <= rows[0][-1] == rows[1][-1] < 10**6
 
 
@@ -177,11 +178,71 @@ def test_rows_compare_pair_by_pair(monkeypatch):
     monkeypatch.setattr(timing, "time_in_turn", lambda *given: spent)
     monkeypatch.setattr(timing, "peak_memory", lambda *given: next(peaks))
     makers = dict.fromkeys("ab", lambda: Variant(lambda: None, 6e9))
-    first, second = measured_rows(makers, options())
+    first, second = rows_of(measured(makers, options()))
     times = ("4,000.0 (1,000.0..9,000.0)", "1.000 (1.000..1.000)")
     assert first == ("a", *times, "2.0", "1.00", "2", 3)
     times = ("2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)")
     assert second == ("b", *times, "3.0", "1.50", "3", 3)
+
+
+def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    megabytes = {
+        "one model": {
+            "through_time": [10, 20],
+            "checkpointed": [10, 15],
+            "memory_replay": [10, 11],
+        },
+        "another": {"through_time": [1, 2], "checkpointed": [1, 1.5], "memory_replay": [1, 1.1]},
+    }
+    given = []
+    for of_ways in megabytes.values():
+        for number in range(2):
+            given += [1e6 * peaks[number] for peaks in of_ways.values()]
+    peaks = iter(given)
+    monkeypatch.setattr(timing, "peak_memory", lambda *_: next(peaks))
+    figures = []
+    monkeypatch.setattr(steps, "save_figure", lambda figure, path: figures.append((figure, path)))
+    path = str(tmp_path / "memory.svg")
+    words = ["horizons", "--model", "memformer", "--repeats", "1", "--device", "cpu"]
+    bench.main([*words, "--plot", path])
+
+    [(figure, written)] = figures
+    assert written == path
+    drawn = {}
+    for axes in figure.axes:
+        names = [text.get_text().replace(" ", "_") for text in axes.texts]
+        lines = {}
+        for name, line in zip(names, axes.lines, strict=True):
+            assert list(line.get_xdata()) == [1, 2], "horizons"
+            lines[name] = pytest.approx(list(line.get_ydata()))
+        drawn[axes.get_title()] = lines
+    assert megabytes == drawn
+
+
+def test_a_way_that_failed_has_no_line(monkeypatch):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    figures = []
+    monkeypatch.setattr(steps, "save_figure", lambda figure, path: figures.append(figure))
+    run = timing.Measured([1.0], 2_000_000, None)
+    ways = {"through_time": "OutOfMemoryError: ", "checkpointed": run, "memory_replay": run}
+    steps.draw_memory({"a model": {4: ways}}, "memory.svg")
+    [figure] = figures
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["checkpointed", "memory replay"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["steps"], "--plot draws the table horizons of one model"),
+        (["counts"], "--plot draws the table horizons of one model"),
+        (["horizons", "--model", *NAMES[:2]], "--plot draws the table horizons of one model"),
+    ],
+)
+def test_a_picture_is_of_one_models_horizons(words, wrong):
+    with pytest.raises(InputError, match=wrong):
+        bench.main([*words, "--plot", "memory.svg"])
 
 
 def test_peak_memory_is_the_most_that_is_held_at_once():
