@@ -107,7 +107,9 @@ def draw_memory(found: dict[str, dict[int, dict[str, Any]]], path: str) -> None:
                     way.replace("_", " "), end, color=line.get_color(), fontsize=8, **place
                 )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        axes.set_xticks(list(by_horizon), list(by_horizon))
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set(title=title, xlabel="horizon, segments", ylabel="peak memory, MB")
     save_figure(figure, path)
 

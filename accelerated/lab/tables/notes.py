@@ -102,7 +102,7 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         seeds = np.array(of_seeds, float)  # (places, seeds), NaN where a run is missing
         axes.plot(places, seeds, color=colours[name], linewidth=0.5, alpha=0.4)
         line = "--" if number % 2 else "-"
-        marker = "osv^D<>P"[number]
+        marker = "osv^D<>PX"[number]
         axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])
         ends[name] = (places[-1], means[-1])
     if isinstance(places[0], int) and places[-1] > 10 * places[0]:
