@@ -97,15 +97,19 @@ def draw_memory(found: dict[str, dict[int, dict[str, Any]]], path: str) -> None:
     figure, all_axes = new_figure(len(found))
     for axes, (title, by_horizon) in zip(all_axes, found.items(), strict=True):
         for way in BACKPROP:
-            of_way = {horizon: ways[way] for horizon, ways in by_horizon.items()}
-            peaks = {k: it.peak / 1e6 for k, it in of_way.items() if isinstance(it, Measured)}
-            [line] = axes.plot(peaks.keys(), peaks.values(), marker="o", markersize=4)
+            horizons = []
+            peaks = []
+            for horizon, ways in by_horizon.items():
+                own = ways[way]
+                if isinstance(own, Measured):  # and not an error
+                    horizons.append(horizon)
+                    peaks.append(own.peak / 1e6)
+            [line] = axes.plot(horizons, peaks, marker="o", markersize=4)
             if peaks:
-                end = list(peaks.items())[-1]
                 place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-                axes.annotate(
-                    way.replace("_", " "), end, color=line.get_color(), fontsize=8, **place
-                )
+                style = {"color": line.get_color(), "fontsize": 8}
+                name = way.replace("_", " ")
+                axes.annotate(name, (horizons[-1], peaks[-1]), **place, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(by_horizon), list(by_horizon))
         axes.set_yscale("log", base=2)
