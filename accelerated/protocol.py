@@ -171,7 +171,7 @@ class Model(Declared, ABC):
         """
         if type(state) is not self.state_type:
             given = kind_of(type(state))
-            raise ValueError(f"the state is a {given}, not a {kind_of(self.state_type)}")
+            raise ValueError(f"the state is a {given}, this model takes a {kind_of(self.state_type)}")
         for name, expected in self.state_shapes(lanes).items():
             given = tuple(getattr(state, name).shape)
             if given[1:] != expected[1:]:
