@@ -170,8 +170,8 @@ class Model(Declared, ABC):
         Reads only types and shapes: it makes no tensor and waits for no device.
         """
         if type(state) is not self.state_type:
-            given = kind_of(type(state))
-            raise ValueError(f"the state is a {given}, this model takes a {kind_of(self.state_type)}")
+            own = kind_of(self.state_type)
+            raise ValueError(f"the state is a {kind_of(type(state))}, this model takes a {own}")
         for name, expected in self.state_shapes(lanes).items():
             given = tuple(getattr(state, name).shape)
             if given[1:] != expected[1:]:
