@@ -21,6 +21,7 @@ from accelerated.lab.speed.timing import (
     rows_of,
 )
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
+from accelerated.lab.tables.notes import label_ends
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.optimization import backprop_of
@@ -86,35 +87,36 @@ def report_horizons(options: Namespace) -> None:
             for way in BACKPROP:
                 backprop = backprop_of(network, TrainingConfig(backprop=way, horizon=horizon))
                 makers[way] = partial(rollout, network, backprop, horizon, options)
-            found[title][horizon] = measured(makers, options)
-            print_table((f"horizon {horizon}", *COLUMNS), *rows_of(found[title][horizon]))
+            ways = measured(makers, options)
+            found[title][horizon] = ways
+            print_table((f"horizon {horizon}", *COLUMNS), *rows_of(ways))
     if options.plot:
         draw_memory(found, options.plot)
 
 
-def draw_memory(found: dict[str, dict[int, dict[str, Any]]], path: str) -> None:
+def draw_memory(found: dict[str, dict[int, dict[str, Measured | str]]], path: str) -> None:
     """Draw the peak memory of each way of back-propagation by horizon, a panel a model."""
     figure, all_axes = new_figure(len(found))
     for axes, (title, by_horizon) in zip(all_axes, found.items(), strict=True):
+        ends = {}  # {name: (x, y) of its line's end}
+        colours = {}
         for way in BACKPROP:
-            horizons = []
-            peaks = []
+            name = way.replace("_", " ")
+            peaks = {}  # {horizon: MB}
             for horizon, ways in by_horizon.items():
                 own = ways[way]
                 if isinstance(own, Measured):  # and not an error
-                    horizons.append(horizon)
-                    peaks.append(own.peak / 1e6)
-            [line] = axes.plot(horizons, peaks, marker="o", markersize=4)
+                    peaks[horizon] = own.peak / 1e6
+            [line] = axes.plot(peaks.keys(), peaks.values(), label=name, marker="o", markersize=4)
             if peaks:
-                place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-                style = {"color": line.get_color(), "fontsize": 8}
-                name = way.replace("_", " ")
-                axes.annotate(name, (horizons[-1], peaks[-1]), **place, **style)
+                ends[name] = max(peaks.items())
+                colours[name] = line.get_color()
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(by_horizon), list(by_horizon))
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set(title=title, xlabel="horizon, segments", ylabel="peak memory, MB")
+        label_ends(axes, ends, colours)
     save_figure(figure, path)
 
 
