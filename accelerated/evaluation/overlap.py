@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import Answer, TrainedRun, as_cell, evaluate, score_record
+from accelerated.program.errors import InputError
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -95,7 +96,9 @@ def counted_flops_per_token(config: Config, documents: Iterable[Document]) -> fl
 
 def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
     """The config with the given sizes and the first of the given overlaps; all are checked."""
-    overlaps = options.overlaps or [config.overlap]
+    if options.overlaps and "overlap" in sizes:
+        raise InputError("--overlap and --overlaps both say what to read again; leave one out")
+    overlaps = options.overlaps or [sizes.get("overlap", config.overlap)]
     configs = [changed(config, sizes | {"overlap": overlap}) for overlap in overlaps]
     return configs[0]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from accelerated.presets import COMPARED, MEASURED, TESTED
 from reference.pretrained_recurrence import Config
 
-EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
+EVALUATION_SIZES = ("segment", "overlap", "pool")  # eval.py can change them after training
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,13 @@ REFUSED_OF_RECURRENT = {
     "export RUN folder --memory 4": "unknown option --memory",
 }
 REFUSED = [("recurrent", argv, words) for argv, words in REFUSED_OF_RECURRENT.items()]
+OVERLAP_OF_8 = "it must lie in 0..7 for segment 8"
 REFUSED += [
-    ("windowed", "overlap RUN --overlaps 0,9", "--overlap is 9; it must lie in 0..7 for segment 8")
+    ("windowed", "overlap RUN --overlaps 0,9", f"--overlap is 9; {OVERLAP_OF_8}"),
+    ("windowed", "overlap RUN --overlaps 0,2 --overlap 2", "--overlap and --overlaps both say"),
+    ("windowed", "score RUN --overlap 8", f"--overlap is 8; {OVERLAP_OF_8}"),
+    ("windowed", "score RUN --overlap -1", f"--overlap is -1; {OVERLAP_OF_8}"),
+    ("recurrent", "score RUN --overlap 2", "--overlap is for pretrained_recurrence models"),
 ]
 
 
@@ -308,6 +313,19 @@ def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
     assert rows[3]["notes"] == changed[1:]
     same = as_json(capsys, runs.windowed, *argv)
     assert rows[3]["splits"]["test"]["nats"] == same["nats"]
+
+
+def test_every_report_reads_windows_of_the_overlap_that_it_is_asked_for(runs, capsys):
+    """score, documents and the table say the same of a run that was trained with overlap 2."""
+    argv = ["--split", "test", "--overlap", "1"]
+    scored = as_json(capsys, runs.windowed, *argv)
+    [row] = as_json(capsys, "overlap", runs.windowed, *argv)["rows"]
+    documents = as_json(capsys, "documents", runs.windowed, *argv)["documents"]
+    as_trained = as_json(capsys, runs.windowed, "--split", "test")
+    assert scored["config"]["overlap"] == row["config"]["overlap"] == 1
+    assert row["splits"]["test"]["nats"] == scored["nats"]
+    assert sum(document["nats"] for document in documents) == pytest.approx(scored["nats"])
+    assert scored["nats"] != as_trained["nats"]
 
 
 def test_the_table_of_overlaps_reads_one_text(runs, joined, capsys):
