@@ -6,21 +6,26 @@ from typing import Any
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import check_writable, written_whole
 
+WIDTH = 5.6  # inches of a figure, 403 points: on a phone its letters keep their size
+
 
 def figure_class() -> Any:
     """matplotlib's Figure; raises InputError if it is not installed."""
     return optional_package("matplotlib.figure", "plots need", "plot").Figure
 
 
-def new_figure(panels: int = 1) -> tuple[Any, Any]:
-    """A Figure and the axes of its panels, side by side, with light horizontal lines and no box."""
-    figure = figure_class()(figsize=(5 * panels + 2, 4.2), dpi=150, layout="constrained")
-    [row] = figure.subplots(1, panels, squeeze=False)
-    for axes in row:
+def new_figure(panels: int = 1) -> tuple[Any, list[Any]]:
+    """A Figure, as wide as a phone, and the axes of its panels, one below the other.
+
+    They have light horizontal lines and no box.
+    """
+    figure = figure_class()(figsize=(WIDTH, 3.6 * panels), dpi=150, layout="constrained")
+    [*column] = figure.subplots(panels, squeeze=False)[:, 0]
+    for axes in column:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
-    return figure, row
+    return figure, column
 
 
 def check_figure(name: str | Path) -> None:

@@ -336,6 +336,7 @@ TWO = Table(
     answer="It is about this.",
     change="",
     beside="",
+    python="",
     options="--width 8",
     rows={"a": Row("--x 1", "1.5"), "b": Row("--x 2", "2.5")},
     measures=[CARRIED],

@@ -154,3 +154,13 @@ def test_a_run_that_diverges_has_no_score(small, monkeypatch):
     assert run["bits_per_byte"] is None
     assert run["largest_norm"] == 4.0
     assert "diverged" in ablations.said(run)
+
+
+def test_a_row_is_behind_the_published_one_by_the_difference_of_their_seeds():
+    """With its 95% interval, of Student's t; nothing is said if a run diverged or is missing."""
+    published = {"0": {"bits_per_byte": 2.0}, "1": {"bits_per_byte": 3.0}}
+    changed = {"1": {"bits_per_byte": 3.3}, "0": {"bits_per_byte": 2.1}}
+    assert ablations.behind_by(published, changed) == "+0.200 ± 1.271"
+    assert ablations.behind_by({}, changed) == ""
+    changed["0"] = {"bits_per_byte": None}
+    assert ablations.behind_by(published, changed) == ""

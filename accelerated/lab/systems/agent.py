@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.evaluation.figures import figure_class, save_figure
+from accelerated.evaluation.figures import WIDTH, figure_class, save_figure
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
@@ -234,11 +234,10 @@ def page(record: dict) -> str:
         right = mean_and_spread([final(run) for run in runs.values()], ".1f")
         updates = ", ".join(updates_until_solved(run) for run in runs.values())
         table.append([row, right, updates])
-    title = "Which memory does an agent need?"
-    answer = """Compressive at rates from 2 on, Block-Recurrent or Memorizing: they learn to take
-    the new object. At rate 1 one seed of three does not. With these settings Memformer loses it
-    while the hall lengthens. Recurrent GPT-2 never learns it."""
-    values = ", ".join(f"{name} {x:g}" for name, x in settings.items())
+    title = "Which memories learn an agent's task?"
+    answer = """With settings chosen for Compressive: Compressive at rates from 2 on,
+    Block-Recurrent and Memorizing. At rate 1 one seed of three does not. Memformer loses it while
+    the hall lengthens. Recurrent GPT-2 stays below what needs no memory."""
     how = f""", one thread. The agent sees an object in one room and waits in a hall. The next room
     has that object and a new one: the new one is right
     ([chapter](../compressive.md#memory-for-an-agent)). Without memory at most 50% are right. An
@@ -246,9 +245,8 @@ def page(record: dict) -> str:
     tenth of the updates. Each number is the mean of seeds 0, 1 and 2, with the least and the most
     in brackets. Updates are those of each seed. Rows `rate-` are Compressive Transformers with that
     compression rate, of 6 rows and 6 compressed rows. Memorizing's 36 rows hold an episode.
-    Block-Recurrent has 8 states, Memformer 8 slots, GPT-2 a vector. Settings: {values}. "Hall" is
-    the part of the updates in which the hall lengthens: before 90% are right it is mostly
-    shorter."""
+    Block-Recurrent has 8 states, Memformer 8 slots, GPT-2 a vector. The hall lengthens in the first
+    half of the updates: before 90% are right it is mostly shorter. The record has all settings."""
     until = f"updates until {100 * SOLVED:.0f}% are right"
     head = ["memory", "right at the end, percent", until]
     name = "compressive-figure-5"
@@ -261,7 +259,7 @@ def page(record: dict) -> str:
 def draw(record: dict, path: Path) -> None:
     """Draw success against updates: a panel for each row, the mean of its seeds and thin seeds."""
     rows = record["runs"]
-    figure = figure_class()(figsize=(8, 6), dpi=150, layout="constrained")
+    figure = figure_class()(figsize=(WIDTH, 5), dpi=150, layout="constrained")
     panels = figure.subplots(math.ceil(len(rows) / 3), 3, sharex=True, sharey=True, squeeze=False)
     for axes, (row, runs) in zip(panels.flat, rows.items(), strict=False):
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
@@ -269,7 +267,7 @@ def draw(record: dict, path: Path) -> None:
         axes.plot(updates, shares, color="C0", linewidth=0.5, alpha=0.6)
         axes.plot(updates, shares.mean(1), color="C0")
         axes.axhline(50, color="0.5", linewidth=1, linestyle=":")
-        axes.set_title(row, fontsize=9)
+        axes.set_title(row, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylim(0, 102)
     figure.supxlabel("updates", fontsize=9)

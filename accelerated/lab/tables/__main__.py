@@ -9,6 +9,7 @@ runs of a published table are made again, beside what its record says.
 import argparse
 import math
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -39,6 +40,13 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--seeds", nargs="+", type=at_least(0), metavar="N", help="(default 0 1 2)")
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
+    pinned = TABLES[options.name].python
+    here = ".".join(platform.python_version_tuple()[:2])
+    if pinned not in ("", here):
+        words = (
+            f"{options.name} reads Python {pinned}'s library, and that of {here} is another text"
+        )
+        raise InputError(f"{words}; run it with Python {pinned}")
     for row in options.rows or ():
         check_choice("--rows", row, TABLES[options.name].rows, InputError)
     for folder in (options.out, options.runs):

@@ -96,6 +96,17 @@ def documents_of(record: dict, name: str, field: str) -> np.ndarray:
     return np.array([[document[field] for document in documents] for documents in by_seed])
 
 
-def in_words(ordering: str) -> str:
-    """An ordering as a reader sees it, each side with the measure that it names."""
-    return ordering.replace(" < ", " against ").replace(" @ ", ", ")
+def over_both(half: float, low: float, high: float) -> float:
+    """Half the width of an interval over seeds and documents, of half of one over seeds and of one
+    over documents.
+
+    Both vary independently, so their squares add up.
+    """
+    return math.hypot(half, (high - low) / 2)
+
+
+def in_words(record: dict, ordering: str) -> str:
+    """An ordering as a reader sees it, each side with its measure, if that is not the first."""
+    first = next(iter(record["rows"][0]["measured"]))
+    sides = ordering.replace(f" @ {first}", "")
+    return sides.replace(" < ", " against ").replace(" @ ", ", ")

@@ -16,6 +16,7 @@ from accelerated.lab.tables.orderings import (
     in_words,
     mean_and_interval,
     mean_of,
+    over_both,
     over_documents,
 )
 from accelerated.lab.tables.table import Table
@@ -85,12 +86,11 @@ def page(table: Table, record: dict) -> str:
 
 def measured_how(table: Table, record: dict) -> str:
     """How to read the numbers, how rows were tuned, when and where it was measured, the command."""
-    parts = ["Each number is a mean over seeds."]
+    seeds = "seeds" if table.headline else f"seeds {', '.join(map(str, SEEDS))}"
+    parts = [f"Each number is a mean over {seeds}."]
     if not is_crossed(record):
-        parts = ["Numbers are means over seeds (least..most)."]
-    if not table.headline:
-        parts.append(f"The seeds are {', '.join(map(str, SEEDS))}.")
-    elif len(table.headline) < len(table.rows):
+        parts = [f"Numbers are means over {seeds} (least..most)."]
+    if 0 < len(table.headline) < len(table.rows):
         parts.append("Compare rows of as many seeds.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
@@ -191,7 +191,8 @@ def add_row_of_another(columns: dict[str, list[str]], table: Table) -> None:
     name, _, label = table.beside.partition(": ")
     published = json.loads((RESULTS / f"{name}.json").read_text())
     [row] = [row for row in published["rows"] if row["name"] == label]
-    cells = {"": f"[{label}]({name}.md), the best"}
+    [layers] = settled(join(published["options"], row["options"]))["--layers"]
+    cells = {"": f"[{label}]({name}.md), {layers} layers"}
     for each in table.measures:
         if each.title in row["measured"] and each.form != "hidden":
             cells[each.title] = mean_and_spread(row["measured"][each.title], each.form)
@@ -238,10 +239,12 @@ def comparisons(table: Table, record: dict) -> str:
         mean, half = mean_and_interval(differences(record, ordering))
         low, high = over_documents(record, ordering)
         ahead = [f"{mean:+.3f} ± {half:.3f}", f"{low:+.3f}..{high:+.3f}"]
-        lines.append([in_words(ordering), *ahead])
+        both = f"± {over_both(half, low, high):.3f}"
+        lines.append([in_words(record, ordering), *ahead, both])
     if not lines:
         return ""
-    return markdown_table(["bits ahead", "95% over seeds", "95% over documents"], *lines)
+    head = ["bits ahead", "95% over seeds", "over documents", "over both"]
+    return markdown_table(head, *lines)
 
 
 def documents_scored(record: dict) -> set[str]:

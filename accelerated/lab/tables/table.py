@@ -87,6 +87,7 @@ class Table(NamedTuple):
     answer: str  # the sentence that answers the title's question, if a page was published
     change: str  # what would change that answer
     beside: str  # "record: row": the best row on the same text, which the page shows below its own
+    python: str  # the version whose library its text is, and by which it was published; or empty
     options: str  # of every row; FIRST stands for the folder of the first run, or of the row's own
     rows: dict[str, Row]
     measures: list[Measure]

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from accelerated.evaluation.figures import new_figure
 from accelerated.lab.tables import measure as module
 from accelerated.lab.tables.__main__ import main
 from accelerated.lab.tables.measure import settings_of, step_times, train_rows
-from accelerated.lab.tables.notes import draw
+from accelerated.lab.tables.notes import draw, draw_panel
 from accelerated.lab.tables.orderings import (
     differences,
+    in_words,
     mean_and_interval,
     mean_of,
+    over_both,
     over_documents,
     values_of,
     verdict,
@@ -320,13 +323,45 @@ def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
     assert over_documents(record, "a < b") == pytest.approx((0.5, 0.5))
     a["measured"]["documents"] = [alike, alike, worse]
     assert over_documents(record, "a < b") == pytest.approx((0.5, 0.5)), "b has no third seed"
-    assert "| a against b | +0.750 ± 3.176 | +0.500..+0.500 |" in page(TWO, record)
+    assert "| a against b | +0.750 ± 3.176 | +0.500..+0.500 | ± 3.176 |" in page(TWO, record)
 
     one = [alike[0] | {"nats": 8 * bits * 10}, *alike[1:]]
     b["measured"]["documents"] = [one, one]
     low, high = over_documents(record, "a < b")
     assert low == 0, "it is not drawn in 8 of 27"
     assert 2 < high <= 6, "drawn thrice, it is the difference"
+
+
+def test_an_interval_over_seeds_and_documents_adds_what_both_vary():
+    """± 3 over seeds and -2..+6, that is ± 4, over documents make ± 5."""
+    assert over_both(3.0, -2.0, 6.0) == 5.0
+    assert over_both(3.0, 1.0, 1.0) == 3.0
+
+
+def test_an_ordering_in_words_names_a_measure_if_it_is_not_the_first():
+    record = record_of(a=[1.0], b=[2.0])
+    [first] = record["rows"][0]["measured"]
+    assert in_words(record, f"a @ {first} < b @ cleared") == "a against b, cleared"
+    assert in_words(record, "a - b < b - a") == "a - b against b - a"
+
+
+def test_names_at_the_ends_of_lines_stand_apart_in_the_lines_order():
+    """Of ends at about one height the lower line's name is lower, whichever ends lower."""
+    heights = {"a: 1": 0.1, "a: 2": 0.1, "b: 1": 0.9, "b: 2": 0.09}
+    rows = [{"name": name, "measured": {"height": [y]}} for name, y in heights.items()]
+    drawn = Panel("", "", {"1": "*: 1", "2": "*: 2"}, ["b", "a"])
+    _, [axes] = new_figure()
+    draw_panel(axes, drawn, {"rows": rows}, {"a": "C0", "b": "C1"})
+    places = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert places["b"] - places["a"] == pytest.approx(1 / 18)
+
+
+def test_a_table_of_a_library_is_refused_by_another_python(tmp_path, monkeypatch):
+    """Its page would say that it read Python 3.0's."""
+    monkeypatch.setitem(TABLES, "a-table", TWO._replace(python="3.0"))
+    with pytest.raises(InputError, match=r"Python 3.0's library, .*; run it with Python 3.0"):
+        main(["a-table", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)])
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_page_says_what_diverged_and_what_a_training_takes():
