@@ -112,3 +112,14 @@ def test_joined_documents_and_a_part_of_a_split_are_named_and_counted_as_they_ar
     assert len(joined) == 1
     assert row["counted_flops_per_token"] == counted_flops_per_token(config, joined)
     assert row["counted_flops_per_token"] != counted_flops_per_token(config, documents)
+
+
+def test_each_split_that_is_a_part_is_named():
+    config = dataclasses.replace(SMALL, vocabulary=256)
+    splits = {split: whole(documents_of([15, 3])) for split in ("valid", "test")}
+    splits["test"].whole = False
+    settings = SimpleNamespace(model_config=config)
+    model = PAPER.random_model(config)
+    run = TrainedRun("runs/a", model, settings, {}, BYTES, 1, "data", splits)
+    record, _ = report([run], SimpleNamespace(overlaps=(), clear_memory=False))
+    assert record["rows"][0]["notes"] == ["a part of test"]

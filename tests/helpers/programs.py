@@ -3,6 +3,7 @@
 Beside them a workshop that trains nothing.
 """
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -268,7 +269,10 @@ def measurements(run):
 
 
 def differences(first, second, besides=()):
-    """What two runs differ in: fields of the last checkpoint and of the best, measurements."""
+    """What two runs differ in: fields of the last checkpoint and of the best, the first record.
+
+    besides: what they may differ in
+    """
     found = []
     pairs = [(saved(first), saved(second))]
     best = [run / "best.pt" for run in (first, second) if (run / "best.pt").exists()]
@@ -279,9 +283,12 @@ def differences(first, second, besides=()):
     for one, other in pairs:
         names = one.keys() | other.keys()
         found += [name for name in names if not equal(one.get(name), other.get(name))]
-    if measurements(first) != measurements(second):
-        found.append("metrics.jsonl")
-    return [name for name in found if name not in besides]
+    found = [name for name in found if name not in besides]
+    if "metrics.jsonl" in besides:
+        return found
+    records = itertools.zip_longest(measurements(first), measurements(second))
+    unequal = (f"metrics.jsonl has {one} and {other}" for one, other in records if one != other)
+    return [*found, *itertools.islice(unequal, 1)]
 
 
 EMPTY_CHECKPOINT = {name: kind() for name, kind in FIELDS.items()} | {

@@ -31,8 +31,11 @@ def run(text, tmp_path):
 
 
 def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
+    """And the caller's default type stays, though the run's is float32."""
     evaluate("export", run, tmp_path / "export")
+    torch.set_default_dtype(torch.float64)
     first = accelerated.load(run)
+    assert torch.get_default_dtype() == torch.float64
     other = accelerated.load(tmp_path / "export")
     assert first.settings == other.settings
     assert not first.model.training

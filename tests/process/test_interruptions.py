@@ -29,6 +29,7 @@ BRIEF = ["--sample", 0, "--validation-tokens", 120]
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions", 9),
     "writing a checkpoint": ("torch", "save", 4),
+    "writing the best one": ("torch", "save", 5),  # its validation is in the log by then
     "tokenising": ("accelerated.data.tokenizers:ByteTokenizer", "encode", 3),
     "writing the manifest": ("accelerated.data.corpus", "open_cache", 1),
 }

@@ -274,6 +274,7 @@ def test_a_validation_asks_for_a_checkpoint_and_waits_for_the_update(text, tmp_p
     assert saves == [0, 4, 4, 6, 6], "before each validation and after it"
     validated = [r["step"] for r in read_metrics(tmp_path / "run") if "validation_loss" in r]
     assert validated == [4, 6, 6], "and the last report"
+    assert list(losses(tmp_path / "run")) == [4, 6], "a line before each validation, none without"
 
 
 def test_what_was_trained_is_saved_before_it_is_validated(text, tmp_path, monkeypatch):

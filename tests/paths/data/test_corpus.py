@@ -18,6 +18,7 @@ from accelerated.data.corpus import (
     DOCUMENTS,
     MANIFEST,
     TOKENS,
+    TextDocuments,
     cache_folder,
     count_words,
     load_corpus,
@@ -216,3 +217,22 @@ def test_the_first_documents_alone_are_read(folder, tmp_path):
         tokens = [document.targets.tolist() for document in whole.splits[split]]
         assert first == (tokens[:30] if split == "train" else tokens)
         assert documents.whole == (split != "train")
+
+
+def test_a_document_that_moves_to_another_split_makes_another_cache(tmp_path):
+    """With the old one it would still be trained on."""
+    folder = tmp_path / "in"
+    for name in ("train/a.txt", "train/b.txt", "valid/c.txt", "test/d.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"the text of {name}")
+    corpus, _ = made(folder)
+    assert len(corpus.splits["train"]) == 2
+    (folder / "train" / "b.txt").rename(folder / "valid" / "b.txt")
+    corpus, _ = made(folder)
+    assert len(corpus.splits["valid"]) == 2
+
+
+def test_the_digest_has_the_words_too():
+    tokens = np.arange(4, dtype=np.uint8)
+    tables = [np.array([[0, 4, words, 1]]) for words in (1, 2)]
+    assert len({TextDocuments(tokens, table).checksum() for table in tables}) == 2

@@ -219,3 +219,9 @@ def test_data_that_does_not_exist_is_refused(tmp_path):
 def test_a_column_is_of_a_table_alone():
     words = "--text-column goes with --data hf:..., not stdlib; leave it out"
     assert refusal(check_data, DataConfig("stdlib", text_column="body")) == words
+
+
+def test_capitals_in_a_suffix_are_read(tmp_path):
+    texts = {"BOOK.TXT": "a text"} | {f"{number}.txt": "a text" for number in range(60)}
+    found = names_of(read(write(tmp_path, texts)))
+    assert any("BOOK.TXT" in names for names in found.values())

@@ -468,3 +468,10 @@ def test_without_its_package_a_sentencepiece_model_is_refused(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     words = "a .model needs the package sentencepiece; install the extra: pip install -e "
     assert refusal(open_tokenizer, str(tmp_path / "some.model")) == words + "'.[sentencepiece]'"
+
+
+def test_no_character_is_cut_where_a_text_is_cut_for_learning(monkeypatch):
+    monkeypatch.setattr(tokenizers, "LEARNING_PIECE", 3)
+    text = "thé 中文。"
+    source = Source("", (), lambda: [("train", Text("", (text.encode,)))])
+    assert "".join(tokenizers.training_pieces(source)) == text

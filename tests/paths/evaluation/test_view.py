@@ -287,6 +287,13 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     assert record["segments"] == [1, 30 // new], "of tokens that no segment before it shows"
 
 
+def test_windows_that_overlap_follow_the_token_before_them(tmp_path):
+    run = run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
+    _, _, data = page_of(run, tmp_path / "page.html", first=3, segments=1)
+    [segment] = data["segments"]
+    assert data["before"] == TEXT[segment["at"] - 1]
+
+
 def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "BARS", 3)
     run = run_of("compressive", "conv-bptt", [document_from(TEXT, BYTES)])

@@ -1,6 +1,7 @@
 """Files appear complete or not at all, and disk errors become one line."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,21 @@ def test_a_file_that_cannot_be_read_is_named():
     with pytest.raises(OSError) as caught:
         file_checksum(UNREADABLE)
     assert caught.value.filename == str(UNREADABLE)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Otherwise it may be empty under its name after a power failure."""
+    done = []
+
+    def noted(name, call):
+        def note(*given):
+            done.append(name)
+            return call(*given)
+
+        return note
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    with written_whole(tmp_path / "file") as beside:
+        beside.write_text("new")
+    assert done == ["fsync", "replace"]

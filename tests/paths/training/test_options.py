@@ -303,3 +303,10 @@ def test_a_new_run_begins_in_a_folder_that_is_new_or_empty(tmp_path, name):
     if name == "tokenizer.json":
         (tmp_path / ".lock").unlink()
     assert f"already holds {name}, and nothing is replaced; give" in refused(argv)
+
+
+def test_with_weights_of_a_run_too_defaults_give_way_to_options(tmp_path):
+    """As without --init: adam has no weight decay, and --steps replaces a preset's --epochs."""
+    _, run, *_ = kept_runs(tmp_path)
+    assert chosen(f"--init {run} --optimizer adam").training.weight_decay == 0
+    assert chosen(f"--init {run} --preset wikitext-103 --steps 5").training.epochs == 0

@@ -192,3 +192,44 @@ def test_the_seed_decides_which_tasks_are_drawn():
     tasks = ["--task-infilling", 0.5, "--seed", 3]
     settings, _ = parse([str(option) for option in [*MEMFORMER, *tasks]])
     assert opening.new_reader(settings, documents_of([40])).seed == 3
+
+
+def test_of_joined_documents_too_the_beginnings_are_validated_on():
+    options = ["--validation-prefix", 10, "--carry-over-documents", "--batch", 2]
+    spans = validated([29, 29], settings_with(*options, "--validation-tokens", 0))
+    assert spans == [(0, 0, 9), (0, 9, 19)], "9 of each, and the prediction between them"
+
+
+def test_of_joined_documents_a_part_is_validated_on():
+    options = ["--carry-over-documents", "--batch", 4, "--validation-tokens", 256]
+    spans = validated([1000], settings_with(*options))
+    assert sum(stop - start for _, start, stop in spans) < 300
+
+
+def test_what_is_validated_on_is_the_same_however_lanes_are_grouped():
+    options = ["--batch", 4, "--validation-tokens", 800]
+    whole = validated([1000], settings_with(*options))
+    assert validated([1000], settings_with(*options, "--accumulate", 4)) == whole
+
+
+def test_groups_of_lanes_change_no_number_of_updates():
+    options = ["--horizon", 2, "--batch", 2, "--epochs", 2]
+    steps = []
+    for groups in (1, 2):
+        given = [*WINDOWED, *options, "--accumulate", groups]
+        settings, start = parse([str(word) for word in given])
+        read = opening.with_steps(settings, documents_of([26, 9, 0]), start)
+        steps.append(read.training.steps)
+    assert steps == [3, 3]
+
+
+def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
+    """Of one training document alone, "ab ab ..."; the other has other letters."""
+    for name, word in (("train/a", "ab "), ("train/b", "zq "), ("valid/a", "ab ")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text(word * 50)
+    options = ["--data", tmp_path, "--training-documents", 1, "--train-bpe", 258]
+    given = [*COMPRESSIVE, *options, "--out", tmp_path / "run"]
+    settings, start = parse([str(word) for word in given])
+    (tmp_path / "run").mkdir()
+    assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"]
