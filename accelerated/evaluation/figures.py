@@ -6,7 +6,7 @@ from typing import Any
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import check_writable, written_whole
 
-WIDTH = 5.6  # inches of a figure, 403 points: on a phone its letters keep their size
+FIGURE_WIDTH = 5.6  # inches of a figure, 403 points: on a phone its letters keep their size
 
 
 def figure_class() -> Any:
@@ -19,7 +19,7 @@ def new_figure(panels: int = 1) -> tuple[Any, list[Any]]:
 
     They have light horizontal lines and no box.
     """
-    figure = figure_class()(figsize=(WIDTH, 3.6 * panels), dpi=150, layout="constrained")
+    figure = figure_class()(figsize=(FIGURE_WIDTH, 3.6 * panels), dpi=150, layout="constrained")
     [*column] = figure.subplots(panels, squeeze=False)[:, 0]
     for axes in column:
         axes.spines[["top", "right"]].set_visible(False)

@@ -30,7 +30,7 @@ from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.reports.memories import compression_by_layer
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.notes import label_ends
-from accelerated.lab.tables.orderings import mean_and_interval
+from accelerated.lab.tables.orderings import mean_and_interval, plus_minus
 from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
@@ -212,9 +212,10 @@ def result(record: dict, name: str) -> str:
         if not runs:
             continue
         bits = mean_and_spread([run["bits_per_byte"] for run in runs.values()], ".3f")
-        behind = behind_by(record["runs"].get(f"{name}-{published}-{rate}", {}), runs)
+        unchanged = record["runs"].get(f"{name}-{published}-{rate}", {})
+        behind = "" if way == published else behind_by(unchanged, runs)
         median = statistics.mean(run["median_norm"] for run in runs.values())
-        lines.append([way, rate, bits, "" if way == published else behind, f"{median:.3g}"])
+        lines.append([way, rate, bits, behind, f"{median:.3g}"])
     head = [name, "learning rate", "test, bits per byte", f"behind {published}"]
     return markdown_table([*head, "gradient's norm"], *lines)
 
@@ -230,8 +231,7 @@ def behind_by(published: dict, runs: dict) -> str:
         pairs.append((unchanged, run["bits_per_byte"]))
     if any(None in pair for pair in pairs):
         return ""
-    mean, half = mean_and_interval([changed - unchanged for unchanged, changed in pairs])
-    return f"{mean:+.3f} ± {half:.3f}"
+    return plus_minus(*mean_and_interval([changed - unchanged for unchanged, changed in pairs]))
 
 
 def page(record: dict) -> str:
@@ -241,8 +241,7 @@ def page(record: dict) -> str:
     most in brackets. "Behind" is the mean difference of the same seeds, with its 95% interval. The
     gradient's norm is the median before clipping, over the second half of training. The methods are
     in the chapters on [compressive](../compressive.md) and
-    [block-recurrent](../block_recurrent.md).
-    """
+    [block-recurrent](../block_recurrent.md)."""
     parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = f"## {name.capitalize().replace('-', ' ')}"

@@ -37,6 +37,15 @@ def whole(documents):
     return Parts(documents, [(n, 0, len(each.inputs)) for n, each in enumerate(documents)])
 
 
+def write(folder, texts):
+    """Write {name: text or bytes} into a folder, and return it."""
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
 def rewrite(path, content):
     """Write a file anew without a trace in its times."""
     stat = path.stat()

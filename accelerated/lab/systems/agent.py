@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.evaluation.figures import WIDTH, figure_class, save_figure
+from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
 from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
@@ -246,7 +246,8 @@ def page(record: dict) -> str:
     in brackets. Updates are those of each seed. Rows `rate-` are Compressive Transformers with that
     compression rate, of 6 rows and 6 compressed rows. Memorizing's 36 rows hold an episode.
     Block-Recurrent has 8 states, Memformer 8 slots, GPT-2 a vector. The hall lengthens in the first
-    half of the updates: before 90% are right it is mostly shorter. The record has all settings."""
+    {settings["hall"]:.0%} of the updates: before 90% are right it is mostly shorter. The record has
+    all settings."""
     until = f"updates until {100 * SOLVED:.0f}% are right"
     head = ["memory", "right at the end, percent", until]
     name = "compressive-figure-5"
@@ -259,7 +260,7 @@ def page(record: dict) -> str:
 def draw(record: dict, path: Path) -> None:
     """Draw success against updates: a panel for each row, the mean of its seeds and thin seeds."""
     rows = record["runs"]
-    figure = figure_class()(figsize=(WIDTH, 5), dpi=150, layout="constrained")
+    figure = figure_class()(figsize=(FIGURE_WIDTH, 5), dpi=150, layout="constrained")
     panels = figure.subplots(math.ceil(len(rows) / 3), 3, sharex=True, sharey=True, squeeze=False)
     for axes, (row, runs) in zip(panels.flat, rows.items(), strict=False):
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)

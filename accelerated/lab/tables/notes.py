@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from accelerated.evaluation.figures import WIDTH as FIGURE_WIDTH
-from accelerated.evaluation.figures import figure_class, new_figure, save_figure
+from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, new_figure, save_figure
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
     mean_and_interval,
     mean_of,
+    plus_minus,
     values_of,
     verdict,
 )
@@ -77,7 +77,7 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
         mean, half = mean_and_interval(by_seed)
         colour = COLOURS[verdict(by_seed)]
         axes.errorbar(mean, -line, xerr=half, fmt="o", color=colour, capsize=3)
-        words = f"{in_words(record, ordering)}: {mean:+.3f} ± {half:.3f}, {len(by_seed)} seeds"
+        words = f"{in_words(record, ordering)}: {plus_minus(mean, half)}, {len(by_seed)} seeds"
         place = axes.get_yaxis_transform()
         axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour)
     axes.set(ylim=(-len(table.orderings) + 0.5, 0.7), yticks=[])

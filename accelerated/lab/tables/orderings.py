@@ -61,6 +61,11 @@ def mean_and_interval(differences: list[float]) -> tuple[float, float]:
     return mean, STUDENT[len(differences) - 1] * error
 
 
+def plus_minus(mean: float, half: float) -> str:
+    """A mean difference with half its interval, as text."""
+    return f"{mean:+.3f} ± {half:.3f}"
+
+
 def verdict(differences: list[float]) -> str:
     """What worse - better of each seed says of an ordering."""
     mean, half = mean_and_interval(differences)
@@ -97,10 +102,12 @@ def documents_of(record: dict, name: str, field: str) -> np.ndarray:
 
 
 def over_both(half: float, low: float, high: float) -> float:
-    """Half the width of an interval over seeds and documents, of half of one over seeds and of one
-    over documents.
+    """Half the width of an interval over seeds and documents.
 
-    Both vary independently, so their squares add up.
+    They vary independently, so their squares add up.
+
+    half: half of the interval over seeds
+    low, high: the interval over documents
     """
     return math.hypot(half, (high - low) / 2)
 

@@ -18,6 +18,7 @@ from accelerated.lab.tables.orderings import (
     mean_of,
     over_both,
     over_documents,
+    plus_minus,
 )
 from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import SEEDS, join, settled
@@ -238,7 +239,7 @@ def comparisons(table: Table, record: dict) -> str:
             continue
         mean, half = mean_and_interval(differences(record, ordering))
         low, high = over_documents(record, ordering)
-        ahead = [f"{mean:+.3f} ± {half:.3f}", f"{low:+.3f}..{high:+.3f}"]
+        ahead = [plus_minus(mean, half), f"{low:+.3f}..{high:+.3f}"]
         both = f"± {over_both(half, low, high):.3f}"
         lines.append([in_words(record, ordering), *ahead, both])
     if not lines:

@@ -29,7 +29,7 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
-from tests.helpers.texts import flipped_bits, rewrite, small_encoding
+from tests.helpers.texts import flipped_bits, rewrite, small_encoding, write
 
 BYTES = ByteTokenizer()
 SMALL = BpeTokenizer("small", small_encoding())
@@ -221,10 +221,8 @@ def test_the_first_documents_alone_are_read(folder, tmp_path):
 
 def test_a_document_that_moves_to_another_split_makes_another_cache(tmp_path):
     """With the old one it would still be trained on."""
-    folder = tmp_path / "in"
-    for name in ("train/a.txt", "train/b.txt", "valid/c.txt", "test/d.txt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"the text of {name}")
+    names = ("train/a.txt", "train/b.txt", "valid/c.txt", "test/d.txt")
+    folder = write(tmp_path / "in", {name: f"the text of {name}" for name in names})
     corpus, _ = made(folder)
     assert len(corpus.splits["train"]) == 2
     (folder / "train" / "b.txt").rename(folder / "valid" / "b.txt")

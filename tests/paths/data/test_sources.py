@@ -15,6 +15,7 @@ from accelerated.data.sources import (
 from accelerated.data.tokenizers import train_bpe, train_words
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
+from tests.helpers.texts import write
 
 TEN = "abcdefghij"
 MARK = b"\xef\xbb\xbf"  # a byte-order mark in UTF-8
@@ -39,15 +40,6 @@ def joined(by_split):
     for texts in by_split.values():
         parts += texts.values()
     return b"".join(parts)
-
-
-def write(folder, texts):
-    """Write {name: text or bytes} into a folder, and return it."""
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return folder
 
 
 def test_nine_of_ten_names_are_for_training_always_the_same_ones():

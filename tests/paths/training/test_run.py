@@ -14,7 +14,7 @@ from accelerated.training.options import Saved, parse
 from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train
-from tests.helpers.texts import documents_of
+from tests.helpers.texts import documents_of, write
 
 ON_A_CPU = ["--device", "cpu", "--compile"]
 TOO_LARGE = "does not fit into memory; give smaller ones"
@@ -225,9 +225,8 @@ def test_groups_of_lanes_change_no_number_of_updates():
 
 def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
     """Of one training document alone, "ab ab ..."; the other has other letters."""
-    for name, word in (("train/a", "ab "), ("train/b", "zq "), ("valid/a", "ab ")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.txt").write_text(word * 50)
+    words = {"train/a.txt": "ab ", "train/b.txt": "zq ", "valid/a.txt": "ab "}
+    write(tmp_path, {name: 50 * word for name, word in words.items()})
     options = ["--data", tmp_path, "--training-documents", 1, "--train-bpe", 258]
     given = [*COMPRESSIVE, *options, "--out", tmp_path / "run"]
     settings, start = parse([str(word) for word in given])
