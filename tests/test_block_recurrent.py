@@ -150,7 +150,8 @@ def test_tokens_read_states_before_their_update():
     gate = "layers.1.state.attention_gate.bias_z"
     moved = params | {gate: params[gate] + 1}
     moved_logits, moved_after, _ = ref.forward(moved, SMALL, tokens, state)
-    assert not np.isclose(moved_after.states, after.states).any()
+    kept = np.isclose(moved_after.states, after.states)
+    assert not kept.any(), "the gate's bias moves no next state: the comparison below says nothing"
     assert (moved_logits == logits).all(), "tokens read the state that they have just written"
 
 
@@ -187,7 +188,7 @@ def test_with_feedback_other_layers_read_the_last_recurrent_layer():
 def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
     """Its first token attends to W zero values: of W equal weights, those of the zeros are lost."""
     state = ref.initial_state(ref.init_params(SMALL, np.random.default_rng(0)), SMALL, 1)
-    assert not state.keys.any()
+    assert not state.keys.any(), "the keys of the window before the first are not zero"
     p = {"scale": np.ones(H), "position_bias": np.zeros((H, SMALL.buckets))}
     block = np.ones((1, H, W, E))
     keys = np.concatenate([state.keys[:, 0], block], axis=2)

@@ -179,7 +179,8 @@ def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
     params = PAPER.random_params(config, np.random.default_rng(0))
     tokens = np.arange(2 * N).reshape(2, N) % V
     state = ref.initial_state(params, config, 2)
-    assert not any(field.any() for field in state)
+    for field, value in state._asdict().items():
+        assert not value.any(), f"{field} of a document's first state is not zero"
     _, _, cache = ref.forward(params, config, tokens, state)
     losses, caches = ref.auxiliary_forward(params, config, cache)
     assert list(losses.values()) == [0.0] * config.layers

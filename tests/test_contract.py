@@ -295,7 +295,9 @@ def test_types_are_kept(paper, name, dtype, tolerance):
     for kind in ("keys", "values"):
         for rows in getattr(streams[-1].rows, kind, ()):
             assert rows.dtype == dtype, f"{kind} of a stream are {rows.dtype}"
-    assert all(value.isfinite().all() for value in (output.logits, *output.state))
+    assert output.logits.isfinite().all(), "the logits are not finite"
+    for field, value in output.state._asdict().items():
+        assert value.isfinite().all(), f"{field} of the state is not finite"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             assert parameter.grad.dtype == torch.float32, f"the gradient of {name} is not float32"

@@ -87,7 +87,7 @@ def test_the_copies_keep_their_addresses_and_are_made_anew_each_time(model):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[0].sum().backward()
     kept = model.memory_of_copies[torch.bfloat16]
-    assert not any(copy.requires_grad for copy in kept)
+    assert not any(copy.requires_grad for copy in kept), "a kept copy is part of a graph"
     moved = memory_of_copies(model, torch.bfloat16, [copy.to("meta") for copy in kept])
     assert {copy.device.type for copy in moved} == {"meta"}
 

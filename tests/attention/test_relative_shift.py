@@ -25,7 +25,9 @@ def test_the_backward_shift_is_the_adjoint(n, before, seed):
     back = ref.relative_shift_backward(y, None)
     assert math.isclose((shifted * y).sum(), (x * back).sum(), rel_tol=1e-12, abs_tol=1e-12)
     for i in range(n):
-        assert not back[0, 0, i, : n - 1 - i].any()
+        assert not back[0, 0, i, : n - 1 - i].any(), (
+            f"row {i} does not begin with {n - 1 - i} zeros"
+        )
 
 
 def test_sinusoids_of_far_distances_are_rounded_once():

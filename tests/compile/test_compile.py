@@ -129,7 +129,7 @@ def test_all_layers_use_one_region(graphs):
 
 def test_a_gpu_compiles_large_models_by_default(monkeypatch):
     """A CPU does not."""
-    assert not takes_regions(TrainingConfig(), Dropping())
+    assert not takes_regions(TrainingConfig(), Dropping()), "a CPU compiles by default"
     monkeypatch.setattr(optimization, "HAS_TRITON", True)
     embedding = SimpleNamespace(device=torch.device("cuda"))
     model = SimpleNamespace(embedding=embedding, parameters=lambda: [torch.zeros(3)])
@@ -137,8 +137,8 @@ def test_a_gpu_compiles_large_models_by_default(monkeypatch):
         monkeypatch.setattr(optimization, "LARGE", least)
         assert takes_regions(TrainingConfig(), model) == expected
         assert takes_regions(TrainingConfig(compile="inductor"), model)
-        assert not takes_regions(TrainingConfig(compile="none"), model)
-        assert not takes_regions(TrainingConfig(compile="cudagraphs"), model)
+        for chosen in ("none", "cudagraphs"):
+            assert not takes_regions(TrainingConfig(compile=chosen), model), chosen
 
 
 def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):

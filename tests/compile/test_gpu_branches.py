@@ -168,7 +168,9 @@ def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
     model = PAPERS[paper].model(variant(paper, name))
 
     def watched(query, key, value, offset=None, *others, **options):
-        assert all(x.stride(-1) == 1 for x in (query, key, value, offset) if x is not None)
+        given = {"query": query, "key": key, "value": value, "offset": offset}
+        for what, x in given.items():
+            assert x is None or x.stride(-1) == 1, f"rows of the {what} are not dense"
         return attend(query, key, value, offset, *others, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)

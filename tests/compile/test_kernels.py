@@ -312,4 +312,4 @@ def test_whole_models_take_the_kernel():
 
     query = torch.zeros(2, 3, 4, 64, device="cuda")
     assert takes_distance_attention(query.bfloat16()) and not takes_distance_attention(query)
-    assert not takes_distance_attention(query.bfloat16(), 48)
+    assert not takes_distance_attention(query.bfloat16(), 48), "heads of 48 have no kernel"

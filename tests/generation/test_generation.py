@@ -62,7 +62,8 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
         changed, _ = read_prompt(stepper, other)
-        assert not torch.allclose(changed, logits, rtol=0, atol=1e-9), place
+        unread = torch.allclose(changed, logits, rtol=0, atol=1e-9)
+        assert not unread, f"the logits do not depend on token {place} of the prompt"
     text = prompt[:1, : n + 1]
     for token in continue_text(model, text, n + 1, GREEDY, None):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
@@ -208,9 +209,11 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
             expected, expected_stream = plain.step(token, expected_stream)
             assert torch.equal(logits, expected)
             assert stream.position == expected_stream.position
-            assert all(map(torch.equal, tensors_in(stream), tensors_in(expected_stream)))
+            for tensor, other in zip(tensors_in(stream), tensors_in(expected_stream), strict=True):
+                assert torch.equal(tensor, other), "a stream of the graph's is another"
     assert len(graph.calls) == 2, "once to prepare, once to record"
-    assert all(map(torch.equal, before, tensors_in(*given)))
+    for old, new in zip(before, tensors_in(*given), strict=True):
+        assert torch.equal(old, new), "a replay writes into a state or rows that it was given"
 
 
 DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 0.2 and 0.3}
@@ -229,7 +232,9 @@ def test_what_is_drawn():
     for sampling, expected in DRAWN.items():
         tokens = continuation.draw(logits, sampling, torch.Generator().manual_seed(0))
         shares = tokens.bincount(minlength=4) / 4000
-        assert not shares[np.equal(expected, 0)].any(), sampling
+        assert not shares[np.equal(expected, 0)].any(), (
+            f"{sampling} draws a token that it rules out"
+        )
         assert shares.tolist() == pytest.approx(expected / np.sum(expected), abs=0.03), sampling
 
 

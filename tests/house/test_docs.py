@@ -236,7 +236,8 @@ def check_command(line):
     elif words[0] in ("python", "pytest"):
         files = [word.partition("::")[0] for word in words[1:] if not word.startswith("../")]
         files = [file for file in files if file.startswith("tests/") or file.endswith(".py")]
-        assert all((ROOT / file).exists() for file in files), line
+        for file in files:
+            assert (ROOT / file).exists(), f"{file} is missing, of the command: {line}"
     for extras in re.findall(r"\.\[([\w,]+)\]", line):
         assert set(extras.split(",")) <= set(EXTRAS), line
 
@@ -316,4 +317,6 @@ def test_every_exercise_has_an_answer_that_runs(name):
     chapter = page.read_text()
     answers = re.findall(exercise, chapter, re.M | re.S)
     assert len(answers) == chapter.count("\n**Exercise ") >= 5
-    assert all("```python" in answer and "assert" in answer for answer in answers)
+    for number, answer in enumerate(answers, 1):
+        assert "```python" in answer, f"the answer of exercise {number} has no code"
+        assert "assert" in answer, f"the answer of exercise {number} asserts nothing"

@@ -38,7 +38,7 @@ def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
     assert torch.get_default_dtype() == torch.float64
     other = accelerated.load(tmp_path / "export")
     assert first.settings == other.settings
-    assert not first.model.training
+    assert not first.model.training, "a loaded model drops numbers, as in training"
     for ours, theirs in zip(first.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     ours = as_json(capsys, "score", run)

@@ -70,7 +70,7 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
         train(*options, "--out", run)
     said = f"the model is saved; for its last report: python train.py --resume {run}"
     assert str(caught.value) == said
-    assert not is_finished(run, STEPS)
+    assert not is_finished(run, STEPS), "the run says that it is finished without its last report"
     train("--resume", run)
     assert not differences(tmp_path / "whole", run)
     assert measurements(run)[-1]["final"]

@@ -100,4 +100,5 @@ def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped():
         parameter.grad = torch.full_like(parameter, 1e3)
     assert evaluate_dynamically(model, documents, BYTES, 2, sgd(model)) == expected
     assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None, f"the report leaves a gradient on {name}"

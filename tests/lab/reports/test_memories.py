@@ -56,7 +56,8 @@ def test_memories_are_full_if_no_row_is_a_zero_of_the_start():
     sizes = {"segment": 8, "memory": 8, "compressed_memory": 3, "compression_rate": 5}
     model = Compressive(dataclasses.replace(SMALL, **sizes)).eval()
     taken = memories.full_memories(model, counting_documents([60, 60]), 2, 10)
-    assert all((state.compressed != 0).any(-1).all() for _, state in taken)
+    for _, state in taken:
+        assert (state.compressed != 0).any(-1).all(), "a compressed row is a zero of the start"
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])

@@ -178,7 +178,7 @@ def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(mo
     model.answer.kind_bias.data[0] = 9.0  # a span
     batch = small_examples(12)
     answers = list(reader.answers(model.train(), batch))
-    assert not model.training
+    assert not model.training, "answers were given with dropout"
     assert len({len(example.tokens) for example in batch}) > 1
     assert len(set(answers)) > 2
 
@@ -217,7 +217,7 @@ def test_the_pretraining_reads_pieces_from_anywhere_and_asks_for_masked_tokens(u
     assert {*text[:, 0]} >= {*range(190)}
 
     assert (read == targets)[~scored].all()
-    assert not scored[:, [0, -1]].any()
+    assert not scored[:, [0, -1]].any(), "[CLS] or [SEP] is asked for"
     mask = reader.FIRST + MERGED.vocabulary
     shares = [
         scored[:, 1:-1].mean(),

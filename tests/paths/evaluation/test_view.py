@@ -112,7 +112,8 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     assert_agree(expected, shares.values, 1e-9, "shares")
     assert not shares.values.requires_grad
     assert torch.equal(reading.hidden, model.read(read, torch_state).hidden)
-    assert not any(module._forward_hooks for module in model.modules())
+    for name, module in model.named_modules():
+        assert not module._forward_hooks, f"a hook is left on {name}"
 
 
 # The page's data
