@@ -215,8 +215,6 @@ def record_of_row(
 ) -> dict:
     """How a row was tuned, and its measures for every seed."""
     row = table.rows[name]
-    settings = settings_of(trials[0])
-    parameters = model_on_meta(settings.model, settings.model_config).parameters()
     return {
         "name": name,
         "paper": row.paper,
@@ -224,7 +222,7 @@ def record_of_row(
         "first": row.first,
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
-        "parameters": sum(parameter.numel() for parameter in parameters),
+        "parameters": parameters_of(settings_of(trials[0])),
         "measured": measured(table, name, trials, workshop),
         "updates": [workshop.updates(trial) for trial in trials],
     }
@@ -234,6 +232,12 @@ def settings_of(trial: Trial) -> Settings:
     """The Settings of a trial."""
     settings, _ = parse([*trial.words, "--out", "never-written"])
     return settings
+
+
+def parameters_of(settings: Settings) -> int:
+    """How many numbers the model of these settings trains."""
+    parameters = model_on_meta(settings.model, settings.model_config).parameters()
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:

@@ -115,5 +115,9 @@ def over_both(half: float, low: float, high: float) -> float:
 def in_words(record: dict, ordering: str) -> str:
     """An ordering as a reader sees it, each side with its measure, if that is not the first."""
     first = next(iter(record["rows"][0]["measured"]))
-    sides = ordering.replace(f" @ {first}", "")
-    return sides.replace(" < ", " against ").replace(" @ ", ", ")
+    sides = ordering.replace(f" @ {first}", "").split(" < ")
+    measures = {side.partition(" @ ")[2] for side in sides}
+    if len(measures) == 1 and "" not in measures:
+        names = [side.partition(" @ ")[0] for side in sides]
+        return f"{' against '.join(names)}, both {measures.pop()}"
+    return " against ".join(sides).replace(" @ ", ", ")

@@ -46,11 +46,12 @@ def laid_out(
     program: str,
     answer: str,
     how: str,
+    smallest: str,
     change: str,
     *parts: str,
 ) -> str:
-    """A page in Markdown: its picture, the answer, the parts, how it was measured, the command, and
-    what would change the answer.
+    """A page in Markdown: its picture, the answer, the parts, how it was measured, the command, the
+    smallest difference that could be seen, and what would change the answer.
 
     The picture is beside the page, under its name.
     """
@@ -62,7 +63,7 @@ def laid_out(
         *parts,
         wrapped(measured),
         f"```bash\npython -m accelerated.lab.{program}\n```",
-        "**The smallest difference that this design could see** is about a row's spread of seeds.",
+        wrapped(f"**The smallest difference that this design could see** {smallest}"),
         wrapped(f"**What would change this answer.** {change}"),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -193,7 +194,7 @@ def add_row_of_another(columns: dict[str, list[str]], table: Table) -> None:
     published = json.loads((RESULTS / f"{name}.json").read_text())
     [row] = [row for row in published["rows"] if row["name"] == label]
     [layers] = settled(join(published["options"], row["options"]))["--layers"]
-    cells = {"": f"[{label}]({name}.md), {layers} layers"}
+    cells = {"": f"[{label}, another model]({name}.md), {layers} layers"}
     for each in table.measures:
         if each.title in row["measured"] and each.form != "hidden":
             cells[each.title] = mean_and_spread(row["measured"][each.title], each.form)

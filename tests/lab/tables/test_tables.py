@@ -342,6 +342,7 @@ def test_an_ordering_in_words_names_a_measure_if_it_is_not_the_first():
     record = record_of(a=[1.0], b=[2.0])
     [first] = record["rows"][0]["measured"]
     assert in_words(record, f"a @ {first} < b @ cleared") == "a against b, cleared"
+    assert in_words(record, "a @ cleared < b @ cleared") == "a against b, both cleared"
     assert in_words(record, "a - b < b - a") == "a - b against b - a"
 
 
