@@ -1078,7 +1078,7 @@ def init_norm(name, width):
 # checks: what Config refuses; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name, kind in config.__annotations__.items():
+    for name, kind in Config.__annotations__.items():
         value = getattr(config, name)
         if kind is int and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -1125,4 +1125,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "block_recurrent")
         runpy.run_module("reference.gradients", run_name="__main__")
-    demonstrate()
+    else:
+        demonstrate()

@@ -1322,7 +1322,7 @@ def init_norm(name, width):
 # checks: sizes that cannot work; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
-    for name, kind in config.__annotations__.items():
+    for name, kind in Config.__annotations__.items():
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
@@ -1368,14 +1368,18 @@ def check_rows(config):
 
 def check_compression(config):
     """Raise ValueError if a segment makes no compressed row, or for dilations that are none."""
-    if config.compressed_memory and config.new_rows < 1:
-        raise ValueError(
-            f"segment {config.segment} is too short for a compressed row: "
-            f"compression_rate is {config.compression_rate}; give a longer segment"
-        )
     is_unpadded = config.authors_code and config.compression == "dilated_conv"
+    if config.compressed_memory and config.new_rows < 1:
+        cut_off = sum(config.dilations) if is_unpadded else 0
+        raise ValueError(
+            f"segment {config.segment} is too short for a compressed row, "
+            f"which needs {config.compression_rate + cut_off} tokens; give a longer segment"
+        )
     if is_unpadded and config.compression_loss.startswith("auto_encoding"):
-        raise ValueError("authors_code has no auto_encoding of dilated_conv, which is not padded")
+        raise ValueError(
+            "authors_code has no auto_encoding of dilated_conv, which is not padded; "
+            "give another compression_loss"
+        )
     rates = config.dilations
     if min(rates, default=1) < 1:
         raise ValueError(f"dilations are {rates}; each must be at least 1")
@@ -1394,7 +1398,7 @@ def check_cutoffs(config):
     if config.width < config.div_value**tails:
         raise ValueError(
             f"width {config.width} is less than div_value {config.div_value} "
-            f"to the power of {tails} tails"
+            f"to the power of {tails} tails; give fewer cutoffs or a smaller div_value"
         )
 
 
@@ -1402,4 +1406,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "compressive")
         runpy.run_module("reference.gradients", run_name="__main__")
-    demonstrate()
+    else:
+        demonstrate()

@@ -1434,7 +1434,7 @@ def init_norm(name, width):
 # checks: what a Config and a segment must be; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
-    for name, kind in config.__annotations__.items():
+    for name, kind in Config.__annotations__.items():
         value = getattr(config, name)
         least = 0 if name == "encoder_layers" else 1
         if kind is int and value < least:
@@ -1475,4 +1475,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "memformer")
         runpy.run_module("reference.gradients", run_name="__main__")
-    demonstrate()
+    else:
+        demonstrate()

@@ -999,4 +999,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:  # --check [--case NAME] is a program of its own
         sys.argv.insert(1, "pretrained_recurrence")
         runpy.run_module("reference.gradients", run_name="__main__")
-    demonstrate()
+    else:
+        demonstrate()

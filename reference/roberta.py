@@ -31,6 +31,7 @@ F feed-forward width, V vocabulary, L layers. `grads` and `d..._params` are grad
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -540,7 +541,7 @@ def init_encoder_layer(config, rng):
 # checks: what a Config must be; a first reading skips them
 def check_config(config):
     """Raise ValueError, naming the field, if the model cannot work."""
-    for name, kind in config.__annotations__.items():
+    for name, kind in Config.__annotations__.items():
         value = getattr(config, name)
         least = 0 if name == "module_layers" else 1
         if kind is int and value < least:
@@ -560,4 +561,7 @@ def check_config(config):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        print("reference.roberta takes no options; leave them out", file=sys.stderr)
+        sys.exit(2)
     demonstrate()

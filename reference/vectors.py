@@ -33,6 +33,7 @@ BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exa
 TASKS = ((1, 2, 0), (0, 1, 2), (1, 2, 0))  # Memformer's, of every lane, by segment
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
 LISTED = Path(__file__).with_name("inner_values.txt")
+FORWARD = "\ndef forward(params, config, tokens, state"  # of a model with a memory
 
 
 # ----------------------------------------------------------------------------
@@ -247,8 +248,8 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
     return found
 
 
-def hidden_of(paper: str, config: Any) -> dict:
-    """{value inside a layer: mask of the query-key pairs that count}.
+def hidden_of(paper: str, config: Any, inner: dict) -> dict:
+    """{value inside a layer: mask of the query-key pairs that count}, for the values in inner.
 
     Where it hides a key, 0 is written. It is the right mask, if a reference was changed too.
     """
@@ -256,11 +257,13 @@ def hidden_of(paper: str, config: Any) -> dict:
     if hasattr(reference, "tile_mask"):
         mask = reference.tile_mask(getattr(config, "window", config.segment))
         return {"position_bias": mask, "similarity": mask}
-    if hasattr(reference, "causal_mask") and hasattr(config, "compressed_memory"):
-        keys = config.compressed_memory + config.memory + config.segment
-        mask = reference.causal_mask(config.segment, keys)
-        return {"scores_by_distance_shifted": mask, "scores": mask}
-    return {}
+    masks = {}
+    if hasattr(config, "compressed_memory"):
+        for name in {"scores_by_distance_shifted", "scores"} & inner.keys():
+            # a layer may have fewer keys than the config's rows
+            queries, keys = inner[name].shape[-2:]
+            masks[name] = reference.causal_mask(queries, keys)
+    return masks
 
 
 def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
@@ -280,7 +283,7 @@ def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
     inner = {name: found[0, name] for name in names if (0, name) in found}
     if "decoded" in inner:
         inner["decoded"] = inner["decoded"].reshape(inner["evicted"].shape)
-    for name, mask in hidden_of(paper, config).items():
+    for name, mask in hidden_of(paper, config, inner).items():
         if name in inner:
             inner[name] = np.where(mask, inner[name], 0)
     order |= {f"grad/{name}": None for name in reversed(params)}  # and those of no tokens
@@ -365,7 +368,7 @@ def about(paper: str, name: str, config: Any) -> dict:
 def generate(model: str, text: str, seed: int, out: Path) -> bool:
     """Write a case of a model's config in JSON; returns True."""
     models = sorted(
-        path.stem for path in LISTED.parent.glob("*.py") if "\ndef forward(" in path.read_text()
+        path.stem for path in LISTED.parent.glob("*.py") if FORWARD in path.read_text()
     )
     if model not in models:
         raise CheckError(f"--model {model} is none of {', '.join(models)}")

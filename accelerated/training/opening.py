@@ -335,8 +335,10 @@ def how_much_is_read(run: Run) -> str:
     """The tokens of each split, and how often the run reads those of training."""
     tokens = {split: int(lengths_of(texts).sum()) for split, texts in run.corpus.splits.items()}
     training = run.settings.training
+    config = run.settings.model_config
     segments = training.steps * training.batch * training.horizon
-    read = segments * run.settings.model_config.segment  # padding included
+    read = segments * config.segment  # padding and repeated tokens included
+    new = segments * (config.segment - overlap_of(config))
     sizes = ", ".join(f"{split} {count:,}" for split, count in tokens.items())
-    passes = f"{read / tokens['train']:.3g} passes"
+    passes = f"{new / tokens['train']:.3g} passes"
     return f"tokens: {sizes}; {counted(training.steps, 'step')} read {read:,}, {passes}"

@@ -73,6 +73,13 @@ def test_the_backward_of_an_operation_follows_it(name):
         assert not each.endswith("_forward") or after == each.removesuffix("forward") + "backward"
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_annotations_are_read_from_a_class(name):
+    """From Python 3.14 on an instance has no __annotations__."""
+    owners = re.findall(r"(\w+)\.__annotations__", SOURCES[name])
+    assert all(owner[0].isupper() for owner in owners), f"{owners} are to be classes"
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
     file = ROOT / "docs" / "decisions" / f"{name}.md"

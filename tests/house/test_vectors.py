@@ -69,6 +69,27 @@ def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
 
 
+UNEVEN = [  # configs whose layers have fewer keys than the config has rows
+    {"authors_code": True, "compressed_memory": 5},
+    {"layers": 2, "memories": [12, 3, 5, 0]},
+]
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_vectors_of_any_config_can_be_made(uneven, tmp_path):
+    sizes = {"vocabulary": 11, "width": 6, "layers": 2, "heads": 2, "head_width": 5}
+    config = json.dumps(sizes | {"feed_forward": 7, "segment": 8, "memory": 12} | uneven)
+    file = tmp_path / "a.safetensors"
+    assert vectors.main(["--model", "compressive", "--config", config, "--out", str(file)]) == 0
+    assert "0/logits" in check.load(file)[0]
+
+
+def test_a_model_without_a_memory_has_no_vectors(tmp_path, capsys):
+    command = ["--model", "roberta", "--config", "{}", "--out", str(tmp_path / "a.safetensors")]
+    assert vectors.main(command) == 2
+    assert "--model roberta is none of block_recurrent, compressive" in capsys.readouterr().err
+
+
 def test_a_name_that_is_that_of_the_json_beside_it_is_refused(tmp_path, capsys):
     command = ["--model", "memorizing", "--config", "{}", "--out", str(tmp_path / "a.json")]
     assert vectors.main(command) == 2

@@ -147,10 +147,10 @@ REFUSED = {  # {paper: [(changes, part of the message)]}
         ({"compression": "zip"}, "compression is 'zip'"),
         ({"compression_loss": "l1"}, "compression_loss is 'l1'"),
         ({"positions": "rotary"}, "positions is 'rotary'"),
-        ({"segment": 3}, "segment 3 is too short for a compressed row: compression_rate is 4"),
+        ({"segment": 3}, "segment 3 is too short for a compressed row, which needs 4 tokens"),
         (
             {"segment": 10, "compression": "dilated_conv", "authors_code": True},
-            "segment 10 is too short",
+            "segment 10 is too short for a compressed row, which needs 11 tokens",
         ),
         (
             {"segment": 30, "compression": "dilated_conv", "compression_loss": "auto_encoding"}

@@ -181,11 +181,18 @@ def test_a_document_of_recall_is_validated_on_whole():
 
 
 def test_what_is_read_is_counted_with_its_padding_and_overlaps():
-    """Of 640 tokens to predict a step reads two segments of 8 in four lanes."""
+    """Of 640 tokens to predict a step reads two segments of 8 in four lanes.
+
+    Passes are of new tokens, as --epochs counts them: of an overlap of 6 two are.
+    """
     settings = settings_with("--batch", 4, "--horizon", 2, "--steps", 5)
     corpus = SimpleNamespace(splits={"train": documents_of([641]), "valid": documents_of([101])})
     said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
     assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.5 passes"
+    overlapping = SimpleNamespace(segment=8, overlap=6)
+    settings = settings._replace(model_config=overlapping)
+    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
+    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes"
 
 
 def test_the_seed_decides_which_tasks_are_drawn():
