@@ -51,7 +51,9 @@ def main(name: str, options: argparse.Namespace) -> None:
 
     # JSON has no NaN and no infinity
     record = json.loads(json.dumps(record), parse_constant=lambda name: None)
-    for line in [json.dumps(record)] if options.json else lines:
+    if options.json:
+        lines = [json.dumps(record)]
+    for line in lines:
         print(line)
     if getattr(options, "plot", None):
         print(f"saved {options.plot}", file=sys.stderr)

@@ -4,7 +4,8 @@ A Transformer reads a document in blocks of W tokens. Attention slides over the 
 so it forgets. One layer therefore also keeps S state vectors: tokens read them with
 cross-attention, and a gate rewrites them after each block. `forward` maps (tokens, state) to
 (logits, next state). `backward` maps the gradient of the next state to that of the incoming state,
-so segments chain into back-propagation through time.
+so segments chain into back-propagation through time. `params` are all parameters, {dotted name:
+array}, and `p` those of one part, without its prefix.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens        token ids of one segment; below, their vectors are x          (B, N); x: (B, N, D)

@@ -6,7 +6,8 @@ as well. Attention reads [compressed memory | memory | segment]. The task loss t
 Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
 `forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next
 state to that of the incoming state. `auxiliary_forward` and `auxiliary_backward` are the
-compression losses. With C = 0 this is exactly Transformer-XL. A first reading ends with the
+compression losses. With C = 0 this is exactly Transformer-XL. `params` are all parameters, {dotted
+name: array}, and `p` those of one part, without its prefix. A first reading ends with the
 demonstration. Decisions are numbered in docs/decisions/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape

@@ -4,7 +4,8 @@ A Transformer-XL whose attention reaches N tokens back, and forgets. One layer t
 keys and values of the last M tokens as they were. Each of its queries looks up the K nearest of
 those keys, attends to them, and a gate per head mixes the result with the layer's local attention.
 No gradient flows into the memory, so it can be long. `forward` maps (tokens, state) to (logits,
-next state). `backward` maps the gradient of the next state to that of the incoming state. A first
+next state). `backward` maps the gradient of the next state to that of the incoming state. `params`
+are all parameters, {dotted name: array}, and `p` those of one part, without its prefix. A first
 reading ends with the demonstration. Decisions are numbered in docs/decisions/memorizing.md.
 
 Glossary: code symbol, meaning, paper symbol, shape

@@ -6,7 +6,8 @@ next window attends to h_prev beside its own tokens. z is all that passes from w
 GPT-2 and the new parameters are trained together, by back-propagation through the windows. A lane
 is one row of the batch; it reads documents one after another. vectors = 0 is exactly GPT-2.
 `forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to
-that of the incoming one. `grads` and `d..._params` are gradients of parameters, {name: array}.
+that of the incoming one. `params` are all parameters, {dotted name: array}, and `p` those of one
+part, without its prefix; `grads` and `d..._params` are gradients of parameters by name.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens            token ids of one window                        t_1 .. t_T   (B, N)

@@ -367,9 +367,7 @@ def about(paper: str, name: str, config: Any) -> dict:
 
 def generate(model: str, text: str, seed: int, out: Path) -> bool:
     """Write a case of a model's config in JSON; returns True."""
-    models = sorted(
-        path.stem for path in LISTED.parent.glob("*.py") if FORWARD in path.read_text()
-    )
+    models = sorted(path.stem for path in LISTED.parent.glob("*.py") if FORWARD in path.read_text())
     if model not in models:
         raise CheckError(f"--model {model} is none of {', '.join(models)}")
     if out.suffix != ".safetensors":  # a .json beside it has the same name

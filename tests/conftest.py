@@ -139,5 +139,6 @@ def double_precision():
 def text(tmp_path):
     """A file to read: the beginning of a module of this project."""
     path = tmp_path / "book.txt"
-    path.write_bytes((ROOT / "reference" / "block_recurrent.py").read_bytes()[:12_000])
+    content = (ROOT / "reference" / "block_recurrent.py").read_text("utf-8")
+    path.write_text(content[:12_000], "utf-8")
     return path

@@ -96,9 +96,9 @@ PLAIN = [*WINDOWED, "--vectors", 0]
 def trained_runs(folder):
     """A run of each model, trained for two steps on one text."""
     book = folder / "book.txt"
-    content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
+    content = (ROOT / "reference" / "block_recurrent.py").read_text("utf-8")
     pieces = [content[at : at + 100] for at in range(0, 14_000, 100)]
-    book.write_bytes(b" some common words ".join(pieces))
+    book.write_text(" some common words ".join(pieces), "utf-8")
     runs = train_each(
         folder,
         ["--data", book],

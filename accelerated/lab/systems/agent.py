@@ -237,8 +237,8 @@ def page(record: dict) -> str:
         table.append([row, right, updates, f"{parameters:,}"])
     title = "Which memories learn an agent's task?"
     answer = """With settings chosen for Compressive: Compressive at rates from 2 on,
-    Block-Recurrent and Memorizing. At rate 1 one seed of three loses it again. Memformer loses it in
-    two seeds, and most of it in one. Recurrent GPT-2 stays below what needs no memory."""
+    Block-Recurrent and Memorizing. At rate 1 one seed of three loses it again. Memformer loses it
+    in two seeds, and most of it in one. Recurrent GPT-2 stays below what needs no memory."""
     how = f""", one thread. The agent sees an object in one room and waits in a hall. The next room
     has that object and a new one: the new one is right
     ([chapter](../compressive.md#memory-for-an-agent)). Without memory at most 50% are right. An

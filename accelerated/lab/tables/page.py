@@ -193,8 +193,7 @@ def add_row_of_another(columns: dict[str, list[str]], table: Table) -> None:
     name, _, label = table.beside.partition(": ")
     published = json.loads((RESULTS / f"{name}.json").read_text())
     [row] = [row for row in published["rows"] if row["name"] == label]
-    [layers] = settled(join(published["options"], row["options"]))["--layers"]
-    cells = {"": f"[{label}, another model]({name}.md), {layers} layers"}
+    cells = {"": f"[{label}]({name}.md), another model"}
     for each in table.measures:
         if each.title in row["measured"] and each.form != "hidden":
             cells[each.title] = mean_and_spread(row["measured"][each.title], each.form)
