@@ -63,11 +63,11 @@ def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace
     return options
 
 
-def read_record(path: Path) -> dict:
-    """The record in a file; raises InputError if it is none."""
+def read_record(path: Path, needed: set[str]) -> dict:
+    """The record in a file; raises InputError if it is none, or lacks something needed."""
     try:
         record = json.loads(regular(path).read_bytes())
-        missing = {"settings", "machine", "torch", "runs"} - record.keys()
+        missing = needed - record.keys()
         if missing:
             raise ValueError(f"it has no {min(missing)}")
     except (AttributeError, RecursionError, ValueError) as error:
@@ -86,7 +86,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     settings = experiment.settings
     record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
     if path.exists():
-        record = read_record(path)
+        record = read_record(path, {"settings", "machine", "torch", "runs"})
     if record["settings"] != settings:
         raise InputError(
             f"{path} has runs of other settings, {record['settings']} and not {settings}; "

@@ -13,6 +13,7 @@ import torch
 
 from accelerated.data.recall import chances
 from accelerated.evaluation.figures import figure_class
+from accelerated.lab.experiment import read_record
 from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
@@ -119,14 +120,18 @@ def measure_again(
     """Train rows of a published table again, each with its own choice, beside what stands there.
 
     Nothing is written. The records hold Python's version, whose library `--data stdlib` reads, and
-    a digest of the text: another text gives other numbers. Raises InputError if there is no record.
+    a digest of the text: another text gives other numbers. Raises InputError if there is no record,
+    or it lacks one of the rows.
     """
     path = pages / f"{name}.json"
     if not path.exists():
         raise InputError(f"{path} is not there; measure the whole table, without --rows or --seeds")
-    record = json.loads(path.read_text())
+    record = read_record(path, {"rows"})
     table = TABLES[name]
     published = {row["name"]: row for row in record["rows"]}
+    for row in rows:
+        if row not in published:
+            raise InputError(f"{path} has no row {row}; measure the whole table, without --rows")
     chosen = {row: [published[row]["choice"]] for row in rows}
     _, trials = train_rows(table, workshop, chosen, seeds)
     workshop.evaluate(questions(table, trials))

@@ -256,6 +256,10 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypa
     assert file.read_text() == kept
     with pytest.raises(InputError, match="is not there; measure the whole table"):
         measured("--rows b --seeds 0", tmp_path / "empty")
+    for damaged, words in (("{", "is no record of runs"), ('{"rows": []}', "has no row b")):
+        file.write_text(damaged)
+        with pytest.raises(InputError, match=words):
+            measured("--rows b --seeds 0", tmp_path)
 
 
 def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
