@@ -19,6 +19,7 @@ import numpy as np
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
 from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
+from accelerated.lab.experiment import read_record
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.questions import ROWS
@@ -164,9 +165,9 @@ def main(argv: list[str]) -> None:
 def scores(file: Path, asked: dict[str, Question], settings: dict) -> tuple[str, str]:
     """(F1, exact match), in percent, of a file of answers.
 
-    Raises InputError if it was written for other questions, or with other options.
+    Raises InputError if it is damaged, or was written for other questions, or with other options.
     """
-    content = json.loads(file.read_text())
+    content = read_record(file, {"answer"})
     answers = content["answer"]
     if content.get("settings") != settings or answers.keys() != asked.keys():
         raise InputError(f"{file} is of other options or questions; {ADVICE}")

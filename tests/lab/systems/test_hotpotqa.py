@@ -166,6 +166,9 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
     assert f"{out}/answers-disjoint-0.json is of other options" in refusal(
         hotpotqa.main, [*command, "--train", other, "--seeds", "7", "0"]
     ), "before seed 7 is trained"
+    (out / "answers-disjoint-0.json").write_text('{"answer":')
+    damaged = refusal(hotpotqa.main, command)
+    assert "answers-disjoint-0.json is no record of runs" in damaged
 
 
 @pytest.mark.parametrize(
