@@ -313,16 +313,16 @@ class BlockRecurrent(Model):
     state_type = State
     config: Config
     in_bucket: Tensor  # (3W - 1, buckets)
-    mask: Tensor  # (3W - 1,)
+    seen: Tensor  # (3W - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.window, config.buckets, config.max_distance)
+        in_bucket, seen = tables_by_distance(config.window, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
-        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("seen", seen, persistent=False)
         initialise(self, init_params, seed)
 
     @property
@@ -356,7 +356,7 @@ class BlockRecurrent(Model):
         self.check(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
         # (L, H, W, 2W), or (L, H, W) for a GPU's kernel
         offsets = offsets_for(x, by_distance, window, self.config.head_width)
         if not self.config.feedback:

@@ -135,9 +135,9 @@ class SelfAttention(Attention):
             slot_key, slot_value = self.key_value_of_memory(memory)
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        # Only the encoder's tokens may be padding, and only a decoder has a mask, of later tokens
-        mask = self.distances.mask if padding is None else padding
-        return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
+        # Only the encoder's tokens may be padding, and only a decoder has later ones to hide
+        hidden_keys = self.distances.hidden_keys if padding is None else padding
+        return self.project_back(self.attend(query, key, value, self.position_rows(), hidden_keys))
 
     def key_value_of_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of the decoder-only model's memory (B, S, D)."""
@@ -153,7 +153,7 @@ class SelfAttention(Attention):
         return by_distance.squeeze(0)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, hidden_keys: Tensor | None
     ) -> Tensor:
         """What the heads attend to, (B, H, n, E), from query (B, H, n, E) and keys (B, H, K, E).
 
@@ -162,7 +162,7 @@ class SelfAttention(Attention):
         """
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
-            return simplified_attention(query, key, value, rows, mask, dropout)
+            return simplified_attention(query, key, value, rows, hidden_keys, dropout)
         return transformer_xl_attention(
             query,
             key,
@@ -171,7 +171,7 @@ class SelfAttention(Attention):
             content_bias=self.content_bias,
             distance_bias=self.distance_bias,
             count=self.distances.length,
-            mask=mask,
+            hidden_keys=hidden_keys,
             dropout=dropout,
         )
 
@@ -186,18 +186,20 @@ class CrossAttention(Attention):
         self.declare_projections(config, biases=True)
         self.declare_output(config)
 
-    def forward(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, N, D) from x (B, N, D) and source (B, K, D); the mask is content_attention's."""
+    def forward(self, x: Tensor, source: Tensor, hidden_keys: Tensor | None = None) -> Tensor:
+        """(B, N, D) from x (B, N, D) and source (B, K, D); hidden_keys is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
         key, value = self.key_value(source)
-        return self.attend(x, key, value, mask)
+        return self.attend(x, key, value, hidden_keys)
 
-    def attend(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(
+        self, x: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None = None
+    ) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
         [query] = project(self.norm(x), self.heads, [self.query], [self.query_bias])
-        return self.project_back(content_attention(query, key, value, mask, dropout))
+        return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 
 class FeedForward(Recomputable):

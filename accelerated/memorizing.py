@@ -149,16 +149,16 @@ class Memorizing(Model):
     state_type = State
     config: Config
     in_bucket: Tensor  # (3N - 1, buckets)
-    mask: Tensor  # (3N - 1,)
+    seen: Tensor  # (3N - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.segment, config.buckets, config.max_distance)
+        in_bucket, seen = tables_by_distance(config.segment, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
-        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("seen", seen, persistent=False)
         initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
@@ -183,7 +183,7 @@ class Memorizing(Model):
         self.check(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
         length = tokens.shape[1]
         # (L, H, N, 2N), or (L, H, N) for a GPU's kernel
         offsets = offsets_for(x, by_distance, length, self.config.head_width)

@@ -120,13 +120,13 @@ def test_a_frequent_tokens_gradient_is_added_up_in_float32():
 
 def test_a_position_biass_gradient_is_added_up_in_float32():
     """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
-    in_bucket, mask = tables_by_distance(64, 4, 64)
+    in_bucket, seen = tables_by_distance(64, 4, 64)
     bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
     scale = torch.ones(1, dtype=torch.bfloat16)
-    by_distance = score_offset(bias, scale, in_bucket, mask)
+    by_distance = score_offset(bias, scale, in_bucket, seen)
     offset = by_query_and_key(by_distance, 64).bfloat16()
-    offset.backward(by_query_and_key(mask[None], 64).bfloat16())
-    pairs = by_query_and_key((in_bucket & mask[:, None]).T, 64).sum((1, 2))
+    offset.backward(by_query_and_key(seen[None], 64).bfloat16())
+    pairs = by_query_and_key((in_bucket & seen[:, None]).T, 64).sum((1, 2))
     assert pairs.max() > 1000
     assert torch.equal(bias.grad[0], pairs.bfloat16())
 

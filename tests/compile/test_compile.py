@@ -161,8 +161,8 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
-    _, mask = sliding_window.tables_by_distance(4, 4, 8)
-    seen = by_query_and_key(mask, 4)
+    _, seen = sliding_window.tables_by_distance(4, 4, 8)
+    seen = by_query_and_key(seen, 4)
     offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads
     rows = [torch.randn(2, 3, length, 5) for length in (8, 12, 12)]  # two blocks of four queries
     inputs = [x.to(device).requires_grad_() for x in (*rows, offset)]

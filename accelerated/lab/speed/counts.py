@@ -52,7 +52,7 @@ def attention_written_out(
     if causal:
         offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
     if offset is not None and offset.dtype == torch.bool:
-        scores = scores.masked_fill(offset, -torch.inf)
+        scores = scores.masked_fill(~offset, -torch.inf)
     elif offset is not None:
         scores = scores + offset
     return native_dropout(scores.softmax(-1), dropout) @ value
