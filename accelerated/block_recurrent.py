@@ -23,7 +23,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project_heads,
+    project_unit_heads,
     region,
 )
 from accelerated.attention.sliding_window import (
@@ -176,7 +176,7 @@ class Recurrence(Declared):
     def project(self, states: Tensor, matrices: Tensor) -> Projected:
         """Projections of norm(states) + state IDs (3.3)."""
         rows = self.norm(states) + self.ids
-        return Projected(*project_heads(rows, matrices, self.config.heads, 4))
+        return Projected(*project_unit_heads(rows, matrices, self.config.heads, 4))
 
     def update(self, states: Tensor, projected: Projected, keys: Tensor, values: Tensor) -> Tensor:
         """The states (B, S, D) after a block; keys and values (B, H, 2W, E) end with its own."""
@@ -291,10 +291,10 @@ class Layer(Recomputable):
         x = self.dropout(self.norm(x))
         if not self.reads_states:
             matrices = torch.cat([self.key, self.query, self.value])
-            key, query, value = project_heads(x, matrices, self.config.heads, 3)
+            key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
             return key, query, None, value
         matrices = torch.cat([self.key, self.query, self.cross_query, self.value])
-        key, query, cross_query, value = project_heads(x, matrices, self.config.heads, 4)
+        key, query, cross_query, value = project_unit_heads(x, matrices, self.config.heads, 4)
         return key, query, cross_query, value
 
     def mlp(self, x: Tensor) -> Tensor:

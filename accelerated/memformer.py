@@ -34,7 +34,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
 )
 from accelerated.attention.signed_distance import (
@@ -89,12 +89,12 @@ class Attention(Declared):
         """Query, key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.fixed_key_bias, self.value_bias]
-        return project(normal, self.heads, weights, biases)
+        return project_heads(normal, self.heads, weights, biases)
 
     def key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         biases = [self.fixed_key_bias, self.value_bias]
-        return project(normal, self.heads, [self.key, self.value], biases)
+        return project_heads(normal, self.heads, [self.key, self.value], biases)
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -149,7 +149,7 @@ class SelfAttention(Attention):
         rows = self.distances.rows
         if self.simplified:
             return rows_of_table(rows, self.positions)
-        [by_distance] = project(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
+        [by_distance] = project_heads(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
         return by_distance.squeeze(0)
 
     def attend(
@@ -198,7 +198,7 @@ class CrossAttention(Attention):
     ) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
-        [query] = project(self.norm(x), self.heads, [self.query], [self.query_bias])
+        [query] = project_heads(self.norm(x), self.heads, [self.query], [self.query_bias])
         return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 

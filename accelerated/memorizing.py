@@ -20,7 +20,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project_heads,
+    project_unit_heads,
     region,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
@@ -122,7 +122,7 @@ class Layer(Recomputable):
         """Key and query of unit length, and value, each (B, H, N, E)."""
         x = self.dropout(self.norm(x))
         matrices = torch.cat([self.key, self.query, self.value])
-        key, query, value = project_heads(x, matrices, self.config.heads, 3)
+        key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
         return key, query, value
 
     @region

@@ -28,7 +28,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
 )
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
@@ -85,12 +85,12 @@ class Layer(Recomputable):
         """Query, key and value (B, H, N, E) of x (B, N, D), by one product."""
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
-        return project(self.norm(x), self.heads, weights, biases)
+        return project_heads(self.norm(x), self.heads, weights, biases)
 
     def key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
         biases = [self.key_bias.detach(), self.value_bias]
-        return project(self.norm(x), self.heads, [self.key, self.value], biases)
+        return project_heads(self.norm(x), self.heads, [self.key, self.value], biases)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None

@@ -12,7 +12,7 @@ import torch
 from accelerated.attention.heads import (
     NORM_EPSILON,
     look_up,
-    project_heads,
+    project_unit_heads,
     split_heads,
     unit_norm,
 )
@@ -147,7 +147,7 @@ def test_a_cpus_heads_are_divided_by_lengths_in_float32():
     rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
     squares = rows.double().square().sum(-1, keepdim=True)
     expected = rows * (squares + NORM_EPSILON).rsqrt().bfloat16()
-    equal = project_heads(x, weight, 2, 2)[0] == expected
+    equal = project_unit_heads(x, weight, 2, 2)[0] == expected
     assert equal.double().mean() > 0.99
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
-from accelerated.attention.heads import project
+from accelerated.attention.heads import project_heads
 from accelerated.compression import mean_norm, mean_square
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
@@ -56,7 +56,7 @@ class MixedLoss(compressive.Layer):
         first = self.compressed_rows
         evicted = slice(first, first + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
-        new_key, new_value = project(new, self.config.heads, [self.key, self.value])
+        new_key, new_value = project_heads(new, self.config.heads, [self.key, self.value])
         found = content_attention(query, new_key, new_value)
         return self.weight * self.difference(found, target)
 
@@ -73,7 +73,7 @@ class PlainDots(block_recurrent.Layer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         """Key, query, None and value, (B, H, N, E) each."""
         matrices = [self.key, self.query, self.value]
-        key, query, value = project(self.dropout(self.norm(x)), self.config.heads, matrices)
+        key, query, value = project_heads(self.dropout(self.norm(x)), self.config.heads, matrices)
         return key, query * self.config.head_width**-0.5, None, value
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated import pretrained_recurrence
-from accelerated.attention.heads import LayerNorm, look_up, parameter, project
+from accelerated.attention.heads import LayerNorm, look_up, parameter, project_heads
 from reference.roberta import NORM_EPSILON, Config, init_params
 
 
@@ -46,7 +46,7 @@ class Layer(pretrained_recurrence.Layer):
         """
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
-        return project(x, self.heads, weights[-count:], biases[-count:])
+        return project_heads(x, self.heads, weights[-count:], biases[-count:])
 
     def forward(self, x: Tensor, hidden_keys: Tensor, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted (B, 1, D).
