@@ -118,7 +118,7 @@ class SelfAttention(Attention):
         self.memory_norm = LayerNorm(config.width) if reads_memory else None
         self.declare_projections(config, biases=self.simplified)
         if self.simplified:
-            self.positions = parameter(distances.count, config.head_width)  # (R, E)
+            self.positions = parameter(distances.rows_count, config.head_width)  # (R, E)
         else:
             inner = config.heads * config.head_width
             self.distance_key = parameter(inner, config.width)  # (HE, D), W_r
@@ -170,7 +170,7 @@ class SelfAttention(Attention):
             distance_key=rows,
             content_bias=self.content_bias,
             distance_bias=self.distance_bias,
-            count=self.distances.length,
+            positioned=self.distances.length,
             hidden_keys=hidden_keys,
             dropout=dropout,
         )

@@ -101,21 +101,21 @@ def relative_attention_sdpa(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
+    positioned: int,
     hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Transformer-XL's attention by SDPA: scores by distance are an offset, see the plain paths.
 
-    count: how many keys have a position: the last ones
-    hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, count)
+    positioned: how many keys have a position, the last ones
+    hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
     """
-    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :count]
+    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :positioned]
     if hidden_keys is not None:
         offset = offset.masked_fill(hidden_keys, -math.inf)
 
-    before = key.shape[2] - count  # keys without a position: nothing to add
+    before = key.shape[2] - positioned  # keys without a position: nothing to add
     if before:
         offset = functional.pad(offset, (before, 0))
     return sdpa(query + content_bias[:, None], key, value, offset, dropout)
@@ -203,9 +203,9 @@ def relative_attention(
         )
         return out, None
     if takes_sdpa(query, key) and not needs_weights:
-        count = key.shape[2]
-        future = future_keys(query.shape[2], count, query.device)
-        return relative_attention_sdpa(*given, count, future, dropout, own), None
+        positioned = key.shape[2]
+        future = future_keys(query.shape[2], positioned, query.device)
+        return relative_attention_sdpa(*given, positioned, future, dropout, own), None
     only_by_key = own is None and not in_values
     if on_plain_cpu(query) and dropout == 0 and only_by_key:
         return RelativeAttention.apply(*given, measure)

@@ -61,12 +61,12 @@ class Distances(Declared):
         if causal and config.encoder_layers:
             self.length += 1  # the decoder reads the task's token first
         distances = config.distances(causal)
-        self.count = len(distances)  # R
+        self.rows_count = len(distances)  # R
         lowest = int(distances[0])
         if config.positions == "simplified":
             rows = far_to_near(lowest, int(distances[-1]), self.length)
         else:
-            rows = distance_sinusoids(self.count, config.width, lowest)
+            rows = distance_sinusoids(self.rows_count, config.width, lowest)
         future = future_keys(self.length, self.length) if causal else None
         self.register_buffer("hidden_keys", future, persistent=False)
         self.register_buffer("rows", rows, persistent=False)
@@ -130,24 +130,25 @@ def transformer_xl_attention_plain(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
+    positioned: int,
     hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j, (B, H, N, E): Eq. 1.
 
     query: (B, H, N, E)
-    key, value: (B, H, K, E), of which only the last `count` have positions
+    key, value: (B, H, K, E), of which only the last `positioned` have positions
     distance_key: r from far to near, (H, R, E); query i and key j take row N - 1 - i + j, and a
         key that is hidden may have none
     content_bias, distance_bias: u and v, (H, E)
-    hidden_keys: true if a query must not see one of the last keys; broadcasts to (B, H, N, count)
+    hidden_keys: true if a query must not see one of these keys; broadcasts to
+        (B, H, N, positioned)
     """
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.mT  # (B, H, N, K)
     distance_query = (query + distance_bias[:, None]) * scale
     by_distance = distance_query @ distance_key.mT  # (B, H, N, R)
-    by_key = relative_shift(by_distance)[..., :count]
+    by_key = relative_shift(by_distance)[..., :positioned]
     return attention_weights(content, by_key, hidden_keys, dropout) @ value
 
 
@@ -158,12 +159,11 @@ def transformer_xl_attention(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
+    positioned: int,
     hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """The same as transformer_xl_attention_plain, by the fastest path."""
     attend = relative_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
-    return attend(
-        query, key, value, distance_key, content_bias, distance_bias, count, hidden_keys, dropout
-    )
+    given = (query, key, value, distance_key, content_bias, distance_bias)
+    return attend(*given, positioned, hidden_keys, dropout)
