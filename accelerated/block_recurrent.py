@@ -353,7 +353,7 @@ class BlockRecurrent(Model):
 
         With memory_only the last layer's output is not computed, except under feedback.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
         by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
@@ -404,7 +404,7 @@ class BlockRecurrent(Model):
         next_states = torch.stack(all_states, 1) if all_states else state.states
         return x, State(next_states, torch.stack(all_keys, 1), torch.stack(all_values, 1))
 
-    def check(self, tokens: Tensor, state: State) -> None:
+    def check_segment(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError unless the tokens are whole blocks, and the state fits."""
         window = self.config.window
         length = tokens.shape[1]

@@ -303,7 +303,7 @@ class Compressive(Model):
         layer's output, are not computed. Raises ValueError if N is not config.segment, or if the
         state does not fit this model and B lanes.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         h = self.look_up(tokens)  # (B, N, D)
         sinusoids = self.dropped_sinusoids()
         memories = []

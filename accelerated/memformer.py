@@ -367,7 +367,7 @@ class Memformer(Model):
         With a Task it predicts what the Task asks for. Raises ValueError if N is not
         config.segment, if the state does not fit, or if the decoder-only model is given a task.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         if not self.decoder_only:
             encoded, memory = self.encode(state, task)
             hidden = self.decode(tokens, encoded, task)
@@ -388,7 +388,7 @@ class Memformer(Model):
         """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
         if self.decoder_only:
             return self.read(tokens, state, task).state
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         _, memory = self.encode(state, task)
         return State(memory, tokens)
 

@@ -180,7 +180,7 @@ class Memorizing(Model):
         Raises ValueError if there are not N tokens, or if the state does not fit this model and B
         lanes.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
         by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)

@@ -216,7 +216,7 @@ class PretrainedRecurrence(Model):
         1 <= N <= T, and the previous window has read the first o of them. Raises ValueError for
         another N, or if the state does not fit.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         outputs, hidden = self.run_layers(tokens, state)
         return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
@@ -224,7 +224,7 @@ class PretrainedRecurrence(Model):
         """The state after a window of tokens (B, N), without logits."""
         if self.module is not None:
             return self.read(tokens, state).state
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         return state
 
     def run_layers(self, tokens: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
@@ -263,7 +263,7 @@ class PretrainedRecurrence(Model):
         present = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
         return State(pooled, present)
 
-    def check(self, tokens: Tensor, state: State) -> None:
+    def check_segment(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError if the model cannot read this."""
         length = tokens.shape[1]
         if not 1 <= length <= self.config.segment:

@@ -229,17 +229,17 @@ def run_segment(model: Model, segment: Segment, state: State, seed: int, divisor
 
 def read_segment(model: Model, segment: Segment, state: State) -> Reading:
     """What the model reads of a segment."""
-    before = begin(model, segment, state)
+    before = state_read(model, segment, state)
     return model.read(segment.tokens, before, *task_of(segment))
 
 
 def advance_segment(model: Model, segment: Segment, state: State) -> State:
     """The state after a segment, by the memory path alone."""
-    before = begin(model, segment, state)
+    before = state_read(model, segment, state)
     return model.advance(segment.tokens, before, *task_of(segment))
 
 
-def begin(model: Model, segment: Segment, state: State) -> State:
+def state_read(model: Model, segment: Segment, state: State) -> State:
     """The state that a segment reads: the initial one in lanes where a document starts."""
     if not segment.any_starts:
         return state
