@@ -128,10 +128,10 @@ class Layer(Recomputable):
     @region
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
-        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
+        found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
         g = torch.sigmoid(at_least_float32(self.memory_gate))
         g = g[:, None, None].to(local.dtype)  # (H, 1, 1)
-        return torch.lerp(local, retrieved, g)
+        return torch.lerp(local, found, g)
 
     def mlp(self, x: Tensor) -> Tensor:
         """x (B, N, D) with the feed-forward's output added."""
