@@ -202,11 +202,11 @@ class CrossAttention(Attention):
         return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 
-class FeedForward(Recomputable):
+class WithMlp(Recomputable):
     """The last part of every layer. Layers inherit it: its parameters are the layer's own."""
 
-    def declare_feed_forward(self, config: Config) -> None:
-        """Parameters of the feed-forward. They are declared last, as in the reference."""
+    def declare_mlp(self, config: Config) -> None:
+        """Parameters of the MLP. They are declared last, as in the reference."""
         self.dropout_rate = config.dropout
         self.mlp_norm = LayerNorm(config.width)
         self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)
@@ -214,7 +214,7 @@ class FeedForward(Recomputable):
         self.mlp_output = parameter(config.width, config.feed_forward)  # (D, F)
         self.mlp_output_bias = parameter(config.width)  # (D,)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)
         hidden = torch.relu(hidden)  # (B, N, F)
@@ -222,51 +222,51 @@ class FeedForward(Recomputable):
         return functional.dropout(out, self.dropout_rate, self.training)
 
 
-class EncoderLayer(FeedForward):
+class EncoderLayer(WithMlp):
     """Tokens attend to each other, then to the memory (Figure 2a)."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.read = CrossAttention(config, reads_memory=True)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, memory: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x, padding=padding)
         x = x + self.read(x, memory)
-        return x + self.feed_forward(x)
+        return x + self.mlp(x)
 
 
-class DecoderLayer(FeedForward):
+class DecoderLayer(WithMlp):
     """Tokens attend to earlier tokens, then to the encoded previous segment."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.cross = CrossAttention(config, reads_memory=False)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, encoded: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x)
         x = x + self.cross(x, encoded, padding)
-        return x + self.feed_forward(x)
+        return x + self.mlp(x)
 
 
-class MemoryLayer(FeedForward):
+class MemoryLayer(WithMlp):
     """Tokens attend to memory and to earlier tokens; the output is written to it (Figure 1b)."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.writer = Writer(config)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         x = x + self.attention(x, memory)
-        x = x + self.feed_forward(x)
+        x = x + self.mlp(x)
         return x, self.writer(memory, x)
 
 

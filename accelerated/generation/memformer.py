@@ -80,7 +80,7 @@ class Steps(TokenByToken):
             x = x + attend(layer.attention, x, *kept, place, by_key, unread)
             if isinstance(layer, DecoderLayer):
                 x = x + layer.cross.attend(x, *rows.cross[index])
-            x = x + layer.feed_forward(x)
+            x = x + layer.mlp(x)
             if isinstance(layer, MemoryLayer):
                 rows.hidden[index].index_copy_(1, place, x)
         return decoder.norm(x)[:, 0]
