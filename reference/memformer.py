@@ -436,14 +436,14 @@ def encoder_layer_forward(p, config, x, memory, readable, rng):
     normal_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
     read = subtree(p, "read.")
     x, read_cache = cross_attention_forward(read, config, x, normal_memory, None, rng)
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, memory_cache, read_cache, mlp_cache)
 
 
 def encoder_layer_backward(config, dx, cache):
     """Gradients of x, of memory and of the parameters."""
     attention_cache, memory_cache, read_cache, mlp_cache = cache
-    dx, grads = feed_forward_backward(dx, mlp_cache)
+    dx, grads = relu_mlp_backward(dx, mlp_cache)
     dx, dnormal_memory, dread_params = cross_attention_backward(config, dx, read_cache)
     dmemory, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
     dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
@@ -464,14 +464,14 @@ def decoder_layer_forward(p, config, x, encoded, readable, rng):
     )
     cross = subtree(p, "cross.")
     x, cross_cache = cross_attention_forward(cross, config, x, encoded, readable, rng)
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, cross_cache, mlp_cache)
 
 
 def decoder_layer_backward(config, dx, cache):
     """Gradients of x, of encoded and of the parameters."""
     attention_cache, cross_cache, mlp_cache = cache
-    dx, grads = feed_forward_backward(dx, mlp_cache)
+    dx, grads = relu_mlp_backward(dx, mlp_cache)
     dx, dencoded, dcross_params = cross_attention_backward(config, dx, cross_cache)
     dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
     grads |= prefixed("cross.", dcross_params)
@@ -546,7 +546,7 @@ def readable_mask(readable):
     return readable[:, None, None, :]
 
 
-def feed_forward_forward(p, config, x, rng):
+def relu_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x) + b_1) + b_2)"""
     normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
@@ -556,7 +556,7 @@ def feed_forward_forward(p, config, x, rng):
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
-def feed_forward_backward(dy, cache):
+def relu_mlp_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
@@ -1215,7 +1215,7 @@ def memory_layer_forward(p, config, x, memory, rng):
     x, attention_cache = self_attention_forward(
         attention, config, x, memory=normal_memory, causal=True, readable=None, rng=rng
     )
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     writer = subtree(p, "writer.")
     next_memory, writer_cache = slot_attention_forward(writer, config, memory, x, None)
     return x, next_memory, (memory_cache, attention_cache, mlp_cache, writer_cache)
@@ -1227,7 +1227,7 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     dmemory, dx_written, dwriter_params = slot_attention_backward(
         config, dnext_memory, writer_cache
     )
-    dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
+    dx, grads = relu_mlp_backward(dx + dx_written, mlp_cache)
     dx, dnormal_memory, dattention_params = self_attention_backward(config, dx, attention_cache)
     dmemory_read, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
     grads |= dmemory_norm_params
