@@ -1345,48 +1345,40 @@ def init_params(config, rng):
     else:
         params["initial_memory"] = rng.normal(0, 1, memory)
     for layer in range(config.encoder_layers):
-        params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
+        params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "encoder"))
     if config.encoder_layers:
         params |= init_norm("encoder.norm", d)
         params |= prefixed("writer.", init_writer(config, rng))
-    after_attention = "cross" if config.encoder_layers else "writer"
+    stack = "decoder" if config.encoder_layers else "decoder_only"
     for layer in range(config.decoder_layers):
-        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, after_attention))
+        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, stack))
     return params | init_norm("decoder.norm", d)
 
 
-def init_layer(config, rng, name):
-    """A layer by the name of what follows its self-attention.
-
-    That is "read" in the encoder (memory is read), "cross" in the decoder (encodings are crossed
-    to), "writer" in the decoder-only model (memory is written).
-    """
-    causal = name != "read"
-    reads_memory_too = name == "writer"
-    p = prefixed("attention.", init_attention(config, rng, causal, reads_memory_too))
-    if name == "writer":
-        p |= prefixed("writer.", init_writer(config, rng))
-    else:
-        p |= prefixed(f"{name}.", init_attention(config, rng))
-    if name == "read":
+def init_layer(config, rng, stack):
+    """A layer of a stack: "encoder", "decoder" or "decoder_only"."""
+    p = prefixed("attention.", init_self_attention(config, rng, stack))
+    if stack == "encoder":  # it reads memory
+        p |= prefixed("read.", init_cross_attention(config, rng))
         p |= init_norm("read.memory_norm", config.width)
+    elif stack == "decoder":  # it reads the encodings
+        p |= prefixed("cross.", init_cross_attention(config, rng))
+    else:  # it writes its memory
+        p |= prefixed("writer.", init_writer(config, rng))
     p |= init_norm("mlp_norm", config.width)
     p |= init_affine(rng, "mlp_hidden", config.feed_forward, config.width)
     p |= init_affine(rng, "mlp_output", config.width, config.feed_forward)
     return p
 
 
-def init_attention(config, rng, causal=None, memory=False):
-    """Self-attention, or cross-attention if causal is None; memory is given a norm.
-
-    decision 2: biases, except in Eq. 1.
-    """
+def init_self_attention(config, rng, stack):
+    """decision 2: biases, except in Eq. 1; a decoder-only layer also reads memory, after a norm."""
     d = config.width
     inner = config.heads * config.head_width
     p = init_norm("norm", d)
-    if memory:
+    if stack == "decoder_only":
         p |= init_norm("memory_norm", d)
-    if causal is not None and config.positions == "transformer_xl":  # Eq. 1
+    if config.positions == "transformer_xl":  # Eq. 1
         for name in ("query", "key", "value", "distance_key"):
             p[name] = init_linear(rng, inner, d)
         for name in ("content_bias", "distance_bias"):
@@ -1394,9 +1386,18 @@ def init_attention(config, rng, causal=None, memory=False):
     else:
         for name in ("query", "key", "value"):
             p |= init_affine(rng, name, inner, d)  # Eq. 2
-        if causal is not None:
-            rows = len(config.distances(causal))
-            p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
+        rows = len(config.distances(causal=stack != "encoder"))
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
+    return p | init_affine(rng, "output", d, inner)
+
+
+def init_cross_attention(config, rng):
+    """Attention to memory or to encodings, with biases (decision 2), without positions."""
+    d = config.width
+    inner = config.heads * config.head_width
+    p = init_norm("norm", d)
+    for name in ("query", "key", "value"):
+        p |= init_affine(rng, name, inner, d)
     return p | init_affine(rng, "output", d, inner)
 
 
