@@ -304,7 +304,7 @@ class Memformer(Model):
         super().__init__(config)
         specials = 0 if self.decoder_only else len(SPECIALS)
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
-        shape = (config.memories, config.slots, config.width)  # (1 or L, S, D)
+        shape = (config.slot_sets, config.slots, config.width)  # (1 or L, S, D)
         if config.slot_normalization == "biased":
             self.slot_bias = parameter(*shape)  # v_bias
             self.initial_memory = None
@@ -340,7 +340,7 @@ class Memformer(Model):
         """The shape of each field of a State; raises ValueError if batch is below 1."""
         check_lanes(batch)
         c = self.config
-        memory = (batch, c.memories, c.slots, c.width)
+        memory = (batch, c.slot_sets, c.slots, c.width)
         previous = (batch, 0 if self.decoder_only else c.segment)
         return {"memory": memory, "previous": previous}
 

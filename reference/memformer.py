@@ -97,8 +97,8 @@ class Config:
         return self.vocabulary + SPECIALS.index(name)
 
     @property
-    def memories(self):
-        """Memories that a state holds: one, or one per layer in the decoder-only model."""
+    def slot_sets(self):
+        """Sets of slots that a state holds: 1, or L in the decoder-only model."""
         return 1 if self.encoder_layers else self.decoder_layers
 
     def distances(self, causal):
@@ -245,7 +245,7 @@ def cross_attention_backward(config, dy, cache):
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
     if config.slot_normalization == "biased":  # zeros are read as v_bias / ||v_bias||
-        memory = np.zeros((batch, config.memories, config.slots, config.width))
+        memory = np.zeros((batch, config.slot_sets, config.slots, config.width))
     else:  # decision 8: learned, not zeros
         memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
     length = config.segment if config.encoder_layers else 0
@@ -1339,7 +1339,7 @@ def init_params(config, rng):
     params = {}
     # decision 10: one embedding; decision 8: the memory is learned
     params["embedding"] = rng.normal(0, 1, (config.vocabulary + specials, d))
-    memory = (config.memories, config.slots, d)
+    memory = (config.slot_sets, config.slots, d)
     if config.slot_normalization == "biased":
         params["slot_bias"] = rng.normal(0, d**-0.5, memory)  # its length is about 1, a slot's
     else:

@@ -35,7 +35,7 @@ READ_TASKS = tuple(name for name in VARIANTS if not name.startswith("decoder-onl
 
 def random_state(config, rng, batch):
     """Random slots and previous tokens; the decoder-only model keeps no tokens."""
-    memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
+    memory = rng.standard_normal((batch, config.slot_sets, config.slots, config.width))
     length = config.segment if config.encoder_layers else 0
     previous = rng.integers(config.vocabulary, size=(batch, length))
     return State(memory, previous)
