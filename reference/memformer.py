@@ -1392,7 +1392,7 @@ def init_self_attention(config, rng, stack):
 
 
 def init_cross_attention(config, rng):
-    """Attention to memory or to encodings, with biases (decision 2), without positions."""
+    """Attention to memory or to encodings, without positions (decision 2: with biases)."""
     d = config.width
     inner = config.heads * config.head_width
     p = init_norm("norm", d)
