@@ -621,6 +621,17 @@ def bits_per_token(params, config, segment, state):
     return nats / targets.size / np.log(2)
 
 
+def segments_of(config, document):
+    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
+    tokens = document[:, :-1]
+    targets = document[:, 1:]
+    segments = []
+    for start in range(0, tokens.shape[1], config.segment):
+        here = slice(start, start + config.segment)
+        segments.append((tokens[:, here], targets[:, here]))
+    return segments
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
@@ -641,7 +652,7 @@ def demonstrate():
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
-    segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
+    segments = segments_of(config, document)
 
     print(
         "Block-Recurrent Transformer, fixed gate, skip configuration; "
@@ -1050,7 +1061,12 @@ def init_recurrence(config, rng):
 
 def init_gate(config, rng, fan_in):
     """Section 3.5: biases N(0, 0.1^2), weights cut normal (decision 3: variance 0.1 / fan_in)."""
-    matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
+    if config.gate == "fixed":
+        matrices = ("z",)
+        biases = ("z", "g")
+    else:
+        matrices = ("z", "i", "f")
+        biases = matrices
     gate = {}
     for name in matrices:
         gate[f"weight_{name}"] = init_linear(rng, config.width, fan_in, 0.1**0.5)

@@ -383,6 +383,17 @@ def bits_per_token(params, config, segment, state):
     return nats / targets.size / np.log(2)
 
 
+def segments_of(config, document):
+    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
+    tokens = document[:, :-1]
+    targets = document[:, 1:]
+    segments = []
+    for start in range(0, tokens.shape[1], config.segment):
+        here = slice(start, start + config.segment)
+        segments.append((tokens[:, here], targets[:, here]))
+    return segments
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
@@ -403,7 +414,7 @@ def demonstrate():
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
-    segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
+    segments = segments_of(config, document)
 
     print(
         "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; "
