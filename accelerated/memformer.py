@@ -44,6 +44,7 @@ from accelerated.attention.signed_distance import (
     transformer_xl_attention,
 )
 from accelerated.attention.slots import Writer
+from accelerated.data.config import CONTINUATION
 from accelerated.data.tasks import Task
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memformer import SPECIALS, Config, init_params
@@ -415,7 +416,7 @@ class Memformer(Model):
         hidden = self.decoder(x, encoded, task.readable)
         after_token = hidden[:, 1:]  # row i has read the prompt's token i, and predicts the next
         before_token = hidden[:, :-1]  # row i has not, and predicts it
-        continues = task.kind[:, None, None] == 0
+        continues = task.kind[:, None, None] == CONTINUATION
         return torch.where(continues, after_token, before_token)
 
     def scaled(self, hidden: Tensor) -> Tensor:

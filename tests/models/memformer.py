@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.memformer import State, Task
+from reference.memformer import TASKS, State, Task
 
 VARIANTS = {
     "encoder-decoder": {},
@@ -48,7 +48,7 @@ def random_task(config, rng, kinds):
     n = config.segment
     reading, prompt = rng.integers(config.vocabulary, size=(2, batch, n))
     readable = np.ones((batch, n), bool)
-    for lane in np.flatnonzero(kinds == 1):
+    for lane in np.flatnonzero(kinds == TASKS.index("infilling")):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
     return Task(kinds, reading, readable, prompt)
