@@ -86,16 +86,16 @@ class Attention(Declared):
         """The key's bias without gradient: softmax cancels what is the same for all keys."""
         return None if self.key_bias is None else self.key_bias.detach()
 
-    def query_key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+    def query_key_value(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.fixed_key_bias, self.value_bias]
-        return project_heads(normal, self.heads, weights, biases)
+        return project_heads(normed, self.heads, weights, biases)
 
-    def key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+    def key_value(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         biases = [self.fixed_key_bias, self.value_bias]
-        return project_heads(normal, self.heads, [self.key, self.value], biases)
+        return project_heads(normed, self.heads, [self.key, self.value], biases)
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""

@@ -205,10 +205,10 @@ def window_projections_forward(p, config, x, inserted):
     """
     # decision 4: before the norm, without position, query and residual
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    normal, norm_cache = layer_norm_forward(p, "norm", source)
+    normed, norm_cache = layer_norm_forward(p, "norm", source)
     vectors = source.shape[1] - x.shape[1]  # S, or 0 without
     query, key, value, projections_cache = projections_forward(
-        p, config.heads, normal[:, vectors:], normal
+        p, config.heads, normed[:, vectors:], normed
     )
     return query, key, value, (norm_cache, projections_cache)
 
@@ -218,12 +218,12 @@ def window_projections_forward(p, config, x, inserted):
 def window_projections_backward(dquery, dkey, dvalue, cache):
     """Gradients of x (B, N, D), of inserted (B, S, D) and of the parameters."""
     norm_cache, projections_cache = cache
-    dnormal_by_query, dnormal, grads = projections_backward(
+    dnormed_by_query, dnormed, grads = projections_backward(
         dquery, dkey, dvalue, projections_cache
     )  # (B, N, D), (B, S + N, D)
-    vectors = dnormal.shape[1] - dnormal_by_query.shape[1]  # S, or 0 without
-    dnormal[:, vectors:] += dnormal_by_query
-    dsource, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    vectors = dnormed.shape[1] - dnormed_by_query.shape[1]  # S, or 0 without
+    dnormed[:, vectors:] += dnormed_by_query
+    dsource, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     return dsource[:, vectors:], dsource[:, :vectors], grads | dnorm_params
 
 
@@ -371,8 +371,8 @@ def layer_backward(config, dx, cache):
 
 def gelu_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
-    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normed)
     hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
     out, dropout_mask = dropout(out, config.dropout, rng)
@@ -384,8 +384,8 @@ def gelu_mlp_backward(dy, cache):
     norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dbefore = gelu_backward(dhidden, gelu_cache)
-    dnormal, dhidden_params = affine_backward(dbefore, hidden_cache)
-    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    dnormed, dhidden_params = affine_backward(dbefore, hidden_cache)
+    dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     grads |= dhidden_params | dnorm_params
     return dy + dx, grads
 
@@ -745,23 +745,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 

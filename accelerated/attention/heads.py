@@ -100,8 +100,8 @@ def unit_norm(x: Tensor) -> Tensor:
     """x with unit length over the last axis: query-key normalisation."""
     # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
     width = x.shape[-1]
-    normal = functional.rms_norm(x, (width,), eps=NORM_EPSILON / width)
-    return normal * width**-0.5
+    normed = functional.rms_norm(x, (width,), eps=NORM_EPSILON / width)
+    return normed * width**-0.5
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
