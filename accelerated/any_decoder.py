@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_map_only
 
 from accelerated.attention.content import future_keys
 from accelerated.presets.pretrained_recurrence import DecoderConfig
-from accelerated.pretrained_recurrence import PretrainedRecurrence, Recurrence, State, with_slots
+from accelerated.pretrained_recurrence import (
+    PretrainedRecurrence,
+    Recurrence,
+    State,
+    hidden_with_inserted,
+)
 from accelerated.program.errors import optional_package
 from accelerated.protocol import Model, initialise
 from reference.pretrained_recurrence import init_module
@@ -98,7 +103,7 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
     if attention_mask is not None:
         seen = attention_mask[0, 0]
         hidden_keys = ~seen if seen.dtype == torch.bool else seen < 0
-    hidden_keys = with_slots(hidden_keys, vectors, present)  # (B, 1, N, S + N)
+    hidden_keys = hidden_with_inserted(hidden_keys, vectors, present)  # (B, 1, N, S + N)
     hidden_keys = functional.pad(hidden_keys, (0, 0, vectors, 0))  # the vectors' own rows see all
     added = x.new_zeros(hidden_keys.shape).masked_fill(hidden_keys, -math.inf)
 

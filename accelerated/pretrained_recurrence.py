@@ -75,9 +75,9 @@ class Layer(Recomputable):
         """
         query, key, value = self.query_key_value(x)
         if inserted is not None:
-            slot_key, slot_value = self.key_value(inserted)
-            key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
-            value = torch.cat([slot_value, value], 2)
+            inserted_key, inserted_value = self.key_value(inserted)
+            key = torch.cat([inserted_key, key], 2)  # (B, H, S + N, E)
+            value = torch.cat([inserted_value, value], 2)
         x = x + self.attend(query, key, value, hidden_keys)
         return x + self.mlp(x)
 
@@ -234,14 +234,14 @@ class PretrainedRecurrence(Model):
         x = look_up(tokens, self.embedding) + self.positions[:length]  # (B, N, D)
         x = functional.dropout(x, c.dropout, self.training)
         inserted = self.vectors_to_insert(state)
-        beside_slots = None
+        beside_inserted = None
         if inserted is not None:
             future = self.future_keys[:length, :length]
-            beside_slots = with_slots(future, c.vectors, state.present)
+            beside_inserted = hidden_with_inserted(future, c.vectors, state.present)
         outputs = []
         for number, layer in enumerate(self.layers, start=1):
             if inserted is not None and number in c.insertion_layers:
-                x = layer(x, beside_slots, inserted)
+                x = layer(x, beside_inserted, inserted)
             else:
                 x = layer(x, None, None)
             outputs.append(x)
@@ -272,7 +272,7 @@ class PretrainedRecurrence(Model):
         self.check_state(state, len(tokens))
 
 
-def with_slots(future: Tensor, vectors: int, present: Tensor) -> Tensor:
+def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
     """(B, 1, N, S + K), true for what queries must not see.
 
     That is the S vectors in lanes where present (B,) is false, and tokens by future (N, K).

@@ -178,7 +178,7 @@ def window_attention_forward(p, config, x, inserted, present, rng):
     query, key, value, projections_cache = window_projections_forward(p, config, x, inserted)
     vectors = key.shape[2] - query.shape[2]  # S, or 0 without
     mask = window_mask(x.shape[1], vectors, present)
-    # decision 10: dropout of the weights, the slot's too
+    # decision 10: dropout of the weights, those of inserted vectors too
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout(out, config.dropout, rng)
@@ -234,11 +234,11 @@ def window_mask(length, vectors, present):
     insertion; plain GPT-2's present is (B, 0).
     """
     batch = len(present)
-    # decision 5: no slot in a first window
-    slots = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
+    # decision 5: nothing inserted in a first window
+    sees_inserted = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
     causal = np.tril(np.ones((length, length), bool))
     tokens = np.broadcast_to(causal, (batch, length, length))
-    mask = np.concatenate([slots, tokens], axis=-1)
+    mask = np.concatenate([sees_inserted, tokens], axis=-1)
     return mask[:, None]
 
 
@@ -347,10 +347,11 @@ def layers_backward(config, doutputs, caches):
     grads = {}
     for layer in reversed(range(config.layers)):
         dx = dx + doutputs[layer]  # decision 6: z's gradient too
-        dx, dslots, dlayer_params = layer_backward(config, dx, caches[layer])
+        dx, dinserted_here, dlayer_params = layer_backward(config, dx, caches[layer])
         grads |= prefixed(f"layers.{layer}.", dlayer_params)
-        if dslots.shape[1]:  # the layer saw the vectors
-            dinserted = dinserted + dslots  # decision 9: every layer sees the same vectors
+        if dinserted_here.shape[1]:  # the layer saw the vectors
+            # decision 9: every layer sees the same vectors
+            dinserted = dinserted + dinserted_here
     return dx, dinserted, grads
 
 
