@@ -120,7 +120,7 @@ def forward_and_backward(
                 run.model,
                 [segment.keep_lanes(rows).to(run.device) for segment in segments],
                 protocol.keep_lanes(run.state, rows),
-                scored=scored_by_each,
+                divisor=scored_by_each,
                 share=1 / training.accumulate,
                 rank=process.rank(),
             )

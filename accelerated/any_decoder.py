@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from accelerated.attention.content import causal_mask
+from accelerated.attention.content import future_keys
 from accelerated.presets.pretrained_recurrence import DecoderConfig
-from accelerated.pretrained_recurrence import PretrainedRecurrence, Recurrence, State, with_slots
+from accelerated.pretrained_recurrence import (
+    PretrainedRecurrence,
+    Recurrence,
+    State,
+    hidden_with_inserted,
+)
 from accelerated.program.errors import optional_package
 from accelerated.protocol import Model, initialise
 from reference.pretrained_recurrence import init_module
@@ -93,13 +98,14 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
     """
     vectors = inserted.shape[1]
     x = arguments["hidden_states"]
-    mask = arguments.get("attention_mask")
-    unseen = causal_mask(x.shape[1], x.shape[1], x.device)
-    if mask is not None:
-        unseen = ~mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] < 0
-    unseen = with_slots(unseen, vectors, present)  # (B, 1, N, S + N)
-    unseen = functional.pad(unseen, (0, 0, vectors, 0))  # the vectors' own rows see all
-    added = x.new_zeros(unseen.shape).masked_fill(unseen, -math.inf)
+    attention_mask = arguments.get("attention_mask")
+    hidden_keys = future_keys(x.shape[1], x.shape[1], x.device)
+    if attention_mask is not None:
+        seen = attention_mask[0, 0]
+        hidden_keys = ~seen if seen.dtype == torch.bool else seen < 0
+    hidden_keys = hidden_with_inserted(hidden_keys, vectors, present)  # (B, 1, N, S + N)
+    hidden_keys = functional.pad(hidden_keys, (0, 0, vectors, 0))  # the vectors' own rows see all
+    added = x.new_zeros(hidden_keys.shape).masked_fill(hidden_keys, -math.inf)
 
     def with_places(part: Tensor) -> Tensor:  # a rotary key at the first place is not rotated
         return torch.cat([part[:, :1].repeat_interleave(vectors, 1), part], 1)

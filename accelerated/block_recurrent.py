@@ -23,7 +23,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project_heads,
+    project_unit_heads,
     region,
 )
 from accelerated.attention.sliding_window import (
@@ -176,7 +176,7 @@ class Recurrence(Declared):
     def project(self, states: Tensor, matrices: Tensor) -> Projected:
         """Projections of norm(states) + state IDs (3.3)."""
         rows = self.norm(states) + self.ids
-        return Projected(*project_heads(rows, matrices, self.config.heads, 4))
+        return Projected(*project_unit_heads(rows, matrices, self.config.heads, 4))
 
     def update(self, states: Tensor, projected: Projected, keys: Tensor, values: Tensor) -> Tensor:
         """The states (B, S, D) after a block; keys and values (B, H, 2W, E) end with its own."""
@@ -291,10 +291,10 @@ class Layer(Recomputable):
         x = self.dropout(self.norm(x))
         if not self.reads_states:
             matrices = torch.cat([self.key, self.query, self.value])
-            key, query, value = project_heads(x, matrices, self.config.heads, 3)
+            key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
             return key, query, None, value
         matrices = torch.cat([self.key, self.query, self.cross_query, self.value])
-        key, query, cross_query, value = project_heads(x, matrices, self.config.heads, 4)
+        key, query, cross_query, value = project_unit_heads(x, matrices, self.config.heads, 4)
         return key, query, cross_query, value
 
     def mlp(self, x: Tensor) -> Tensor:
@@ -313,16 +313,16 @@ class BlockRecurrent(Model):
     state_type = State
     config: Config
     in_bucket: Tensor  # (3W - 1, buckets)
-    mask: Tensor  # (3W - 1,)
+    seen: Tensor  # (3W - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.window, config.buckets, config.max_distance)
+        in_bucket, seen = tables_by_distance(config.window, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
-        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("seen", seen, persistent=False)
         initialise(self, init_params, seed)
 
     @property
@@ -353,10 +353,10 @@ class BlockRecurrent(Model):
 
         With memory_only the last layer's output is not computed, except under feedback.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3W - 1)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
         # (L, H, W, 2W), or (L, H, W) for a GPU's kernel
         offsets = offsets_for(x, by_distance, window, self.config.head_width)
         if not self.config.feedback:
@@ -404,7 +404,7 @@ class BlockRecurrent(Model):
         next_states = torch.stack(all_states, 1) if all_states else state.states
         return x, State(next_states, torch.stack(all_keys, 1), torch.stack(all_values, 1))
 
-    def check(self, tokens: Tensor, state: State) -> None:
+    def check_segment(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError unless the tokens are whole blocks, and the state fits."""
         window = self.config.window
         length = tokens.shape[1]

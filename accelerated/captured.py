@@ -64,15 +64,15 @@ class CapturedBackprop:
         model: Any,
         segments: Sequence[Segment],
         state: State,
-        scored: float | None = None,
+        divisor: float | None = None,
         share: float = 1.0,
         rank: int = 0,
     ) -> Result:
         """The same as the method."""
         if len({segment.tokens.shape for segment in segments}) > 1:
-            return BACKPROP[self.method](model, segments, state, scored, share, rank)
+            return BACKPROP[self.method](model, segments, state, divisor, share, rank)
 
-        seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
+        seeds, divisor, weight = parts_of_the_objective(segments, divisor, share, rank)
         graphs = self.graphs_for(segments[0], state, weight)
 
         def replay(
@@ -80,7 +80,7 @@ class CapturedBackprop:
         ) -> Replayed:
             is_first = segment is segments[0]
             [part], [losses], after, dbefore = graphs.back_propagate(
-                [segment], [seed], before, scored, dafter, is_first
+                [segment], [seed], before, divisor, dafter, is_first
             )
             return part, losses, after, dbefore
 
@@ -90,7 +90,7 @@ class CapturedBackprop:
                 segments, seeds, detach(state), graphs.advance, replay
             )
         else:
-            parts, auxiliary, last, _ = graphs.back_propagate(segments, seeds, state, scored)
+            parts, auxiliary, last, _ = graphs.back_propagate(segments, seeds, state, divisor)
         graphs.end()
         return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
 
@@ -155,7 +155,7 @@ class Graphs:
         segments: Sequence[Segment],
         seeds: Sequence[int],
         state: State,
-        scored: float,
+        divisor: float,
         dafter: Gradients | None = None,
         first: bool = True,
     ) -> tuple[list[Tensor], list[Losses], State, Gradients]:
@@ -173,7 +173,7 @@ class Graphs:
             self.stretches[kind] = Stretch(self, kind, segments, state)
             torch.ops.aten._foreach_copy_(self.sums, sums)  # recording adds, too
         stretch = self.stretches[kind]
-        found = stretch.run(segments, seeds, state, scored, dafter)
+        found = stretch.run(segments, seeds, state, divisor, dafter)
         self.used = [a or b for a, b in zip(self.used, stretch.used, strict=True)]
         return found
 
@@ -296,7 +296,7 @@ class Stretch:
         segments: Sequence[Segment],
         seeds: Sequence[int],
         state: State,
-        scored: float,
+        divisor: float,
         dafter: Gradients | None,
     ) -> tuple[list[Tensor], list[Losses], State, Gradients]:
         """What Graphs.back_propagate returns."""
@@ -315,7 +315,7 @@ class Stretch:
         for (_, reading), segment, dhidden in zip(reads, segments, self.dhidden, strict=True):
             hidden = reading.hidden.detach().requires_grad_()
             nats = nats_of_segment(hidden, self.graphs.model.output_matrix(), segment)
-            part = nats / scored
+            part = nats / divisor
             part.backward()
             dhidden.copy_(zero_if_none(hidden.grad, hidden))
             parts.append(part.detach())

@@ -22,7 +22,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
@@ -123,14 +123,14 @@ class Layer(Recomputable):
 
     def project_own(self, h: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
-        return project(h, self.config.heads, [self.query, self.key, self.value])
+        return project_heads(h, self.config.heads, [self.query, self.key, self.value])
 
     def project_remembered(self, remembered: Tensor) -> tuple[Tensor, ...]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
         Not in one product with the segment's own: these rows need no gradient.
         """
-        return project(remembered, self.config.heads, [self.key, self.value])
+        return project_heads(remembered, self.config.heads, [self.key, self.value])
 
     def project_distances(self, sinusoids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """(r,) from far to near: W_R times sinusoids (K, D), (H, K, E).
@@ -153,7 +153,7 @@ class Layer(Recomputable):
     def distance_keys(self, sinusoids: Tensor, before: int, weight: Tensor) -> Tensor:
         """r (H, before + N, E) of the nearest distances."""
         rows = sinusoids[-before - self.config.segment :]
-        [distance_key] = project(rows[None], self.config.heads, [weight])
+        [distance_key] = project_heads(rows[None], self.config.heads, [weight])
         return distance_key[0]
 
     def attend(
@@ -252,7 +252,7 @@ class Layer(Recomputable):
         with torch.no_grad():
             target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
         matrices = [self.key.detach(), self.value.detach()]
-        new_key, new_value = project(new, self.config.heads, matrices)
+        new_key, new_value = project_heads(new, self.config.heads, matrices)
         out = content_attention(query.detach(), new_key, new_value)
         return error_of(self.config, out, target)
 
@@ -303,7 +303,7 @@ class Compressive(Model):
         layer's output, are not computed. Raises ValueError if N is not config.segment, or if the
         state does not fit this model and B lanes.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         h = self.look_up(tokens)  # (B, N, D)
         sinusoids = self.dropped_sinusoids()
         memories = []

@@ -34,7 +34,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
 )
 from accelerated.attention.signed_distance import (
@@ -44,6 +44,7 @@ from accelerated.attention.signed_distance import (
     transformer_xl_attention,
 )
 from accelerated.attention.slots import Writer
+from accelerated.data.config import CONTINUATION
 from accelerated.data.tasks import Task
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memformer import SPECIALS, Config, init_params
@@ -85,16 +86,16 @@ class Attention(Declared):
         """The key's bias without gradient: softmax cancels what is the same for all keys."""
         return None if self.key_bias is None else self.key_bias.detach()
 
-    def query_key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+    def query_key_value(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.fixed_key_bias, self.value_bias]
-        return project(normal, self.heads, weights, biases)
+        return project_heads(normed, self.heads, weights, biases)
 
-    def key_value(self, normal: Tensor) -> tuple[Tensor, ...]:
+    def key_value(self, normed: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, n, E) of normalised rows (B, n, D), by one product."""
         biases = [self.fixed_key_bias, self.value_bias]
-        return project(normal, self.heads, [self.key, self.value], biases)
+        return project_heads(normed, self.heads, [self.key, self.value], biases)
 
     def project_back(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -118,7 +119,7 @@ class SelfAttention(Attention):
         self.memory_norm = LayerNorm(config.width) if reads_memory else None
         self.declare_projections(config, biases=self.simplified)
         if self.simplified:
-            self.positions = parameter(distances.count, config.head_width)  # (R, E)
+            self.positions = parameter(distances.rows_count, config.head_width)  # (R, E)
         else:
             inner = config.heads * config.head_width
             self.distance_key = parameter(inner, config.width)  # (HE, D), W_r
@@ -135,9 +136,9 @@ class SelfAttention(Attention):
             slot_key, slot_value = self.key_value_of_memory(memory)
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
-        # Only the encoder's tokens may be padding, and only a decoder has a mask, of later tokens
-        mask = self.distances.mask if padding is None else padding
-        return self.project_back(self.attend(query, key, value, self.position_rows(), mask))
+        # Only the encoder's tokens may be padding, and only a decoder has later ones to hide
+        hidden_keys = self.distances.hidden_keys if padding is None else padding
+        return self.project_back(self.attend(query, key, value, self.position_rows(), hidden_keys))
 
     def key_value_of_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of the decoder-only model's memory (B, S, D)."""
@@ -149,11 +150,11 @@ class SelfAttention(Attention):
         rows = self.distances.rows
         if self.simplified:
             return rows_of_table(rows, self.positions)
-        [by_distance] = project(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
+        [by_distance] = project_heads(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
         return by_distance.squeeze(0)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, hidden_keys: Tensor | None
     ) -> Tensor:
         """What the heads attend to, (B, H, n, E), from query (B, H, n, E) and keys (B, H, K, E).
 
@@ -162,7 +163,7 @@ class SelfAttention(Attention):
         """
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
-            return simplified_attention(query, key, value, rows, mask, dropout)
+            return simplified_attention(query, key, value, rows, hidden_keys, dropout)
         return transformer_xl_attention(
             query,
             key,
@@ -170,8 +171,8 @@ class SelfAttention(Attention):
             distance_key=rows,
             content_bias=self.content_bias,
             distance_bias=self.distance_bias,
-            count=self.distances.length,
-            mask=mask,
+            positioned=self.distances.length,
+            hidden_keys=hidden_keys,
             dropout=dropout,
         )
 
@@ -186,25 +187,27 @@ class CrossAttention(Attention):
         self.declare_projections(config, biases=True)
         self.declare_output(config)
 
-    def forward(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, N, D) from x (B, N, D) and source (B, K, D); the mask is content_attention's."""
+    def forward(self, x: Tensor, source: Tensor, hidden_keys: Tensor | None = None) -> Tensor:
+        """(B, N, D) from x (B, N, D) and source (B, K, D); hidden_keys is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
         key, value = self.key_value(source)
-        return self.attend(x, key, value, mask)
+        return self.attend(x, key, value, hidden_keys)
 
-    def attend(self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(
+        self, x: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None = None
+    ) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
-        [query] = project(self.norm(x), self.heads, [self.query], [self.query_bias])
-        return self.project_back(content_attention(query, key, value, mask, dropout))
+        [query] = project_heads(self.norm(x), self.heads, [self.query], [self.query_bias])
+        return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 
-class FeedForward(Recomputable):
+class WithMlp(Recomputable):
     """The last part of every layer. Layers inherit it: its parameters are the layer's own."""
 
-    def declare_feed_forward(self, config: Config) -> None:
-        """Parameters of the feed-forward. They are declared last, as in the reference."""
+    def declare_mlp(self, config: Config) -> None:
+        """Parameters of the MLP. They are declared last, as in the reference."""
         self.dropout_rate = config.dropout
         self.mlp_norm = LayerNorm(config.width)
         self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)
@@ -212,7 +215,7 @@ class FeedForward(Recomputable):
         self.mlp_output = parameter(config.width, config.feed_forward)  # (D, F)
         self.mlp_output_bias = parameter(config.width)  # (D,)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)
         hidden = torch.relu(hidden)  # (B, N, F)
@@ -220,51 +223,51 @@ class FeedForward(Recomputable):
         return functional.dropout(out, self.dropout_rate, self.training)
 
 
-class EncoderLayer(FeedForward):
+class EncoderLayer(WithMlp):
     """Tokens attend to each other, then to the memory (Figure 2a)."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.read = CrossAttention(config, reads_memory=True)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, memory: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x, padding=padding)
         x = x + self.read(x, memory)
-        return x + self.feed_forward(x)
+        return x + self.mlp(x)
 
 
-class DecoderLayer(FeedForward):
+class DecoderLayer(WithMlp):
     """Tokens attend to earlier tokens, then to the encoded previous segment."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.cross = CrossAttention(config, reads_memory=False)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, encoded: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x)
         x = x + self.cross(x, encoded, padding)
-        return x + self.feed_forward(x)
+        return x + self.mlp(x)
 
 
-class MemoryLayer(FeedForward):
+class MemoryLayer(WithMlp):
     """Tokens attend to memory and to earlier tokens; the output is written to it (Figure 1b)."""
 
     def __init__(self, config: Config, distances: Distances):
         super().__init__()
         self.attention = SelfAttention(config, distances)
         self.writer = Writer(config)
-        self.declare_feed_forward(config)
+        self.declare_mlp(config)
 
     @region
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         x = x + self.attention(x, memory)
-        x = x + self.feed_forward(x)
+        x = x + self.mlp(x)
         return x, self.writer(memory, x)
 
 
@@ -302,7 +305,7 @@ class Memformer(Model):
         super().__init__(config)
         specials = 0 if self.decoder_only else len(SPECIALS)
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
-        shape = (config.memories, config.slots, config.width)  # (1 or L, S, D)
+        shape = (config.slot_sets, config.slots, config.width)  # (1 or L, S, D)
         if config.slot_normalization == "biased":
             self.slot_bias = parameter(*shape)  # v_bias
             self.initial_memory = None
@@ -338,7 +341,7 @@ class Memformer(Model):
         """The shape of each field of a State; raises ValueError if batch is below 1."""
         check_lanes(batch)
         c = self.config
-        memory = (batch, c.memories, c.slots, c.width)
+        memory = (batch, c.slot_sets, c.slots, c.width)
         previous = (batch, 0 if self.decoder_only else c.segment)
         return {"memory": memory, "previous": previous}
 
@@ -365,7 +368,7 @@ class Memformer(Model):
         With a Task it predicts what the Task asks for. Raises ValueError if N is not
         config.segment, if the state does not fit, or if the decoder-only model is given a task.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         if not self.decoder_only:
             encoded, memory = self.encode(state, task)
             hidden = self.decode(tokens, encoded, task)
@@ -386,7 +389,7 @@ class Memformer(Model):
         """The state after tokens (B, N), by encoder and writer or the decoder-only layers."""
         if self.decoder_only:
             return self.read(tokens, state, task).state
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         _, memory = self.encode(state, task)
         return State(memory, tokens)
 
@@ -413,7 +416,7 @@ class Memformer(Model):
         hidden = self.decoder(x, encoded, task.readable)
         after_token = hidden[:, 1:]  # row i has read the prompt's token i, and predicts the next
         before_token = hidden[:, :-1]  # row i has not, and predicts it
-        continues = task.kind[:, None, None] == 0
+        continues = task.kind[:, None, None] == CONTINUATION
         return torch.where(continues, after_token, before_token)
 
     def scaled(self, hidden: Tensor) -> Tensor:

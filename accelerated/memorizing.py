@@ -20,7 +20,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project_heads,
+    project_unit_heads,
     region,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
@@ -122,16 +122,16 @@ class Layer(Recomputable):
         """Key and query of unit length, and value, each (B, H, N, E)."""
         x = self.dropout(self.norm(x))
         matrices = torch.cat([self.key, self.query, self.value])
-        key, query, value = project_heads(x, matrices, self.config.heads, 3)
+        key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
         return key, query, value
 
     @region
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
-        retrieved = retrieval_attention(query, memory, self.scale, self.config.retrieved)
+        found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
         g = torch.sigmoid(at_least_float32(self.memory_gate))
         g = g[:, None, None].to(local.dtype)  # (H, 1, 1)
-        return torch.lerp(local, retrieved, g)
+        return torch.lerp(local, found, g)
 
     def mlp(self, x: Tensor) -> Tensor:
         """x (B, N, D) with the feed-forward's output added."""
@@ -149,16 +149,16 @@ class Memorizing(Model):
     state_type = State
     config: Config
     in_bucket: Tensor  # (3N - 1, buckets)
-    mask: Tensor  # (3N - 1,)
+    seen: Tensor  # (3N - 1,)
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = Layers(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        in_bucket, mask = tables_by_distance(config.segment, config.buckets, config.max_distance)
+        in_bucket, seen = tables_by_distance(config.segment, config.buckets, config.max_distance)
         self.register_buffer("in_bucket", in_bucket, persistent=False)
-        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("seen", seen, persistent=False)
         initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
@@ -180,10 +180,10 @@ class Memorizing(Model):
         Raises ValueError if there are not N tokens, or if the state does not fit this model and B
         lanes.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.mask)  # (L, H, 3N - 1)
+        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
         length = tokens.shape[1]
         # (L, H, N, 2N), or (L, H, N) for a GPU's kernel
         offsets = offsets_for(x, by_distance, length, self.config.head_width)

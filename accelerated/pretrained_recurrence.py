@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask, content_attention
+from accelerated.attention.content import content_attention, future_keys
 from accelerated.attention.heads import (
     Declared,
     LayerNorm,
@@ -28,7 +28,7 @@ from accelerated.attention.heads import (
     look_up,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
 )
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
@@ -67,34 +67,37 @@ class Layer(Recomputable):
         self.mlp_output_bias = parameter(d)  # (D,)
 
     @region
-    def forward(self, x: Tensor, mask: Tensor | None, inserted: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, hidden_keys: Tensor | None, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted vectors (B, S, D), if any (Figure 2).
 
-        mask is true if a query must not see a key. Without it a token sees itself and earlier ones.
+        hidden_keys is true if a query must not see a key. Without it a token sees itself and
+        earlier ones.
         """
         query, key, value = self.query_key_value(x)
         if inserted is not None:
-            slot_key, slot_value = self.key_value(inserted)
-            key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
-            value = torch.cat([slot_value, value], 2)
-        x = x + self.attend(query, key, value, mask)
+            inserted_key, inserted_value = self.key_value(inserted)
+            key = torch.cat([inserted_key, key], 2)  # (B, H, S + N, E)
+            value = torch.cat([inserted_value, value], 2)
+        x = x + self.attend(query, key, value, hidden_keys)
         return x + self.mlp(x)
 
     def query_key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value (B, H, N, E) of x (B, N, D), by one product."""
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
-        return project(self.norm(x), self.heads, weights, biases)
+        return project_heads(self.norm(x), self.heads, weights, biases)
 
     def key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
         biases = [self.key_bias.detach(), self.value_bias]
-        return project(self.norm(x), self.heads, [self.key, self.value], biases)
+        return project_heads(self.norm(x), self.heads, [self.key, self.value], biases)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None
+    ) -> Tensor:
+        """Attention, causal without hidden_keys, then the output matrix; (B, N, D)."""
         rate = self.dropout_rate if self.training else 0.0
-        out = content_attention(query, key, value, mask, rate, causal=mask is None)
+        out = content_attention(query, key, value, hidden_keys, rate, causal=hidden_keys is None)
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 
@@ -174,8 +177,8 @@ class PretrainedRecurrence(Model):
         self.layers = Layers(Layer(config) for _ in range(config.layers))
         self.final_norm = LayerNorm(config.width, NORM_EPSILON)
         self.module = Recurrence(config) if config.vectors else None
-        future_keys = causal_mask(config.segment, config.segment)
-        self.register_buffer("future_keys", future_keys, persistent=False)
+        future = future_keys(config.segment, config.segment)
+        self.register_buffer("future_keys", future, persistent=False)
         initialise(self, init_params, seed)
 
     def describe(self) -> str:
@@ -213,7 +216,7 @@ class PretrainedRecurrence(Model):
         1 <= N <= T, and the previous window has read the first o of them. Raises ValueError for
         another N, or if the state does not fit.
         """
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         outputs, hidden = self.run_layers(tokens, state)
         return Reading(hidden, self.next_state(state, outputs, hidden), {})
 
@@ -221,7 +224,7 @@ class PretrainedRecurrence(Model):
         """The state after a window of tokens (B, N), without logits."""
         if self.module is not None:
             return self.read(tokens, state).state
-        self.check(tokens, state)
+        self.check_segment(tokens, state)
         return state
 
     def run_layers(self, tokens: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
@@ -231,14 +234,14 @@ class PretrainedRecurrence(Model):
         x = look_up(tokens, self.embedding) + self.positions[:length]  # (B, N, D)
         x = functional.dropout(x, c.dropout, self.training)
         inserted = self.vectors_to_insert(state)
-        beside_slots = None
+        beside_inserted = None
         if inserted is not None:
             future = self.future_keys[:length, :length]
-            beside_slots = with_slots(future, c.vectors, state.present)
+            beside_inserted = hidden_with_inserted(future, c.vectors, state.present)
         outputs = []
         for number, layer in enumerate(self.layers, start=1):
             if inserted is not None and number in c.insertion_layers:
-                x = layer(x, beside_slots, inserted)
+                x = layer(x, beside_inserted, inserted)
             else:
                 x = layer(x, None, None)
             outputs.append(x)
@@ -260,7 +263,7 @@ class PretrainedRecurrence(Model):
         present = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
         return State(pooled, present)
 
-    def check(self, tokens: Tensor, state: State) -> None:
+    def check_segment(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError if the model cannot read this."""
         length = tokens.shape[1]
         if not 1 <= length <= self.config.segment:
@@ -269,12 +272,12 @@ class PretrainedRecurrence(Model):
         self.check_state(state, len(tokens))
 
 
-def with_slots(causal: Tensor, vectors: int, present: Tensor) -> Tensor:
-    """The mask (B, 1, N, S + K), true for what queries must not see.
+def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
+    """(B, 1, N, S + K), true for what queries must not see.
 
-    That is the S vectors in lanes where present (B,) is false, and tokens by causal (N, K).
+    That is the S vectors in lanes where present (B,) is false, and tokens by future (N, K).
     """
     lanes = len(present)
     absent = ~present[:, None, None, None]
-    absent = absent.expand(-1, 1, len(causal), vectors)  # (B, 1, N, S)
-    return torch.cat([absent, causal.expand(lanes, 1, -1, -1)], -1)
+    absent = absent.expand(-1, 1, len(future), vectors)  # (B, 1, N, S)
+    return torch.cat([absent, future.expand(lanes, 1, -1, -1)], -1)

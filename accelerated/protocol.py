@@ -156,7 +156,7 @@ class Model(Declared, ABC):
         """
         return []
 
-    def check(self, tokens: Tensor, state: State) -> None:
+    def check_segment(self, tokens: Tensor, state: State) -> None:
         """Raise ValueError unless tokens (B, N) are a segment, and the state fits them."""
         length = tokens.shape[1]
         segment = self.config.segment

@@ -1,17 +1,18 @@
 """Back-propagation over a rollout (K consecutive segments): three methods with one result.
 
-    (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, auxiliary losses, next state)
+    (model, segments, state, divisor=None, share=1.0, rank=0)
+        -> (loss, auxiliary losses, next state)
 
 Each method adds gradients to .grad; they agree up to rounding, and differ in what they keep. The
 objective is the rollout's summed cross-entropy divided by its number of scored tokens, which is
 `loss`, in nats per token, plus the model's auxiliary losses {name: mean over segments}.
 
-If an update has more lanes (rows of the batch) than these, `scored` replaces the divisor, and
-`share` is the weight of these lanes' auxiliary losses: the objectives then sum to that of all
-lanes. No gradient flows into the incoming state. A document that starts inside the rollout takes
-the model's initial state, which does get gradient. If nothing is scored, the loss is 0. A segment
-has a seed of its own for random numbers (dropout), so that all methods draw the same; each process,
-whose number is `rank`, draws others.
+If an update has more lanes (rows of the batch) than these, `divisor` is the number of scored tokens
+in all of them, and `share` is the weight of these lanes' auxiliary losses: the objectives then sum
+to that of all lanes. No gradient flows into the incoming state. A document that starts inside the
+rollout takes the model's initial state, which does get gradient. If nothing is scored, the loss is
+0. A segment has a seed of its own for random numbers (dropout), so that all methods draw the same;
+each process, whose number is `rank`, draws others.
 
 Nothing here asks a GPU for a number, which would wait for all work before it: segments that `to`
 has moved know their targets and where documents start. Logits are made in chunks of rows
@@ -69,25 +70,25 @@ def through_time(
     model: Model,
     segments: Sequence[Segment],
     state: State,
-    scored: float | None = None,
+    divisor: float | None = None,
     share: float = 1.0,
     rank: int = 0,
 ) -> Result:
     """Full back-propagation through time: keeps the autograd graph of all K segments."""
-    return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
+    return forward_then_backward(run_segment, model, segments, state, divisor, share, rank)
 
 
 def checkpointed(
     model: Model,
     segments: Sequence[Segment],
     state: State,
-    scored: float | None = None,
+    divisor: float | None = None,
     share: float = 1.0,
     rank: int = 0,
 ) -> Result:
     """Gradient checkpointing: keeps each segment's incoming state, and computes the rest again."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
-    return forward_then_backward(run, model, segments, state, scored, share, rank)
+    return forward_then_backward(run, model, segments, state, divisor, share, rank)
 
 
 def forward_then_backward(
@@ -95,18 +96,18 @@ def forward_then_backward(
     model: Model,
     segments: Sequence[Segment],
     state: State,
-    scored: float | None,
+    divisor: float | None,
     share: float,
     rank: int,
 ) -> Result:
     """Run all segments forward with `run`, as run_segment does, then make one backward call."""
-    seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
+    seeds, divisor, weight = parts_of_the_objective(segments, divisor, share, rank)
     state = detach(state)
     parts = []
     auxiliary = []
     extra = 0.0
     for segment, seed in zip(segments, seeds, strict=True):
-        part, losses, state = run(model, segment, state, seed, scored)
+        part, losses, state = run(model, segment, state, seed, divisor)
         parts.append(part)
         auxiliary.append(detached(losses))
         extra = extra + sum(losses.values())
@@ -121,7 +122,7 @@ def memory_replay(
     model: Model,
     segments: Sequence[Segment],
     state: State,
-    scored: float | None = None,
+    divisor: float | None = None,
     share: float = 1.0,
     rank: int = 0,
 ) -> Result:
@@ -131,14 +132,14 @@ def memory_replay(
     state, from last to first, and its gradients are computed at once. So one segment's graph
     exists at a time.
     """
-    seeds, scored, weight = parts_of_the_objective(segments, scored, share, rank)
+    seeds, divisor, weight = parts_of_the_objective(segments, divisor, share, rank)
 
     def advance(segment: Segment, seed: int, before: State) -> State:
         with torch.no_grad(), seeded(seed, segment.tokens.device):
             return advance_segment(model, segment, before)
 
     def replay(segment: Segment, seed: int, before: State, dafter: Gradients | None) -> Replayed:
-        return replay_segment(model, segment, before, seed, scored, weight, dafter)
+        return replay_segment(model, segment, before, seed, divisor, weight, dafter)
 
     parts, auxiliary, last = last_to_first(segments, seeds, detach(state), advance, replay)
     return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
@@ -180,7 +181,7 @@ def replay_segment(
     segment: Segment,
     state: State,
     seed: int,
-    scored: float,
+    divisor: float,
     weight: float,
     dafter: Gradients | None,
 ) -> Replayed:
@@ -190,7 +191,7 @@ def replay_segment(
     segment. What is returned has no graph.
     """
     before = require_gradient(state)
-    part, losses, after = run_segment(model, segment, before, seed, scored)
+    part, losses, after = run_segment(model, segment, before, seed, divisor)
     outputs = [part + sum(losses.values()) * weight]
     gradients: list[Tensor | None] = [None]  # the objective's own, which is 1
     if dafter is not None:
@@ -218,27 +219,27 @@ BACKPROP = {
 # One segment
 
 
-def run_segment(model: Model, segment: Segment, state: State, seed: int, scored: float) -> Result:
-    """One segment's summed cross-entropy / scored, its auxiliary losses, and the next state."""
+def run_segment(model: Model, segment: Segment, state: State, seed: int, divisor: float) -> Result:
+    """One segment's summed cross-entropy / divisor, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
         reading = read_segment(model, segment, state)
     nats = nats_of_segment(reading.hidden, model.output_matrix(), segment)
-    return nats / scored, reading.auxiliary, reading.state
+    return nats / divisor, reading.auxiliary, reading.state
 
 
 def read_segment(model: Model, segment: Segment, state: State) -> Reading:
     """What the model reads of a segment."""
-    before = begin(model, segment, state)
+    before = state_read(model, segment, state)
     return model.read(segment.tokens, before, *task_of(segment))
 
 
 def advance_segment(model: Model, segment: Segment, state: State) -> State:
     """The state after a segment, by the memory path alone."""
-    before = begin(model, segment, state)
+    before = state_read(model, segment, state)
     return model.advance(segment.tokens, before, *task_of(segment))
 
 
-def begin(model: Model, segment: Segment, state: State) -> State:
+def state_read(model: Model, segment: Segment, state: State) -> State:
     """The state that a segment reads: the initial one in lanes where a document starts."""
     if not segment.any_starts:
         return state
@@ -256,13 +257,13 @@ def targets_of(segment: Segment) -> Tensor:
 
 
 def parts_of_the_objective(
-    segments: Sequence[Segment], scored: float | None, share: float, rank: int
+    segments: Sequence[Segment], divisor: float | None, share: float, rank: int
 ) -> tuple[list[int], float, float]:
     """Each segment's seed, the divisor of losses, and a segment's weight of auxiliary losses."""
     seeds = segment_seeds(segments, rank)
-    if scored is None:
-        scored = count_scored(segments)
-    return seeds, scored or 1, share / len(segments)
+    if divisor is None:
+        divisor = count_scored(segments)
+    return seeds, divisor or 1, share / len(segments)
 
 
 def count_scored(segments: Sequence[Segment]) -> int:
@@ -320,10 +321,10 @@ def summed_nats(
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
     if on_host(hidden):
-        scored = (targets != IGNORED).nonzero()[:, 0]
-        if len(scored) < len(hidden):
-            hidden = hidden.index_select(0, scored)
-            targets = targets[scored]
+        counted = (targets != IGNORED).nonzero()[:, 0]
+        if len(counted) < len(hidden):
+            hidden = hidden.index_select(0, counted)
+            targets = targets[counted]
         aims = None  # they have other rows now
     if not isinstance(matrix, AdaptiveSoftmax):
         return nats_of(hidden, matrix, targets)

@@ -622,6 +622,17 @@ def bits_per_token(params, config, segment, state):
     return nats / targets.size / np.log(2)
 
 
+def segments_of(config, document):
+    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
+    tokens = document[:, :-1]
+    targets = document[:, 1:]
+    segments = []
+    for start in range(0, tokens.shape[1], config.segment):
+        here = slice(start, start + config.segment)
+        segments.append((tokens[:, here], targets[:, here]))
+    return segments
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
@@ -642,7 +653,7 @@ def demonstrate():
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
-    segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
+    segments = segments_of(config, document)
 
     print(
         "Block-Recurrent Transformer, fixed gate, skip configuration; "
@@ -795,23 +806,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
@@ -1051,7 +1062,12 @@ def init_recurrence(config, rng):
 
 def init_gate(config, rng, fan_in):
     """Section 3.5: biases N(0, 0.1^2), weights cut normal (decision 3: variance 0.1 / fan_in)."""
-    matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
+    if config.gate == "fixed":
+        matrices = ("z",)
+        biases = ("z", "g")
+    else:
+        matrices = ("z", "i", "f")
+        biases = matrices
     gate = {}
     for name in matrices:
         gate[f"weight_{name}"] = init_linear(rng, config.width, fan_in, 0.1**0.5)

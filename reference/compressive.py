@@ -60,7 +60,7 @@ class Config:
         compression_loss: loss that trains the compression, attention_reconstruction,
             auto_encoding (mean squares), these with _norm at the end (Alg. 2, l.8), bptt (the task
             loss) or none
-        dilations: rates of dilated_conv's layers
+        dilations: one for each of dilated_conv's layers
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
         dropout: dropout rate in training, 0 to below 1
@@ -140,16 +140,16 @@ def remember_forward(p, config, h, memory, compressed, weights):
     compression's parameters. Also returns (evicted, new) and the cache, both None if C = 0.
     """
     n = h.shape[1]
-    c = compressed.shape[1]  # C, not the rate
+    compressed_rows = compressed.shape[1]  # C
     # stop: memory and what is evicted are data (decision 2: inputs without gradient)
     queue = np.concatenate([memory, h], axis=1)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
     next_memory = queue[:, n:].copy()  # l.10
-    if c == 0:
+    if compressed_rows == 0:
         return next_memory, compressed, None, None
 
     # of keys C to C + N - 1 (decision 9: usage at eviction)
-    usage = weights[..., c : c + n].mean((1, 2))  # (B, N)
+    usage = weights[..., compressed_rows : compressed_rows + n].mean((1, 2))  # (B, N)
     compress, _ = COMPRESSIONS[config.compression]
     new, cache = compress(p, config, evicted, usage)  # l.9
     compressed_queue = np.concatenate([compressed, new], axis=1)
@@ -164,11 +164,11 @@ def remember_backward(config, dnext_compressed, cache):
         # stop: the Transformer optimizes "the task objective", the compression network "the
         # compression objective" (3.2)
         return np.zeros_like(dnext_compressed), {}
-    batch, c, d = dnext_compressed.shape
+    batch, compressed_rows, d = dnext_compressed.shape
     oldest = np.zeros((batch, config.new_rows, d))  # rows that fell out
     dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
-    dcompressed = dqueue[:, :c]
-    dnew = dqueue[:, c:]
+    dcompressed = dqueue[:, :compressed_rows]
+    dnew = dqueue[:, compressed_rows:]
     _, compress_backward = COMPRESSIONS[config.compression]
     _, grads = compress_backward(dnew, cache)  # decision 11: evicted is data
     return dcompressed, grads
@@ -204,7 +204,9 @@ def groups_forward(rows, c):
 def groups_backward(dgroups, n):
     """The rows (B, n, D) of the groups put back in their places, and zeros after them."""
     batch, count, c, d = dgroups.shape
-    return np.pad(dgroups.reshape(batch, count * c, d), ((0, 0), (0, n - count * c), (0, 0)))
+    rows = dgroups.reshape(batch, count * c, d)
+    cut_off = n - count * c
+    return np.pad(rows, ((0, 0), (0, cut_off), (0, 0)))
 
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
@@ -265,9 +267,11 @@ def forward(params, config, tokens, state, rng=None):
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
-        m, c = config.rows_of(layer)
-        memory = state.memory[:, layer, config.memory - m :]
-        compressed = state.compressed[:, layer, config.compressed_memory - c :]
+        memory_rows, compressed_rows = config.rows_of(layer)
+        # before it are rows that the layer has not
+        first = config.compressed_memory - compressed_rows
+        memory = state.memory[:, layer, config.memory - memory_rows :]
+        compressed = state.compressed[:, layer, first:]
         remembered = (compressed, memory)  # l.5
         y, weights, layer_cache = layer_forward(p, config, h, remembered, rng, sinusoids)
 
@@ -275,8 +279,8 @@ def forward(params, config, tokens, state, rng=None):
         next_memory, next_compressed, pair, compression_cache = remember_forward(
             compression, config, h, memory, compressed, weights
         )
-        next_state.memory[:, layer, config.memory - m :] = next_memory
-        next_state.compressed[:, layer, config.compressed_memory - c :] = next_compressed
+        next_state.memory[:, layer, config.memory - memory_rows :] = next_memory
+        next_state.compressed[:, layer, first:] = next_compressed
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
 
@@ -308,14 +312,15 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dh = dx * config.width**-0.5
     for layer in reversed(range(config.layers)):
         layer_cache, compression_cache, _, _ = caches[layer]
-        m, c = config.rows_of(layer)
-        first = config.compressed_memory - c  # before it are rows that the layer has not
+        memory_rows, compressed_rows = config.rows_of(layer)
+        # before it are rows that the layer has not
+        first = config.compressed_memory - compressed_rows
         dcompressed, dcompression = remember_backward(
             config, dnext_state.compressed[:, layer, first:], compression_cache
         )
         dh, (dcompressed_read, dmemory), dlayer = layer_backward(config, dh, layer_cache)
         dstate.compressed[:, layer, first:] = dcompressed_read + dcompressed
-        dstate.memory[:, layer, config.memory - m :] = dmemory
+        dstate.memory[:, layer, config.memory - memory_rows :] = dmemory
         grads |= prefixed(f"layers.{layer}.", dlayer)
         grads |= prefixed(f"layers.{layer}.compression.", dcompression)
     # the tied embedding's second gradient
@@ -418,7 +423,15 @@ def attend_forward(p, config, h, remembered, rng, sinusoids):
     else:
         biases = (p["content_bias"] * bias_scale, p["distance_bias"] * bias_scale)
     attended, weights, attention_cache = relative_attention_forward(
-        query, key, value, distance_key, *biases, config.dropout, rng, simplified, own
+        query,
+        key,
+        value,
+        distance_key,
+        *biases,
+        rate=config.dropout,
+        rng=rng,
+        in_values=simplified,
+        own=own,
     )
 
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
@@ -688,6 +701,17 @@ def check_both_losses(params, config, segments, rng):
     check_gradients(lambda moved: losses(moved)[1], params, compression, rng)
 
 
+def segments_of(config, document):
+    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
+    tokens = document[:, :-1]
+    targets = document[:, 1:]
+    segments = []
+    for start in range(0, tokens.shape[1], config.segment):
+        here = slice(start, start + config.segment)
+        segments.append((tokens[:, here], targets[:, here]))
+    return segments
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
@@ -705,7 +729,7 @@ def demonstrate():
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
-    segments = [(document[:, at : at + 6], document[:, at + 1 : at + 7]) for at in range(0, 24, 6)]
+    segments = segments_of(config, document)
 
     print(
         "Compressive Transformer, convolution trained by attention reconstruction; "
@@ -862,23 +886,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
@@ -1010,14 +1034,15 @@ def mean_pooling_backward(dnew, cache):
 
 
 def dilated_conv_forward(p, config, evicted, usage):
-    """A layer for each dilation rate, then the convolution (decision 8: ReLU in between)."""
+    """A layer for each dilation, then the convolution (decision 8: ReLU in between)."""
     x = evicted
     caches = []
-    for rate in config.dilations:
-        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
-        first = rate if config.authors_code else 0  # decision 8: rows that read zeros are left out
+    for dilation in config.dilations:
+        x, cache = dilated_layer_forward(x, p[f"dilated_{dilation}"], dilation)
+        # decision 8: rows that read zeros are left out
+        first = dilation if config.authors_code else 0
         x = x[:, first:]
-        caches.append((rate, first, cache))
+        caches.append((dilation, first, cache))
     new, conv_cache = conv_forward(p, config, x, usage)
     return new, (caches, conv_cache)
 
@@ -1027,27 +1052,28 @@ def dilated_conv_backward(dnew, cache):
     """Gradients of evicted and of the parameters."""
     caches, conv_cache = cache
     dx, grads = conv_backward(dnew, conv_cache)
-    for rate, first, layer_cache in reversed(caches):
+    for dilation, first, layer_cache in reversed(caches):
         dx = np.pad(dx, ((0, 0), (first, 0), (0, 0)))
-        dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
+        dx, grads[f"dilated_{dilation}"] = dilated_layer_backward(dx, layer_cache)
     return dx, grads
 
 
-def dilated_layer_forward(x, weight, rate):
-    """relu(W [x_{i-rate}; x_i]), with zeros before the first row."""
-    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
+def dilated_layer_forward(x, weight, dilation):
+    """relu(W [x_{i-dilation}; x_i]), with zeros before the first row."""
+    padded = np.pad(x, ((0, 0), (dilation, 0), (0, 0)))
+    earlier = padded[:, : x.shape[1]]
     before, linear_cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
-    return np.maximum(before, 0), (linear_cache, before > 0, rate)
+    return np.maximum(before, 0), (linear_cache, before > 0, dilation)
 
 
 # y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
 def dilated_layer_backward(dy, cache):
     """Gradients of x and of the weight."""
-    linear_cache, positive, rate = cache
+    linear_cache, positive, dilation = cache
     dpair, dweight = linear_backward(dy * positive, linear_cache)
     dearlier, dx = np.split(dpair, 2, axis=-1)
-    kept = max(0, dx.shape[1] - rate)
-    dx[:, :kept] += dearlier[:, rate:]
+    kept = max(0, dx.shape[1] - dilation)
+    dx[:, :kept] += dearlier[:, dilation:]
     return dx, dweight
 
 
@@ -1233,12 +1259,12 @@ def init_params(config, rng):
     if config.cutoffs:
         params["clusters"] = rng.normal(0, 1, (len(config.cutoffs), d))
     for layer in range(config.layers):
-        _, compressed = config.rows_of(layer)
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, compressed))
+        _, compressed_rows = config.rows_of(layer)
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, compressed_rows))
     return params
 
 
-def init_layer(config, rng, compressed):
+def init_layer(config, rng, compressed_rows):
     """Parameters of one layer with that many compressed rows (decision 12: what has biases)."""
     d = config.width
     e = config.head_width
@@ -1263,10 +1289,10 @@ def init_layer(config, rng, compressed):
     p |= init_norm("mlp_norm", d)
     if config.authors_code:
         p["output_bias"] = np.zeros(d)
-    if config.authors_code and compressed:
+    if config.authors_code and compressed_rows:
         p["compressed_distance_key"] = init_linear(rng, he, d, gain)
         p["compressed_distance_bias"] = init_bias(config, rng)
-    if compressed:
+    if compressed_rows:
         p |= prefixed("compression.", init_compression(config, rng))
     return p
 
@@ -1295,8 +1321,8 @@ def init_compression(config, rng):
     gain = gain_of_cut(config)
     p = {}
     if config.compression == "dilated_conv":
-        for rate in config.dilations:
-            p[f"dilated_{rate}"] = init_linear(rng, d, 2 * d, gain)
+        for dilation in config.dilations:
+            p[f"dilated_{dilation}"] = init_linear(rng, d, 2 * d, gain)
     if config.compression in ("conv", "dilated_conv"):
         p["weight"] = init_linear(rng, d, rows, gain)
     if config.compression_loss.startswith("auto_encoding"):
@@ -1381,11 +1407,11 @@ def check_compression(config):
             "authors_code has no auto_encoding of dilated_conv, which is not padded; "
             "give another compression_loss"
         )
-    rates = config.dilations
-    if min(rates, default=1) < 1:
-        raise ValueError(f"dilations are {rates}; each must be at least 1")
-    if tuple(sorted(set(rates))) != rates:
-        raise ValueError(f"dilations {rates} must be a tuple, ascending, each rate once")
+    dilations = config.dilations
+    if min(dilations, default=1) < 1:
+        raise ValueError(f"dilations are {dilations}; each must be at least 1")
+    if tuple(sorted(set(dilations))) != dilations:
+        raise ValueError(f"dilations {dilations} must be a tuple, ascending, each rate once")
 
 
 def check_cutoffs(config):

@@ -97,8 +97,8 @@ class Config:
         return self.vocabulary + SPECIALS.index(name)
 
     @property
-    def memories(self):
-        """Memories that a state holds: one, or one per layer in the decoder-only model."""
+    def slot_sets(self):
+        """Sets of slots that a state holds: 1, or L in the decoder-only model."""
         return 1 if self.encoder_layers else self.decoder_layers
 
     def distances(self, causal):
@@ -125,15 +125,15 @@ def slot_attention_forward(p, config, memory, encoded, readable):
 
     memory (B, S, D); encoded (B, N, D); readable (B, N) is false on padding, or None.
     """
-    normal, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: it is normed
+    normed, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: it is normed
     source, source_cache = layer_norm_forward(p, "norm", encoded)
-    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
-    self_key, self_key_cache = affine_forward(p, "key", normal)  # by the same matrix as key
+    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
+    self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
     self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
 
     mask = readable_mask(readable)
     scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
-    self_value, self_value_cache = slot_value_forward(p, config, memory, normal)
+    self_value, self_value_cache = slot_value_forward(p, config, memory, normed)
     new, mean_cache = slot_mean_forward(scores, self_value, value)
     new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
     norms_cache = (norm_cache, source_cache)
@@ -150,16 +150,16 @@ def slot_attention_backward(config, dnew, cache):
     dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
 
-    dnormal_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
-    dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
-    dmemory_by_value, dnormal_by_value, dself_value_params = slot_value_backward(
+    dnormed_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
+    dnormed, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+    dmemory_by_value, dnormed_by_value, dself_value_params = slot_value_backward(
         dself_value, self_value_cache
     )
     add_into(grads, dself_key_params)  # the other use of the key projection
     add_into(grads, dself_value_params)  # and, if a slot's value is projected, of value's
     dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
-    dnormal = dnormal + dnormal_by_key + dnormal_by_value
-    dmemory, dmemory_norm_params = layer_norm_backward(dnormal, norm_cache)
+    dnormed = dnormed + dnormed_by_key + dnormed_by_value
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormed, norm_cache)
     dmemory = dmemory_by_value + dmemory
     grads |= dnorm_params | dmemory_norm_params
     return dmemory, dencoded, grads
@@ -217,8 +217,8 @@ def cross_attention_forward(p, config, x, source, readable, rng):
 
     The source is the normed memory (Figure 2b) or, in the decoder, the encodings.
     """
-    normal, norm_cache = layer_norm_forward(p, "norm", x)
-    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
+    normed, norm_cache = layer_norm_forward(p, "norm", x)
+    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
     mask = readable_mask(readable)
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
@@ -232,10 +232,10 @@ def cross_attention_backward(config, dy, cache):
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
-    dnormal, dsource, dprojection_params = projections_backward(
+    dnormed, dsource, dprojection_params = projections_backward(
         dquery, dkey, dvalue, projections_cache
     )
-    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     grads |= dprojection_params | dnorm_params
     return dy + dx, dsource, grads
 
@@ -245,7 +245,7 @@ def cross_attention_backward(config, dy, cache):
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
     if config.slot_normalization == "biased":  # zeros are read as v_bias / ||v_bias||
-        memory = np.zeros((batch, config.memories, config.slots, config.width))
+        memory = np.zeros((batch, config.slot_sets, config.slots, config.width))
     else:  # decision 8: learned, not zeros
         memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
     length = config.segment if config.encoder_layers else 0
@@ -433,19 +433,19 @@ def encoder_layer_forward(p, config, x, memory, readable, rng):
     x, attention_cache = self_attention_forward(
         attention, config, x, memory=None, causal=False, readable=readable, rng=rng
     )
-    normal_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
+    normed_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
     read = subtree(p, "read.")
-    x, read_cache = cross_attention_forward(read, config, x, normal_memory, None, rng)
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, read_cache = cross_attention_forward(read, config, x, normed_memory, None, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, memory_cache, read_cache, mlp_cache)
 
 
 def encoder_layer_backward(config, dx, cache):
     """Gradients of x, of memory and of the parameters."""
     attention_cache, memory_cache, read_cache, mlp_cache = cache
-    dx, grads = feed_forward_backward(dx, mlp_cache)
-    dx, dnormal_memory, dread_params = cross_attention_backward(config, dx, read_cache)
-    dmemory, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
+    dx, grads = relu_mlp_backward(dx, mlp_cache)
+    dx, dnormed_memory, dread_params = cross_attention_backward(config, dx, read_cache)
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormed_memory, memory_cache)
     dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
     grads |= dmemory_norm_params
     grads |= prefixed("read.", dread_params)
@@ -464,14 +464,14 @@ def decoder_layer_forward(p, config, x, encoded, readable, rng):
     )
     cross = subtree(p, "cross.")
     x, cross_cache = cross_attention_forward(cross, config, x, encoded, readable, rng)
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, cross_cache, mlp_cache)
 
 
 def decoder_layer_backward(config, dx, cache):
     """Gradients of x, of encoded and of the parameters."""
     attention_cache, cross_cache, mlp_cache = cache
-    dx, grads = feed_forward_backward(dx, mlp_cache)
+    dx, grads = relu_mlp_backward(dx, mlp_cache)
     dx, dencoded, dcross_params = cross_attention_backward(config, dx, cross_cache)
     dx, _, dattention_params = self_attention_backward(config, dx, attention_cache)
     grads |= prefixed("cross.", dcross_params)
@@ -484,12 +484,12 @@ def self_attention_forward(p, config, x, memory, causal, readable, rng):
 
     In the decoder-only model they also look at the normed memory (B, S, D); else it is None.
     """
-    normal, norm_cache = layer_norm_forward(p, "norm", x)
-    source = normal
+    normed, norm_cache = layer_norm_forward(p, "norm", x)
+    source = normed
     if memory is not None:
-        source = np.concatenate([memory, normal], axis=1)  # (B, S + N, D)
+        source = np.concatenate([memory, normed], axis=1)  # (B, S + N, D)
     # decision 13: one set for both
-    query, key, value, projections_cache = projections_forward(p, config.heads, normal, source)
+    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
 
     slots = source.shape[1] - x.shape[1]  # S, or 0 without memory
     mask = self_attention_mask(x.shape[1], slots, causal, readable)
@@ -516,12 +516,12 @@ def self_attention_backward(config, dy, cache):
         attend_backward = transformer_xl_attention_backward
     dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
 
-    dnormal, dsource, dprojection_params = projections_backward(
+    dnormed, dsource, dprojection_params = projections_backward(
         dquery, dkey, dvalue, projections_cache
     )
-    slots = dsource.shape[1] - dnormal.shape[1]  # S, or 0 without memory
+    slots = dsource.shape[1] - dnormed.shape[1]  # S, or 0 without memory
     dmemory = dsource[:, :slots]
-    dx, dnorm_params = layer_norm_backward(dnormal + dsource[:, slots:], norm_cache)
+    dx, dnorm_params = layer_norm_backward(dnormed + dsource[:, slots:], norm_cache)
     grads |= dposition_params | dprojection_params | dnorm_params
     return dy + dx, dmemory, grads
 
@@ -546,22 +546,22 @@ def readable_mask(readable):
     return readable[:, None, None, :]
 
 
-def feed_forward_forward(p, config, x, rng):
+def relu_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
-    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normed)
     hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
     out, dropout_mask = dropout(out, config.dropout, rng)
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
-def feed_forward_backward(dy, cache):
+def relu_mlp_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
-    dnormal, dhidden_params = affine_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    dnormed, dhidden_params = affine_backward(dhidden * (hidden > 0), hidden_cache)
+    dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     grads |= dhidden_params | dnorm_params
     return dy + dx, grads
 
@@ -1003,23 +1003,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
@@ -1210,12 +1210,12 @@ def memory_layer_forward(p, config, x, memory, rng):
 
     Tokens attend to [memory | x] up to themselves.
     """
-    normal_memory, memory_cache = layer_norm_forward(p, "attention.memory_norm", memory)
+    normed_memory, memory_cache = layer_norm_forward(p, "attention.memory_norm", memory)
     attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(
-        attention, config, x, memory=normal_memory, causal=True, readable=None, rng=rng
+        attention, config, x, memory=normed_memory, causal=True, readable=None, rng=rng
     )
-    x, mlp_cache = feed_forward_forward(p, config, x, rng)
+    x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     writer = subtree(p, "writer.")
     next_memory, writer_cache = slot_attention_forward(writer, config, memory, x, None)
     return x, next_memory, (memory_cache, attention_cache, mlp_cache, writer_cache)
@@ -1227,9 +1227,9 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     dmemory, dx_written, dwriter_params = slot_attention_backward(
         config, dnext_memory, writer_cache
     )
-    dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
-    dx, dnormal_memory, dattention_params = self_attention_backward(config, dx, attention_cache)
-    dmemory_read, dmemory_norm_params = layer_norm_backward(dnormal_memory, memory_cache)
+    dx, grads = relu_mlp_backward(dx + dx_written, mlp_cache)
+    dx, dnormed_memory, dattention_params = self_attention_backward(config, dx, attention_cache)
+    dmemory_read, dmemory_norm_params = layer_norm_backward(dnormed_memory, memory_cache)
     grads |= dmemory_norm_params
     grads |= prefixed("writer.", dwriter_params)
     grads |= prefixed("attention.", dattention_params)
@@ -1260,14 +1260,14 @@ def slot_normalization_backward(dslots, cache):
     return dmemory, {"slot_bias": dmemory.sum(0)}
 
 
-def slot_value_forward(p, config, memory, normal):
+def slot_value_forward(p, config, memory, normed):
     """A slot's own value (B, H, S, D/H), of memory or of its norm (B, S, D).
 
     The slot itself, or projected by the matrix of encodings (decision 7: its own value).
     """
     if config.slot_value == "itself":
         return split_heads(memory, config.heads), None
-    self_value, cache = affine_forward(p, "value", normal)
+    self_value, cache = affine_forward(p, "value", normed)
     return split_heads(self_value, config.heads), cache
 
 
@@ -1276,8 +1276,8 @@ def slot_value_backward(dself_value, cache):
     dself_value = merge_heads(dself_value)  # (B, S, D)
     if cache is None:  # the slot itself
         return dself_value, 0.0, {}
-    dnormal, grads = affine_backward(dself_value, cache)
-    return 0.0, dnormal, grads
+    dnormed, grads = affine_backward(dself_value, cache)
+    return 0.0, dnormed, grads
 
 
 def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng):
@@ -1339,54 +1339,46 @@ def init_params(config, rng):
     params = {}
     # decision 10: one embedding; decision 8: the memory is learned
     params["embedding"] = rng.normal(0, 1, (config.vocabulary + specials, d))
-    memory = (config.memories, config.slots, d)
+    memory = (config.slot_sets, config.slots, d)
     if config.slot_normalization == "biased":
         params["slot_bias"] = rng.normal(0, d**-0.5, memory)  # its length is about 1, a slot's
     else:
         params["initial_memory"] = rng.normal(0, 1, memory)
     for layer in range(config.encoder_layers):
-        params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
+        params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "encoder"))
     if config.encoder_layers:
         params |= init_norm("encoder.norm", d)
         params |= prefixed("writer.", init_writer(config, rng))
-    after_attention = "cross" if config.encoder_layers else "writer"
+    stack = "decoder" if config.encoder_layers else "decoder_only"
     for layer in range(config.decoder_layers):
-        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, after_attention))
+        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, stack))
     return params | init_norm("decoder.norm", d)
 
 
-def init_layer(config, rng, name):
-    """A layer by the name of what follows its self-attention.
-
-    That is "read" in the encoder (memory is read), "cross" in the decoder (encodings are crossed
-    to), "writer" in the decoder-only model (memory is written).
-    """
-    causal = name != "read"
-    reads_memory_too = name == "writer"
-    p = prefixed("attention.", init_attention(config, rng, causal, reads_memory_too))
-    if name == "writer":
-        p |= prefixed("writer.", init_writer(config, rng))
-    else:
-        p |= prefixed(f"{name}.", init_attention(config, rng))
-    if name == "read":
+def init_layer(config, rng, stack):
+    """A layer of a stack: "encoder", "decoder" or "decoder_only"."""
+    p = prefixed("attention.", init_self_attention(config, rng, stack))
+    if stack == "encoder":  # it reads memory
+        p |= prefixed("read.", init_cross_attention(config, rng))
         p |= init_norm("read.memory_norm", config.width)
+    elif stack == "decoder":  # it reads the encodings
+        p |= prefixed("cross.", init_cross_attention(config, rng))
+    else:  # it writes its memory
+        p |= prefixed("writer.", init_writer(config, rng))
     p |= init_norm("mlp_norm", config.width)
     p |= init_affine(rng, "mlp_hidden", config.feed_forward, config.width)
     p |= init_affine(rng, "mlp_output", config.width, config.feed_forward)
     return p
 
 
-def init_attention(config, rng, causal=None, memory=False):
-    """Self-attention, or cross-attention if causal is None; memory is given a norm.
-
-    decision 2: biases, except in Eq. 1.
-    """
+def init_self_attention(config, rng, stack):
+    """decision 2: biases, except in Eq. 1; a decoder-only layer also reads memory, after a norm."""
     d = config.width
     inner = config.heads * config.head_width
     p = init_norm("norm", d)
-    if memory:
+    if stack == "decoder_only":
         p |= init_norm("memory_norm", d)
-    if causal is not None and config.positions == "transformer_xl":  # Eq. 1
+    if config.positions == "transformer_xl":  # Eq. 1
         for name in ("query", "key", "value", "distance_key"):
             p[name] = init_linear(rng, inner, d)
         for name in ("content_bias", "distance_bias"):
@@ -1394,9 +1386,18 @@ def init_attention(config, rng, causal=None, memory=False):
     else:
         for name in ("query", "key", "value"):
             p |= init_affine(rng, name, inner, d)  # Eq. 2
-        if causal is not None:
-            rows = len(config.distances(causal))
-            p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
+        rows = len(config.distances(causal=stack != "encoder"))
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
+    return p | init_affine(rng, "output", d, inner)
+
+
+def init_cross_attention(config, rng):
+    """Attention to memory or to encodings, without positions (decision 2: with biases)."""
+    d = config.width
+    inner = config.heads * config.head_width
+    p = init_norm("norm", d)
+    for name in ("query", "key", "value"):
+        p |= init_affine(rng, name, inner, d)
     return p | init_affine(rng, "output", d, inner)
 
 

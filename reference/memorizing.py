@@ -384,6 +384,17 @@ def bits_per_token(params, config, segment, state):
     return nats / targets.size / np.log(2)
 
 
+def segments_of(config, document):
+    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
+    tokens = document[:, :-1]
+    targets = document[:, 1:]
+    segments = []
+    for start in range(0, tokens.shape[1], config.segment):
+        here = slice(start, start + config.segment)
+        segments.append((tokens[:, here], targets[:, here]))
+    return segments
+
+
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
@@ -404,7 +415,7 @@ def demonstrate():
     )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
-    segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
+    segments = segments_of(config, document)
 
     print(
         "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; "
@@ -630,23 +641,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 

@@ -179,7 +179,7 @@ def window_attention_forward(p, config, x, inserted, present, rng):
     query, key, value, projections_cache = window_projections_forward(p, config, x, inserted)
     vectors = key.shape[2] - query.shape[2]  # S, or 0 without
     mask = window_mask(x.shape[1], vectors, present)
-    # decision 10: dropout of the weights, the slot's too
+    # decision 10: dropout of the weights, those of inserted vectors too
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout(out, config.dropout, rng)
@@ -206,10 +206,10 @@ def window_projections_forward(p, config, x, inserted):
     """
     # decision 4: before the norm, without position, query and residual
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    normal, norm_cache = layer_norm_forward(p, "norm", source)
+    normed, norm_cache = layer_norm_forward(p, "norm", source)
     vectors = source.shape[1] - x.shape[1]  # S, or 0 without
     query, key, value, projections_cache = projections_forward(
-        p, config.heads, normal[:, vectors:], normal
+        p, config.heads, normed[:, vectors:], normed
     )
     return query, key, value, (norm_cache, projections_cache)
 
@@ -219,12 +219,12 @@ def window_projections_forward(p, config, x, inserted):
 def window_projections_backward(dquery, dkey, dvalue, cache):
     """Gradients of x (B, N, D), of inserted (B, S, D) and of the parameters."""
     norm_cache, projections_cache = cache
-    dnormal_by_query, dnormal, grads = projections_backward(
+    dnormed_by_query, dnormed, grads = projections_backward(
         dquery, dkey, dvalue, projections_cache
     )  # (B, N, D), (B, S + N, D)
-    vectors = dnormal.shape[1] - dnormal_by_query.shape[1]  # S, or 0 without
-    dnormal[:, vectors:] += dnormal_by_query
-    dsource, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    vectors = dnormed.shape[1] - dnormed_by_query.shape[1]  # S, or 0 without
+    dnormed[:, vectors:] += dnormed_by_query
+    dsource, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     return dsource[:, vectors:], dsource[:, :vectors], grads | dnorm_params
 
 
@@ -235,11 +235,11 @@ def window_mask(length, vectors, present):
     insertion; plain GPT-2's present is (B, 0).
     """
     batch = len(present)
-    # decision 5: no slot in a first window
-    slots = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
+    # decision 5: nothing inserted in a first window
+    sees_inserted = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
     causal = np.tril(np.ones((length, length), bool))
     tokens = np.broadcast_to(causal, (batch, length, length))
-    mask = np.concatenate([slots, tokens], axis=-1)
+    mask = np.concatenate([sees_inserted, tokens], axis=-1)
     return mask[:, None]
 
 
@@ -348,10 +348,11 @@ def layers_backward(config, doutputs, caches):
     grads = {}
     for layer in reversed(range(config.layers)):
         dx = dx + doutputs[layer]  # decision 6: z's gradient too
-        dx, dslots, dlayer_params = layer_backward(config, dx, caches[layer])
+        dx, dinserted_here, dlayer_params = layer_backward(config, dx, caches[layer])
         grads |= prefixed(f"layers.{layer}.", dlayer_params)
-        if dslots.shape[1]:  # the layer saw the vectors
-            dinserted = dinserted + dslots  # decision 9: every layer sees the same vectors
+        if dinserted_here.shape[1]:  # the layer saw the vectors
+            # decision 9: every layer sees the same vectors
+            dinserted = dinserted + dinserted_here
     return dx, dinserted, grads
 
 
@@ -372,8 +373,8 @@ def layer_backward(config, dx, cache):
 
 def gelu_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
-    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normed)
     hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
     out, dropout_mask = dropout(out, config.dropout, rng)
@@ -385,8 +386,8 @@ def gelu_mlp_backward(dy, cache):
     norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dbefore = gelu_backward(dhidden, gelu_cache)
-    dnormal, dhidden_params = affine_backward(dbefore, hidden_cache)
-    dx, dnorm_params = layer_norm_backward(dnormal, norm_cache)
+    dnormed, dhidden_params = affine_backward(dbefore, hidden_cache)
+    dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
     grads |= dhidden_params | dnorm_params
     return dy + dx, grads
 
@@ -746,23 +747,23 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    normal = centred * inverse
+    standard = centred * inverse
     scale = p[f"{name}.scale"]
-    y = normal * scale + p[f"{name}.bias"]
-    return y, (name, normal, inverse, scale)
+    y = standard * scale + p[f"{name}.bias"]
+    return y, (name, standard, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     """Gradients of x, and of the scale and the bias by name."""
-    name, normal, inverse, scale = cache
-    dnormal = dy * scale
-    mean = dnormal.mean(-1, keepdims=True)
-    correlation = (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dnormal - mean - normal * correlation)
+    name, standard, inverse, scale = cache
+    dstandard = dy * scale
+    mean = dstandard.mean(-1, keepdims=True)
+    correlation = (dstandard * standard).mean(-1, keepdims=True)
+    dx = inverse * (dstandard - mean - standard * correlation)
 
     sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * normal).sum(sum_axes)
+    dscale = (dy * standard).sum(sum_axes)
     dbias = dy.sum(sum_axes)
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 

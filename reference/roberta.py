@@ -222,8 +222,8 @@ def window_keys_mask(readable, present, vectors):
     """
     seen = readable.copy()
     seen[:, 0] = True
-    slots = np.broadcast_to(present[:, None], (len(present), vectors))
-    mask = np.concatenate([slots, seen], axis=1)  # (B, S + N)
+    sees_inserted = np.broadcast_to(present[:, None], (len(present), vectors))
+    mask = np.concatenate([sees_inserted, seen], axis=1)  # (B, S + N)
     return mask[:, None, None]
 
 

@@ -101,7 +101,8 @@ def random_task(
     n = config.segment
     reading, prompt = rng.integers(config.vocabulary, size=(2, LANES, n))
     readable = np.ones((LANES, n), bool)
-    for lane in np.flatnonzero(np.array(kinds) == 1):
+    infilling = reference.TASKS.index("infilling")
+    for lane in np.flatnonzero(np.array(kinds) == infilling):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
     return reference.Task(np.array(kinds), reading, readable, prompt)

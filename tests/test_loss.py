@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.evaluation.score import predictions
+from accelerated.evaluation.score import predictions_of
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, over, pairs
@@ -118,7 +118,7 @@ def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, m
     model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     segment = Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool))
     with mock.patch.object(functional, "cross_entropy", wraps=functional.cross_entropy) as of_chunk:
-        found = predictions(model, logits, segment)
+        found = predictions_of(model, logits, segment)
     rows = [len(call.args[0]) for call in of_chunk.call_args_list]
     assert max(rows) == min(180, chunk // 3), "not the rows that a chunk has"
     logs = logits.double().log_softmax(-1)

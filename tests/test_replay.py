@@ -203,17 +203,17 @@ def test_methods_take_only_seeds_from_the_global_generator(method):
 def test_groups_of_lanes_add_up_to_all_lanes(method):
     """Gradients and losses sum.
 
-    `scored` is the divisor of all lanes, `share` weighs a group's auxiliary losses.
+    `divisor` is that of all lanes, `share` weighs a group's auxiliary losses.
     """
     model, segments, state = setting("compressive", "conv-attention_reconstruction", dropout=0.0)
     expected = back_propagated(method, model, segments, state)
-    scored = replay.count_scored(segments)
+    divisor = replay.count_scored(segments)
     model.zero_grad()
     found = {"loss": torch.zeros(())}
     for lane in (slice(0, 1), slice(1, 2)):
         own = [segment.keep_lanes(lane) for segment in segments]
         state_of_lane = keep_lanes(state, lane)
-        loss, auxiliary, _ = replay.BACKPROP[method](model, own, state_of_lane, scored, 0.5)
+        loss, auxiliary, _ = replay.BACKPROP[method](model, own, state_of_lane, divisor, 0.5)
         found["loss"] = found["loss"] + loss
         assert len(auxiliary) == model.config.layers, "a loss of each layer's compression"
         for name, value in auxiliary.items():

@@ -12,7 +12,7 @@ import torch
 from accelerated.attention.heads import (
     NORM_EPSILON,
     look_up,
-    project_heads,
+    project_unit_heads,
     split_heads,
     unit_norm,
 )
@@ -120,13 +120,13 @@ def test_a_frequent_tokens_gradient_is_added_up_in_float32():
 
 def test_a_position_biass_gradient_is_added_up_in_float32():
     """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
-    in_bucket, mask = tables_by_distance(64, 4, 64)
+    in_bucket, seen = tables_by_distance(64, 4, 64)
     bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
     scale = torch.ones(1, dtype=torch.bfloat16)
-    by_distance = score_offset(bias, scale, in_bucket, mask)
+    by_distance = score_offset(bias, scale, in_bucket, seen)
     offset = by_query_and_key(by_distance, 64).bfloat16()
-    offset.backward(by_query_and_key(mask[None], 64).bfloat16())
-    pairs = by_query_and_key((in_bucket & mask[:, None]).T, 64).sum((1, 2))
+    offset.backward(by_query_and_key(seen[None], 64).bfloat16())
+    pairs = by_query_and_key((in_bucket & seen[:, None]).T, 64).sum((1, 2))
     assert pairs.max() > 1000
     assert torch.equal(bias.grad[0], pairs.bfloat16())
 
@@ -147,7 +147,7 @@ def test_a_cpus_heads_are_divided_by_lengths_in_float32():
     rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
     squares = rows.double().square().sum(-1, keepdim=True)
     expected = rows * (squares + NORM_EPSILON).rsqrt().bfloat16()
-    equal = project_heads(x, weight, 2, 2)[0] == expected
+    equal = project_unit_heads(x, weight, 2, 2)[0] == expected
     assert equal.double().mean() > 0.99
 
 

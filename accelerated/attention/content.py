@@ -15,8 +15,8 @@ from accelerated.attention.heads import takes_sdpa
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def causal_mask(n: int, k: int, device: torch.device | None = None) -> Tensor:
-    """The mask (N, K), true if query i must not see key j: j > K - N + i."""
+def future_keys(n: int, k: int, device: torch.device | None = None) -> Tensor:
+    """(N, K), true if query i must not see key j: j > K - N + i."""
     every = torch.ones(n, k, dtype=torch.bool, device=device)
     return every.triu(k - n + 1)
 
@@ -25,20 +25,20 @@ def content_attention_plain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None = None,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
     """softmax(q.k / sqrt(E)) v, (B, H, N, E), of query (B, H, N, E), key and value (B, H, K, E).
 
-    mask: true if a query must not see a key; broadcasts to (B, H, N, K)
-    causal: instead of a mask, query i sees the keys 0..i; N = K
+    hidden_keys: true if a query must not see a key; broadcasts to (B, H, N, K)
+    causal: instead of hidden_keys, query i sees the keys 0..i; N = K
     """
     scores = query * query.shape[-1] ** -0.5 @ key.mT  # (B, H, N, K)
     if causal:
-        mask = causal_mask(query.shape[-2], key.shape[-2], query.device)
-    if mask is not None:
-        scores = scores.masked_fill(mask, -math.inf)
+        hidden_keys = future_keys(query.shape[-2], key.shape[-2], query.device)
+    if hidden_keys is not None:
+        scores = scores.masked_fill(hidden_keys, -math.inf)
     weights = functional.dropout(scores.softmax(-1), dropout)
     return weights @ value
 
@@ -47,15 +47,15 @@ def content_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None = None,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
     """The same as content_attention_plain, by the fastest path: SDPA on a GPU, either on a CPU."""
     if takes_sdpa(query, key) or sdpa_is_faster_on_a_cpu(query, key, dropout):
-        seen = None if mask is None else ~mask
+        seen = None if hidden_keys is None else ~hidden_keys
         return sdpa(query, key, value, seen, dropout, causal)
-    return content_attention_plain(query, key, value, mask, dropout, causal)
+    return content_attention_plain(query, key, value, hidden_keys, dropout, causal)
 
 
 def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.on_a_cpu import ProjectHeads
+from accelerated.attention.on_a_cpu import ProjectUnitHeads
 
 NORM_EPSILON = 1e-6  # added under the square roots
 ALIGNMENT = 64  # of the columns of a product, on a GPU
@@ -100,8 +100,8 @@ def unit_norm(x: Tensor) -> Tensor:
     """x with unit length over the last axis: query-key normalisation."""
     # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
     width = x.shape[-1]
-    normal = functional.rms_norm(x, (width,), eps=NORM_EPSILON / width)
-    return normal * width**-0.5
+    normed = functional.rms_norm(x, (width,), eps=NORM_EPSILON / width)
+    return normed * width**-0.5
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def project(
+def project_heads(
     x: Tensor,  # (B, n, D)
     heads: int,
     weights: Sequence[Tensor],  # (HE, D) each
@@ -206,7 +206,7 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def project_heads_plain(
+def project_unit_heads_plain(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)
     heads: int,
@@ -218,13 +218,13 @@ def project_heads_plain(
     return (*units, value)
 
 
-def project_heads(
+def project_unit_heads(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)
     heads: int,
     parts: int,
 ) -> tuple[Tensor, ...]:
-    """The same as project_heads_plain, by the fastest path for x."""
+    """The same as project_unit_heads_plain, by the fastest path for x."""
     if on_plain_cpu(x):
-        return ProjectHeads.apply(x, weight, heads, parts, NORM_EPSILON)
-    return project_heads_plain(x, weight, heads, parts)
+        return ProjectUnitHeads.apply(x, weight, heads, parts, NORM_EPSILON)
+    return project_unit_heads_plain(x, weight, heads, parts)

@@ -1,6 +1,6 @@
 """Operations for a CPU with a backward pass written by hand, because autograd's own are slower.
 
-    ProjectHeads        equals heads.project_heads_plain
+    ProjectUnitHeads    equals heads.project_unit_heads_plain
     SlidingAttention    equals sliding_window.sliding_attention_plain
     RelativeAttention   equals relative_shift.relative_attention_plain
 
@@ -19,8 +19,8 @@ from torch.nn import functional
 TILE = 128  # queries that RelativeAttention computes at a time
 
 
-class ProjectHeads(torch.autograd.Function):
-    """The same as project_heads_plain; backward writes each gradient once, into one buffer."""
+class ProjectUnitHeads(torch.autograd.Function):
+    """The same as project_unit_heads_plain; backward writes each gradient once, into one buffer."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, heads: int, parts: int, epsilon: float):

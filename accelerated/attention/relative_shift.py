@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask, sdpa
+from accelerated.attention.content import future_keys, sdpa
 from accelerated.attention.heads import on_plain_cpu, takes_distance_attention, takes_sdpa
 from accelerated.attention.on_a_cpu import RelativeAttention
 
@@ -78,8 +78,8 @@ def relative_attention_plain(
         distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
     by_key = scores_by_key(query, distance_key, distance_bias, own)
     scores = content * query.shape[-1] ** -0.5 + by_key
-    mask = causal_mask(query.shape[2], key.shape[2], query.device)
-    weights = scores.masked_fill(mask, -math.inf).softmax(-1)
+    future = future_keys(query.shape[2], key.shape[2], query.device)
+    weights = scores.masked_fill(future, -math.inf).softmax(-1)
 
     usage = None
     if measure:
@@ -101,21 +101,21 @@ def relative_attention_sdpa(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
-    mask: Tensor | None = None,
+    positioned: int,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Transformer-XL's attention by SDPA: scores by distance are an offset, see the plain paths.
 
-    count: how many keys have a position: the last ones
-    mask: true if a query must not see one of those keys; broadcasts to (B, H, N, count)
+    positioned: how many keys have a position, the last ones
+    hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
     """
-    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :count]
-    if mask is not None:
-        offset = offset.masked_fill(mask, -math.inf)
+    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :positioned]
+    if hidden_keys is not None:
+        offset = offset.masked_fill(hidden_keys, -math.inf)
 
-    before = key.shape[2] - count  # keys without a position: nothing to add
+    before = key.shape[2] - positioned  # keys without a position: nothing to add
     if before:
         offset = functional.pad(offset, (before, 0))
     return sdpa(query + content_bias[:, None], key, value, offset, dropout)
@@ -203,9 +203,9 @@ def relative_attention(
         )
         return out, None
     if takes_sdpa(query, key) and not needs_weights:
-        count = key.shape[2]
-        mask = causal_mask(query.shape[2], count, query.device)
-        return relative_attention_sdpa(*given, count, mask, dropout, own), None
+        positioned = key.shape[2]
+        future = future_keys(query.shape[2], positioned, query.device)
+        return relative_attention_sdpa(*given, positioned, future, dropout, own), None
     only_by_key = own is None and not in_values
     if on_plain_cpu(query) and dropout == 0 and only_by_key:
         return RelativeAttention.apply(*given, measure)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask
+from accelerated.attention.content import future_keys
 from accelerated.attention.heads import (
     Declared,
     aligned,
@@ -52,7 +52,7 @@ def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
 class Distances(Declared):
     """What all self-attentions of a stack know of the distances i - j from query i to key j."""
 
-    mask: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
+    hidden_keys: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
     rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)
 
     def __init__(self, config: Config, causal: bool):
@@ -61,28 +61,28 @@ class Distances(Declared):
         if causal and config.encoder_layers:
             self.length += 1  # the decoder reads the task's token first
         distances = config.distances(causal)
-        self.count = len(distances)  # R
+        self.rows_count = len(distances)  # R
         lowest = int(distances[0])
         if config.positions == "simplified":
             rows = far_to_near(lowest, int(distances[-1]), self.length)
         else:
-            rows = distance_sinusoids(self.count, config.width, lowest)
-        mask = causal_mask(self.length, self.length) if causal else None
-        self.register_buffer("mask", mask, persistent=False)
+            rows = distance_sinusoids(self.rows_count, config.width, lowest)
+        future = future_keys(self.length, self.length) if causal else None
+        self.register_buffer("hidden_keys", future, persistent=False)
         self.register_buffer("rows", rows, persistent=False)
 
 
 def attention_weights(
-    scores: Tensor, by_key: Tensor, mask: Tensor | None, dropout: float
+    scores: Tensor, by_key: Tensor, hidden_keys: Tensor | None, dropout: float
 ) -> Tensor:
-    """softmax(scores + by_key) without masked keys, then dropout. Changes scores in place.
+    """softmax(scores + by_key) without hidden keys, then dropout. Changes scores in place.
 
-    scores (B, H, N, K); by_key and mask (B, H, N, N') are for the last N' of the K keys.
+    scores (B, H, N, K); by_key and hidden_keys (B, H, N, N') are for the last N' of the K keys.
     """
     placed = scores[..., scores.shape[-1] - by_key.shape[-1] :]
     placed += by_key
-    if mask is not None:
-        placed.masked_fill_(mask, -math.inf)
+    if hidden_keys is not None:
+        placed.masked_fill_(hidden_keys, -math.inf)
     return functional.dropout(scores.softmax(-1), dropout)
 
 
@@ -91,7 +91,7 @@ def simplified_attention(
     key: Tensor,
     value: Tensor,
     rows: Tensor,
-    mask: Tensor | None = None,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), (B, H, N, E): Eqs. 2 to 4.
@@ -99,13 +99,14 @@ def simplified_attention(
     query: (B, H, N, E)
     key, value: (B, H, K, E), of which only the last N' have positions
     rows: R from far to near, (N + N' - 1, E); query i and key j take row N - 1 - i + j
-    mask: true if a query must not see one of those N' keys; broadcasts to (B, H, N, N')
+    hidden_keys: true if a query must not see one of those N' keys; broadcasts to (B, H, N, N')
     """
     missing = rows_missing(key, LEAST_ALIGNMENT)
     if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
-        if mask is None:  # all N' are seen
-            mask = key.new_zeros(1, rows.shape[0] - query.shape[2] + 1, dtype=torch.bool)
-        mask = functional.pad(mask, (0, missing), value=True)
+        if hidden_keys is None:  # all N' are seen
+            positioned = rows.shape[0] - query.shape[2] + 1  # N'
+            hidden_keys = key.new_zeros(1, positioned, dtype=torch.bool)
+        hidden_keys = functional.pad(hidden_keys, (0, missing), value=True)
         more_rows = (0, 0, 0, missing)
         key = functional.pad(key, more_rows)
         value = functional.pad(value, more_rows)
@@ -116,7 +117,7 @@ def simplified_attention(
 
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
-    weights = attention_weights(query @ key.mT, by_key, mask, dropout)
+    weights = attention_weights(query @ key.mT, by_key, hidden_keys, dropout)
 
     placed = weights[..., weights.shape[-1] - positions.shape[1] :]  # (B, H, N, N')
     return weights @ value + torch.einsum("bhnk,nke->bhne", placed, positions)
@@ -129,25 +130,26 @@ def transformer_xl_attention_plain(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
-    mask: Tensor | None = None,
+    positioned: int,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j, (B, H, N, E): Eq. 1.
 
     query: (B, H, N, E)
-    key, value: (B, H, K, E), of which only the last `count` have positions
+    key, value: (B, H, K, E), of which only the last `positioned` have positions
     distance_key: r from far to near, (H, R, E); query i and key j take row N - 1 - i + j, and a
-        key that is masked may have none
+        key that is hidden may have none
     content_bias, distance_bias: u and v, (H, E)
-    mask: true if a query must not see one of the last keys; broadcasts to (B, H, N, count)
+    hidden_keys: true if a query must not see one of these keys; broadcasts to
+        (B, H, N, positioned)
     """
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.mT  # (B, H, N, K)
     distance_query = (query + distance_bias[:, None]) * scale
     by_distance = distance_query @ distance_key.mT  # (B, H, N, R)
-    by_key = relative_shift(by_distance)[..., :count]
-    return attention_weights(content, by_key, mask, dropout) @ value
+    by_key = relative_shift(by_distance)[..., :positioned]
+    return attention_weights(content, by_key, hidden_keys, dropout) @ value
 
 
 def transformer_xl_attention(
@@ -157,12 +159,11 @@ def transformer_xl_attention(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    count: int,
-    mask: Tensor | None = None,
+    positioned: int,
+    hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """The same as transformer_xl_attention_plain, by the fastest path."""
     attend = relative_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
-    return attend(
-        query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout
-    )
+    given = (query, key, value, distance_key, content_bias, distance_bias)
+    return attend(*given, positioned, hidden_keys, dropout)

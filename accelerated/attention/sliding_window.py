@@ -57,7 +57,7 @@ def score_offset(
     position_bias: Tensor,  # (..., buckets)
     scale: Tensor,  # (...)
     in_bucket: Tensor,  # (3W - 1, buckets)
-    mask: Tensor,  # (3W - 1,)
+    seen: Tensor,  # (3W - 1,)
 ) -> Tensor:
     """What is added to a tile's scores by distance, (..., 3W - 1): the scaled bias, or -inf.
 
@@ -66,17 +66,17 @@ def score_offset(
     """
     by_bucket = position_bias * scale[..., None]
     by_distance = by_bucket @ in_bucket.T.to(by_bucket.dtype)
-    return at_least_float32(by_distance).masked_fill(~mask, -math.inf)
+    return at_least_float32(by_distance).masked_fill(~seen, -math.inf)
 
 
-def offsets_by_distance(layers: Iterable[Any], in_bucket: Tensor, mask: Tensor) -> Tensor:
+def offsets_by_distance(layers: Iterable[Any], in_bucket: Tensor, seen: Tensor) -> Tensor:
     """score_offset of all layers at once, (L, H, 3W - 1).
 
     Each has a position_bias (H, buckets) and a scale (H,).
     """
     bias = torch.stack([layer.position_bias for layer in layers])  # (L, H, buckets)
     scale = torch.stack([layer.scale for layer in layers])  # (L, H)
-    return score_offset(bias, scale, in_bucket, mask)
+    return score_offset(bias, scale, in_bucket, seen)
 
 
 # From distances to pairs of a query and a key

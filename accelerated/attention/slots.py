@@ -11,7 +11,7 @@ from accelerated.attention.heads import (
     at_least_float32,
     merge_heads,
     parameter,
-    project,
+    project_heads,
     region,
     split_heads,
 )
@@ -56,9 +56,9 @@ class Writer(Declared):
             [slots] = split_heads(memory, self.heads, 1)
         return merge_heads(itself * slots + others.to(value.dtype) @ value)
 
-    def project_value(self, normal: Tensor) -> Tensor:
+    def project_value(self, normed: Tensor) -> Tensor:
         """Values by head, (B, H, n, D/H), of normalised rows (B, n, D)."""
-        [value] = project(normal, self.heads, [self.value], [self.value_bias])
+        [value] = project_heads(normed, self.heads, [self.value], [self.value_bias])
         return value
 
     def weights(self, memory: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
@@ -67,10 +67,10 @@ class Writer(Declared):
         memory (B, S, D); source (B, N, D) are the normalised tokens.
         """
         key_bias = self.key_bias.detach()
-        normal = self.memory_norm(memory)
+        normed = self.memory_norm(memory)
         matrices = [self.query, self.key]
-        query, slot_key = project(normal, self.heads, matrices, [self.query_bias, key_bias])
-        [key] = project(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
+        query, slot_key = project_heads(normed, self.heads, matrices, [self.query_bias, key_bias])
+        [key] = project_heads(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
         query = query * query.shape[-1] ** -0.5  # (B, H, S, E)
 
         itself = (query * slot_key).sum(-1, keepdim=True)  # (B, H, S, 1)

@@ -18,6 +18,7 @@ ON_THE_HUB = {  # the papers' sets that are read from there
 }
 CORPORA = ("stdlib", "recall", "enwik8", *ON_THE_HUB)
 TASKS = ("continuation", "infilling", "recall")
+CONTINUATION = TASKS.index("continuation")
 ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first are tiktoken's
     "bytes": 256,
     "gpt2": 50257,

@@ -206,7 +206,7 @@ def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     return count
 
 
-class Part(NamedTuple):
+class LaneWindow(NamedTuple):
     """What a lane reads in a segment: a window of a document."""
 
     number: int  # of the document
@@ -215,18 +215,18 @@ class Part(NamedTuple):
     is_start: bool  # whether it is the document's first window
 
 
-def stack_windows(work: list[Part | None], length: int) -> Segment:
-    """A Segment with a row of `length` tokens for each lane's part; the rest is padding."""
+def stack_windows(work: list[LaneWindow | None], length: int) -> Segment:
+    """A Segment with a row of `length` tokens for each lane's window; the rest is padding."""
     lanes = len(work)
     tokens = np.zeros((lanes, length), np.int64)
     targets = np.zeros((lanes, length), np.int64)
     scored = np.zeros((lanes, length), bool)
     starts = np.zeros(lanes, bool)
     place = np.full((lanes, 2), (-1, 0))
-    for row, part in enumerate(work):
-        if part is None:
+    for row, lane_window in enumerate(work):
+        if lane_window is None:
             continue
-        number, document, window, is_start = part
+        number, document, window, is_start = lane_window
         starts[row] = is_start
         place[row] = (number, window.start)
         size = window.stop - window.start
@@ -313,7 +313,7 @@ class Lanes(Iterator[Segment]):
         self.reading[lane] = None if is_last else (number, segment + 1)
         tokens = int(self.lengths[number]) + 1
         window = window_at(segment, tokens, self.length, self.overlap)
-        return Part(number, self.document(number), window, segment == 0)
+        return LaneWindow(number, self.document(number), window, segment == 0)
 
     def _segments(self, number):
         """How many segments a document has."""

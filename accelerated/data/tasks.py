@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.config import TASKS, TaskConfig
+from accelerated.data.config import CONTINUATION, TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment
 
 MASKED = 0.3  # the fraction of tokens that infilling masks; ours
 SPAN = 3.5  # the mean length of a masked span; section 2.3
+NEEDED = np.array([0, 1, 2])  # segments read before, by task
 HISTORY = ("previous", "earlier", "age")  # of every lane, in a MultiTask
 
 
@@ -111,13 +112,13 @@ class MultiTask:
         tokens = segment.tokens.numpy()
         self.age[starts] = 0
         self.previous[starts] = self.special("begin")
-        # Infilling, task 1, needs one previous segment; recall, task 2, needs two
-        kind = np.where(self.age >= drawn, drawn, 0)
+        kind = np.where(self.age >= NEEDED[drawn], drawn, CONTINUATION)
 
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading = self.previous.copy()
         readable = np.ones(tokens.shape, bool)
-        asked = np.broadcast_to(kind[:, None] != 0, tokens.shape).copy()  # by another task
+        continues = kind == CONTINUATION
+        asked = np.broadcast_to(~continues[:, None], tokens.shape).copy()  # by another task
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
             left, masked = mask_spans(self.previous[lane], self.special("mask"), rng)
             reading[lane, : len(left)] = left
@@ -129,7 +130,7 @@ class MultiTask:
         self.earlier = self.previous
         self.previous = tokens.copy()
         self.age += 1
-        is_other = torch.from_numpy(kind != 0)[:, None]
+        is_other = torch.from_numpy(~continues)[:, None]
         targets = torch.where(is_other, task.prompt, segment.targets)
         scored = torch.where(is_other, torch.from_numpy(asked), segment.scored)
         return segment._replace(targets=targets, scored=scored, task=task)

@@ -193,7 +193,7 @@ def carries_nothing(model: Model) -> bool:
 
 
 @torch.no_grad()
-def predictions(model: Model, hidden: Tensor, segment: Segment) -> Predictions:
+def predictions_of(model: Model, hidden: Tensor, segment: Segment) -> Predictions:
     """The Predictions of a segment from its Reading's hidden (B, N, D); logits are made in chunks.
 
     Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
@@ -207,7 +207,8 @@ def predictions(model: Model, hidden: Tensor, segment: Segment) -> Predictions:
         right.append(logits.argmax(-1) == aims)
     shape = segment.targets.shape
     losses = torch.cat(nats).view(shape).cpu().numpy()
-    return Predictions(losses.astype(np.float64), torch.cat(right).view(shape).cpu().numpy())
+    was_right = torch.cat(right).view(shape).cpu().numpy()
+    return Predictions(losses.astype(np.float64), was_right)
 
 
 @torch.no_grad()
@@ -232,7 +233,7 @@ def carried_through(
 
     state = model.initial_state(lanes)
     number = np.zeros(lanes, np.int64)
-    made = NOT_PREDICTED
+    predictions = NOT_PREDICTED
     with evaluating(model), Progress("evaluating", count, "segment") as bar:
         for segment, kept in one_pass(documents, lanes, size, overlap):
             state = keep_lanes(state, kept)
@@ -245,18 +246,18 @@ def carried_through(
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
-                made = predictions(model, reading.hidden, moved)
+                predictions = predictions_of(model, reading.hidden, moved)
                 after = reading.state
             else:
                 after = model.advance(moved.tokens, state)
-            yield Carried(segment, number, state, made)
+            yield Carried(segment, number, state, predictions)
             state = after
             bar.update(len(segment.tokens))
 
 
 def add_segment(
     score: Score,
-    made: Predictions,
+    predictions: Predictions,
     segment: Segment,
     tokenizer: Tokenizer,
     lanes: slice | np.ndarray = slice(None),
@@ -265,9 +266,9 @@ def add_segment(
     scored = segment.scored.numpy()[lanes]
     targets = segment.targets.numpy()[lanes][scored]
     return Score(
-        nats=score.nats + float(made.nats[lanes].sum()),
+        nats=score.nats + float(predictions.nats[lanes].sum()),
         tokens=score.tokens + int(scored.sum()),
-        right=score.right + int(made.right[lanes].sum()),
+        right=score.right + int(predictions.right[lanes].sum()),
         text_bytes=score.text_bytes + int(tokenizer.token_bytes[targets].sum()),
     )
 
@@ -284,8 +285,8 @@ def evaluate(
     With clear_memory it starts anew at every segment.
     """
     score = Score()
-    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
-        score = add_segment(score, made, segment, tokenizer)
+    for segment, _, _, predictions in carried_through(model, documents, lanes, int(clear_memory)):
+        score = add_segment(score, predictions, segment, tokenizer)
     return score
 
 
@@ -312,11 +313,11 @@ def token_nats(
     Their sums equal evaluate's Score.
     """
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
+    for segment, _, _, predictions in carried_through(model, documents, lanes, int(clear_memory)):
         assert segment.place is not None
         for lane, (document, first) in enumerate(segment.place.tolist()):
             scored = np.flatnonzero(segment.scored[lane].numpy())
-            nats[document][first + scored] = made.nats[lane][scored]
+            nats[document][first + scored] = predictions.nats[lane][scored]
     return nats
 
 

@@ -110,11 +110,11 @@ def pretrained_recurrence_shares(
     values = []
     for number in numbers:
         layer = model.layers[number - 1]
-        [(x, mask, inserted)] = calls[layer]
+        [(x, hidden_keys, inserted)] = calls[layer]
         query, key, _ = layer.query_key_value(x)
         inserted_key, _ = layer.key_value(inserted)
         key = torch.cat([inserted_key, key], 2)
-        attend = functools.partial(content_attention, query, key, mask=mask)
+        attend = functools.partial(content_attention, query, key, hidden_keys=hidden_keys)
         values.append(attention_to((inserted.shape[1], x.shape[1]), attend, key))
 
     layers = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
@@ -142,7 +142,7 @@ def memformer_shares(model: memformer.Memformer, calls: Calls) -> Shares | None:
             query,
             key,
             rows=attention.position_rows(),
-            mask=attention.distances.mask,
+            hidden_keys=attention.distances.hidden_keys,
         )
         values.append(attention_to((memory.shape[1], x.shape[1]), attend, key))
     return Shares(EVERYWHERE, ("memory slots", "this segment"), torch.stack(values).mean(0))

@@ -36,7 +36,7 @@ class Steps(TokenByToken):
     def rows_at(self, state: State) -> Rows:
         """The rows at a block's start."""
         model = self.model
-        offsets = offsets_by_distance(model.layers, model.in_bucket, model.mask)
+        offsets = offsets_by_distance(model.layers, model.in_bucket, model.seen)
         offsets = offsets.to(state.keys.dtype)
         rows = Rows(offsets, with_room(state.keys), with_room(state.values), [], [])
         for states, cell in zip(state.states.unbind(1), model.cells, strict=True):

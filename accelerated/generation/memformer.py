@@ -68,9 +68,9 @@ class Steps(TokenByToken):
     def decode(self, token: Tensor, place: Tensor, rows: Rows) -> Tensor:
         """The decoder's output (B, D) for token (B,) at place (1,) of those that it reads."""
         decoder = self.model.decoder
-        count = decoder.distances.length
-        unread = torch.arange(count, device=place.device) > place  # (N,), true for later keys
-        columns = columns_of_query(place, count, count)  # (N,), each key's row of by_distance
+        length = decoder.distances.length
+        unread = torch.arange(length, device=place.device) > place  # (N,), true for later keys
+        columns = columns_of_query(place, length, length)  # (N,), each key's row of by_distance
         x = functional.embedding(token[:, None], self.model.embedding)  # (B, 1, D)
         for index, layer in enumerate(decoder.layers):
             by_distance = rows.by_distance[index]
@@ -80,7 +80,7 @@ class Steps(TokenByToken):
             x = x + attend(layer.attention, x, *kept, place, by_key, unread)
             if isinstance(layer, DecoderLayer):
                 x = x + layer.cross.attend(x, *rows.cross[index])
-            x = x + layer.feed_forward(x)
+            x = x + layer.mlp(x)
             if isinstance(layer, MemoryLayer):
                 rows.hidden[index].index_copy_(1, place, x)
         return decoder.norm(x)[:, 0]

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.generation.token_by_token import TokenByToken
-from accelerated.pretrained_recurrence import PretrainedRecurrence, State, with_slots
+from accelerated.pretrained_recurrence import PretrainedRecurrence, State, hidden_with_inserted
 
 
 class Rows(NamedTuple):
@@ -50,16 +50,17 @@ class Steps(TokenByToken):
         x = functional.embedding(token[:, None], model.embedding)  # (B, 1, D)
         x = x + model.positions.index_select(0, position)
         unread = model.future_keys.index_select(0, position)  # (1, T)
-        beside_slots = unread
+        beside_inserted = unread
         if model.module is not None:
-            beside_slots = with_slots(unread, model.config.vectors, rows.present)  # and S vectors
+            vectors = model.config.vectors
+            beside_inserted = hidden_with_inserted(unread, vectors, rows.present)
 
         for index, layer in enumerate(model.layers):
             query, key, value = layer.query_key_value(x)  # (B, H, 1, E)
-            slots = rows.keys[index].shape[2] - self.length
-            keys = rows.keys[index].index_copy_(2, position + slots, key)
-            values = rows.values[index].index_copy_(2, position + slots, value)
-            x = x + layer.attend(query, keys, values, beside_slots if slots else unread)
+            before = rows.keys[index].shape[2] - self.length  # inserted vectors, S or none
+            keys = rows.keys[index].index_copy_(2, position + before, key)
+            values = rows.values[index].index_copy_(2, position + before, value)
+            x = x + layer.attend(query, keys, values, beside_inserted if before else unread)
             x = x + layer.mlp(x)
             if rows.outputs:
                 rows.outputs[index].index_copy_(1, position, x)

@@ -84,11 +84,11 @@ class HarnessModel(TemplateLM):
         nats = np.zeros(len(documents))
         missed = np.zeros(len(documents))
         reading = carried_through(self.model, documents, self.lanes) if documents else ()
-        for segment, _, _, made in reading:
+        for segment, _, _, predictions in reading:
             assert segment.place is not None
             numbers = segment.place[:, 0]
-            np.add.at(nats, numbers, made.nats.sum(1))
-            np.add.at(missed, numbers, (segment.scored.numpy() & ~made.right).sum(1))
+            np.add.at(nats, numbers, predictions.nats.sum(1))
+            np.add.at(missed, numbers, (segment.scored.numpy() & ~predictions.right).sum(1))
         return [(-float(total), not wrong) for total, wrong in zip(nats, missed, strict=True)]
 
     def document(self, context: list[int], continuation: list[int]) -> Document:

@@ -134,12 +134,8 @@ def check_finite(step: int, values: dict[str, float]) -> None:
             )
 
 
-def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """How the gradients of a model are computed, as --backprop and --compile say.
-
-    It also tells the layers --checkpoint-layers and --compile, which matter only where gradients
-    are computed.
-    """
+def prepare_layers(model: Model, training: TrainingConfig) -> None:
+    """Tell the layers --checkpoint-layers and --compile, before gradients are computed."""
     compiles = takes_regions(training, model)
     for module in model.modules():
         if isinstance(module, Recomputable):
@@ -147,6 +143,13 @@ def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]
             module.drops = model.config.dropout > 0
         if isinstance(module, Declared):
             module.compiled = compiles
+
+
+def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """How the gradients of a model are computed, as --backprop and --compile say.
+
+    What layers do by themselves, prepare_layers tells them.
+    """
     if model.recordable and takes_graphs(training, model.embedding.device):
         return CapturedBackprop(model, training.backprop)
     return BACKPROP[training.backprop]

@@ -12,23 +12,23 @@ from tests.helpers.comparison import SEEDS, SIZES, assert_agree, mixture
 @given(
     n=st.integers(1, 5),
     k=st.integers(1, 5),
-    mask=st.sampled_from(["", "mask", "causal"]),
+    hides=st.sampled_from(["", "some keys", "later keys"]),
     size=SIZES,
     seed=SEEDS,
 )
-def test_attention_is_a_weighted_mean_of_values(n, k, mask, size, seed):
-    """One query at a time, by both paths; a masked key has no weight, nor has a later one."""
+def test_attention_is_a_weighted_mean_of_values(n, k, hides, size, seed):
+    """One query at a time, by both paths; a hidden key has no weight, nor has a later one."""
     rng = np.random.default_rng(seed)
     query = size * rng.standard_normal((2, 3, n, 4))
-    keys = n if mask == "causal" else k
+    keys = n if hides == "later keys" else k
     key, value = rng.standard_normal((2, 2, 3, keys, 4))
     hidden = np.zeros((2, 1, n, keys), bool)
     options = {}
-    if mask == "mask":
+    if hides == "some keys":
         hidden = rng.random(hidden.shape) < 0.4
         hidden[..., 0] = False
-        options["mask"] = torch.tensor(hidden)
-    if mask == "causal":
+        options["hidden_keys"] = torch.tensor(hidden)
+    if hides == "later keys":
         hidden[:] = ~np.tri(n, dtype=bool)
         options["causal"] = True
     expected = np.zeros(query.shape)

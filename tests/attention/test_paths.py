@@ -35,8 +35,8 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
     )
     for name in ("keys", "values"):
         inputs[name][:, :, :window] = 0
-    _, mask = sliding_window.tables_by_distance(window, 4, 8)
-    seen = sliding_window.by_query_and_key(mask, window)
+    _, seen = sliding_window.tables_by_distance(window, 4, 8)
+    seen = sliding_window.by_query_and_key(seen, window)
     inputs["query"] = size * inputs["query"]
     inputs["offset"] = (size * inputs["offset"]).masked_fill(~seen, -math.inf)
     return inputs

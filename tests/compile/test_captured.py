@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from accelerated import captured, replay
 from accelerated.captured import CapturedBackprop
 from accelerated.protocol import computing_in
-from accelerated.training.optimization import backprop_of, takes_graphs
+from accelerated.training.optimization import backprop_of, prepare_layers, takes_graphs
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -141,6 +141,7 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     segments = [segment.to(torch.device("cuda")) for segment in segments]
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
+    prepare_layers(model, config)
     backprop = backprop_of(model, config)
     expected = back_propagated(method, model, segments, state, dtype)
     for _ in range(2):

@@ -18,7 +18,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, optimization, process
-from accelerated.training.optimization import backprop_of, takes_regions
+from accelerated.training.optimization import backprop_of, prepare_layers, takes_regions
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
@@ -71,6 +71,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     """
     model, segments, _ = setting(paper, name, dropout=0.2)
     training = TrainingConfig(backprop=method, compile=compiling, checkpoint_layers=again)
+    prepare_layers(model, training)
     backprop = backprop_of(model, training)
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
@@ -120,7 +121,7 @@ def test_all_layers_use_one_region(graphs):
         torch._dynamo.reset()
         graphs.clear()
         model = BlockRecurrent(dataclasses.replace(small, layers=layers, recurrent_layers=(2,)))
-        backprop_of(model, TrainingConfig(compile="inductor"))
+        prepare_layers(model, TrainingConfig(compile="inductor"))
         tokens = torch.zeros(2, small.segment, dtype=torch.long)
         model.read(tokens, model.initial_state(2)).hidden.sum().backward()
         counts.append(len(graphs))
@@ -161,8 +162,8 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
-    _, mask = sliding_window.tables_by_distance(4, 4, 8)
-    seen = by_query_and_key(mask, 4)
+    _, seen = sliding_window.tables_by_distance(4, 4, 8)
+    seen = by_query_and_key(seen, 4)
     offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads
     rows = [torch.randn(2, 3, length, 5) for length in (8, 12, 12)]  # two blocks of four queries
     inputs = [x.to(device).requires_grad_() for x in (*rows, offset)]
@@ -228,7 +229,7 @@ def test_both_passes_of_memory_replay_drop_the_same(regions):
     given = (model, some_segments(3), model.initial_state(2))
     found = []
     for method in ("through_time", "memory_replay"):
-        backprop_of(model, TrainingConfig(compile="inductor", backprop=method))
+        prepare_layers(model, TrainingConfig(compile="inductor", backprop=method))
         found.append(back_propagated(method, *given))
     assert found[0]["loss"].isfinite()
     assert_agree(*found, 1e-11)

@@ -78,7 +78,7 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
     for segment in segments:
         segment.scored[1, len(segment.scored[1]) // 2 :] = False
     segments = [segment.keep_lanes(slice(0, 2)) for segment in segments]
-    scored = replay.count_scored(segments)
+    divisor = replay.count_scored(segments)
     model = model.to(device)
     segments = [segment.to(torch.device(device)) for segment in segments]
     state = type(state)(*(field.to(device) for field in state))
@@ -86,7 +86,7 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
         monkeypatch.setattr(replay, "CHUNK", chunk)
         model.zero_grad()
         with NoQuestions():
-            loss, _, _ = replay.BACKPROP[method](model, segments, state, scored)
+            loss, _, _ = replay.BACKPROP[method](model, segments, state, divisor)
             norm = optimization.average_and_clip(model, 2, 1.0)
         for number in (loss, norm):
             assert number.device.type == device

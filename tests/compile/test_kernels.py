@@ -200,13 +200,13 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     window = 16
     rows = (2, 3, 4 * window, 16)
     shapes = [(2, 3, 3 * window, 16), rows, rows, (3, 3 * window - 1)]
-    _, mask = sliding_window.tables_by_distance(window, 4, 8)
+    _, seen = sliding_window.tables_by_distance(window, 4, 8)
     found = {}
     for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
         torch.manual_seed(1)
         drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
         leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
-        by_distance = leaves[3].masked_fill(~mask.to(DEVICE), -math.inf)
+        by_distance = leaves[3].masked_fill(~seen.to(DEVICE), -math.inf)
         answer = path == "kernel"
         takes = Mock(return_value=answer)
         monkeypatch.setattr(sliding_window, "takes_distance_attention", takes)

@@ -39,7 +39,7 @@ def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
     counters.reset()
     with protocol.computing_in(model, dtype):
         # Nothing can be counted on the stub: how many tokens are scored is said
-        replay.through_time(model, segments, model.initial_state(2), scored=1.0)
+        replay.through_time(model, segments, model.initial_state(2), divisor=1.0)
     allowed = list(OF_THE_EMBEDDING)
     if name.startswith("adaptive"):
         allowed.append("indexFunc")  # a tail's rows, each once

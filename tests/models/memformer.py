@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.memformer import State, Task
+from reference.memformer import TASKS, State, Task
 
 VARIANTS = {
     "encoder-decoder": {},
@@ -35,7 +35,7 @@ READ_TASKS = tuple(name for name in VARIANTS if not name.startswith("decoder-onl
 
 def random_state(config, rng, batch):
     """Random slots and previous tokens; the decoder-only model keeps no tokens."""
-    memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
+    memory = rng.standard_normal((batch, config.slot_sets, config.slots, config.width))
     length = config.segment if config.encoder_layers else 0
     previous = rng.integers(config.vocabulary, size=(batch, length))
     return State(memory, previous)
@@ -48,7 +48,7 @@ def random_task(config, rng, kinds):
     n = config.segment
     reading, prompt = rng.integers(config.vocabulary, size=(2, batch, n))
     readable = np.ones((batch, n), bool)
-    for lane in np.flatnonzero(kinds == 1):
+    for lane in np.flatnonzero(kinds == TASKS.index("infilling")):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
     return Task(kinds, reading, readable, prompt)

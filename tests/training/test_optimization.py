@@ -10,10 +10,10 @@ import torch
 from accelerated.program.errors import InputError
 from accelerated.training.optimization import (
     average_and_clip,
-    backprop_of,
     check_finite,
     learning_rate,
     make_optimizer,
+    prepare_layers,
     set_learning_rate,
     update_due,
 )
@@ -197,6 +197,6 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
     model, *given = setting("memformer", "decoder-only")
     assert model.config.dropout > 0
     expected = back_propagated("through_time", model, *given)
-    backprop_of(model, TrainingConfig(checkpoint_layers=True))
+    prepare_layers(model, TrainingConfig(checkpoint_layers=True))
     found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")

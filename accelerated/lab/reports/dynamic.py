@@ -35,8 +35,8 @@ def evaluate_dynamically(
     model.zero_grad()  # old gradients belong to another text
     device = model.embedding.device
     score = Score()
-    for segment, _, state, made in scoring.carried_through(model, documents, lanes):
-        score = scoring.add_segment(score, made, segment, tokenizer)
+    for segment, _, state, predictions in scoring.carried_through(model, documents, lanes):
+        score = scoring.add_segment(score, predictions, segment, tokenizer)
         if segment.scored.any():
             through_time(model, [segment.to(device)], state)
             average_and_clip(model, 1, clip)

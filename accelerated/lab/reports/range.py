@@ -33,10 +33,11 @@ def temporal_range(
     """
     scores = [Score()] * clear_every
     reading = carried_through(model, documents, lanes, clear_every=clear_every)
-    for segment, number, _, made in reading:
+    for segment, number, _, predictions in reading:
         carried = np.where(number >= clear_every, number % clear_every, -1)
         for count in np.unique(carried[carried >= 0]).tolist():
-            scores[count] = add_segment(scores[count], made, segment, tokenizer, carried == count)
+            rows = carried == count
+            scores[count] = add_segment(scores[count], predictions, segment, tokenizer, rows)
     return scores
 
 

@@ -31,7 +31,7 @@ from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollou
 from accelerated.models import NAMES, presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import BACKPROP
-from accelerated.training.optimization import backprop_of
+from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.settings import TrainingConfig
 
 META = torch.device("meta")
@@ -52,7 +52,7 @@ def attention_written_out(
     if causal:
         offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
     if offset is not None and offset.dtype == torch.bool:
-        scores = scores.masked_fill(offset, -torch.inf)
+        scores = scores.masked_fill(~offset, -torch.inf)
     elif offset is not None:
         scores = scores + offset
     return native_dropout(scores.softmax(-1), dropout) @ value
@@ -228,6 +228,7 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     horizon = training.horizon
     if training.backprop != "through_time":
         horizon = min(horizon, 4)
+    prepare_layers(network, training)
     backprop = backprop_of(network, training)
     variant = rollout(network, backprop, horizon, options)
     stored = (training.horizon - horizon) * state // training.accumulate

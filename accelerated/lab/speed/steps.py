@@ -24,7 +24,7 @@ from accelerated.lab.speed.variants import Variant, paper_settings, random_model
 from accelerated.lab.tables.notes import label_ends
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
-from accelerated.training.optimization import backprop_of
+from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.settings import COMPILERS, TrainingConfig
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout in the table `horizons`
@@ -38,6 +38,7 @@ def step_variant(
     """A training step of our model, compiled as --compile says, with its plain path's FLOPs."""
     network = random_model(options.model, config, options.device)
     training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
+    prepare_layers(network, training)
     backprop = backprop_of(network, training)
     step = meta_step(options.model, config, segments, options.batch, method)
     flops = counted(step, written_out=True).flops
@@ -85,7 +86,9 @@ def report_horizons(options: Namespace) -> None:
         for horizon in horizons:
             makers = {}
             for way in BACKPROP:
-                backprop = backprop_of(network, TrainingConfig(backprop=way, horizon=horizon))
+                training = TrainingConfig(backprop=way, horizon=horizon)
+                prepare_layers(network, training)
+                backprop = backprop_of(network, training)
                 makers[way] = partial(rollout, network, backprop, horizon, options)
             ways = measured(makers, options)
             found[title][horizon] = ways

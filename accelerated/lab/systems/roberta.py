@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated import pretrained_recurrence
-from accelerated.attention.heads import LayerNorm, look_up, parameter, project
+from accelerated.attention.heads import LayerNorm, look_up, parameter, project_heads
 from reference.roberta import NORM_EPSILON, Config, init_params
 
 
@@ -46,20 +46,20 @@ class Layer(pretrained_recurrence.Layer):
         """
         weights = [self.query, self.key, self.value]
         biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
-        return project(x, self.heads, weights[-count:], biases[-count:])
+        return project_heads(x, self.heads, weights[-count:], biases[-count:])
 
-    def forward(self, x: Tensor, mask: Tensor, inserted: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, hidden_keys: Tensor, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted (B, 1, D).
 
-        mask (B, 1, 1, 1 + N, or N if nothing is inserted) is true if nobody sees the key.
+        hidden_keys (B, 1, 1, 1 + N, or N if nothing is inserted) is true if nobody sees the key.
         """
         query, key, value = self.projections(x, 3)
         if inserted is not None:
             inserted_key, inserted_value = self.projections(inserted, 2)
             key = torch.cat([inserted_key, key], 2)
             value = torch.cat([inserted_value, value], 2)
-        mask = mask.expand(-1, 1, x.shape[1], -1)
-        x = self.norm(x + self.attend(query, key, value, mask))
+        hidden_keys = hidden_keys.expand(-1, 1, x.shape[1], -1)
+        x = self.norm(x + self.attend(query, key, value, hidden_keys))
 
         hidden = functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
         out = functional.linear(functional.gelu(hidden), self.mlp_output, self.mlp_output_bias)
@@ -127,15 +127,15 @@ class Roberta(nn.Module):
         """
         x = self.embedding_norm(look_up(tokens, self.embedding) + self.positions[: tokens.shape[1]])
         x = functional.dropout(x, self.config.dropout, self.training)
-        mask = ~readable
-        mask[:, 0] = False  # everybody sees [CLS]
-        mask = mask[:, None, None]  # (B, 1, 1, N)
+        hidden_keys = ~readable
+        hidden_keys[:, 0] = False  # everybody sees [CLS]
+        hidden_keys = hidden_keys[:, None, None]  # (B, 1, 1, N)
         absent = ~state.present[:, None, None, None]
         for number, layer in enumerate(self.layers, start=1):
             if self.config.recurrent and number == self.config.insertion_layer:
-                x = layer(x, torch.cat([absent, mask], -1), self.vector(state.pooled))
+                x = layer(x, torch.cat([absent, hidden_keys], -1), self.vector(state.pooled))
             else:
-                x = layer(x, mask, None)
+                x = layer(x, hidden_keys, None)
         return x, self.next_state(state, x, readable)
 
     def next_state(self, state: State, x: Tensor, readable: Tensor) -> State:

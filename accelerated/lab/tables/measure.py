@@ -37,7 +37,7 @@ from accelerated.program.files import written_whole
 from accelerated.protocol import overlap_of
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.optimization import backprop_of
+from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
@@ -259,6 +259,7 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         training = row.training
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(config).to(device)
+        prepare_layers(model, training)
         backprop = backprop_of(model, training)
         steps[row] = rollout(model, backprop, training.horizon, options).step
         new = config.segment - overlap_of(config)
