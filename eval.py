@@ -105,11 +105,15 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
         if value is None:
             continue
         if model not in models:
-            words = f"{option_name(size)} is for {' and '.join(models)} models, this is {model}"
-            raise InputError(f"{words}; leave it out")
+            raise InputError(
+                f"{option_name(size)} is for {' and '.join(models)} models, this is {model}; "
+                "leave it out"
+            )
         if getattr(settings.model_config, "memories", ()):
-            words = f"{option_name(size)} cannot change a run's --memories, rows of each layer"
-            raise InputError(f"{words}; leave it out")
+            raise InputError(
+                f"{option_name(size)} cannot change a run's --memories, rows of each layer; "
+                "leave it out"
+            )
         sizes[size] = value
     if report.config:
         return function_at(report.config)(settings.model_config, sizes, options)
@@ -143,23 +147,28 @@ def open_documents(
     recall = recall_config(run, data, options)
     corpus = load_corpus(data_config(trained, data), run.tokenizer, recall, options.data_dir)
     if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
-        words = f"{data} is no longer what the run was trained on"
-        print(f"warning: {words}; its splits may differ", file=sys.stderr)
+        print(
+            f"warning: {data} is no longer what the run was trained on; its splits may differ",
+            file=sys.stderr,
+        )
 
     opened = {}
     for split in (options.split,) if options.split else splits:
         opened[split] = corpus.splits[split]
         if not lengths_of(opened[split]).any():
-            words = f"--split {split} of {data} has nothing to predict"
-            raise InputError(f"{words}; choose another split")
+            raise InputError(
+                f"--split {split} of {data} has nothing to predict; choose another split"
+            )
     return run._replace(data=data, splits=opened, carry_over=bool(carry_over))
 
 
 def check_recall(run: TrainedRun, carry_over: bool | None) -> None:
     """Raise InputError if the run cannot read --data recall, or if its documents were joined."""
     if run.tokenizer.name != "bytes":
-        words = f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}"
-        raise InputError(f"{words}; give other --data")
+        raise InputError(
+            f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; "
+            "give other --data"
+        )
     if carry_over:
         raise InputError(
             "--carry-over-documents is for texts; "
@@ -175,8 +184,9 @@ def recall_config(run: TrainedRun, data: str, options: argparse.Namespace) -> Re
         if value is None:
             continue
         if data != "recall":
-            words = f"--recall-{name} needs --data recall, and the data is {data}"
-            raise InputError(f"{words}; leave it out")
+            raise InputError(
+                f"--recall-{name} needs --data recall, and the data is {data}; leave it out"
+            )
         given[name] = value
     return changed(run.settings.recall, given, "recall_")
 

@@ -409,8 +409,10 @@ class BlockRecurrent(Model):
         window = self.config.window
         length = tokens.shape[1]
         if length == 0 or length % window:
-            wrong = f"a segment of {length} tokens is not a positive multiple of window {window}"
-            raise ValueError(f"{wrong}; pad it")
+            raise ValueError(
+                f"a segment of {length} tokens is not a positive multiple of window {window}; "
+                "pad it"
+            )
         self.check_state(state, len(tokens))
 
     def output_rows(self, hidden: Tensor) -> Tensor:

@@ -78,8 +78,10 @@ def load_gpt2(file: Path, described: dict) -> dict:
     check_tensors(file, published, gpt2_shapes(config))
     for name, tensor in tensors.items():
         if name.endswith("lm_head.weight") and not torch.equal(tensor, published["wte.weight"]):
-            wrong = f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both"
-            raise InputError(f"{wrong}; {EXPECTED}")
+            raise InputError(
+                f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both; "
+                f"{EXPECTED}"
+            )
     own = renamed(published, config.layers)
     parameters = {name: tensor.float().contiguous() for name, tensor in own.items()}
     return contents_of(config, tokenizer_beside(file.parent), parameters)
@@ -117,8 +119,10 @@ def load_decoder(folder: Path, described: dict) -> dict:
         check_logits(causal.eval(), config)
     except Exception as error:  # of the package: any
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        expected = "expected a causal decoder, as AutoModelForCausalLM saves it"
-        raise InputError(f"{folder} cannot be used: {reason}; {expected}") from None
+        raise InputError(
+            f"{folder} cannot be used: {reason}; "
+            "expected a causal decoder, as AutoModelForCausalLM saves it"
+        ) from None
     return contents_of(config, tokenizer, AnyDecoder(config, causal=causal).state_dict())
 
 
@@ -186,8 +190,9 @@ def config_of(file: Path, tensors: dict[str, torch.Tensor], described: dict) -> 
             dropout=GPT2["dropout"],
         )
     except (TypeError, ValueError) as error:
-        wrong = f"{file} is not a GPT-2 that fits our model: {error}"
-        raise InputError(f"{wrong}; {EXPECTED}") from None
+        raise InputError(
+            f"{file} is not a GPT-2 that fits our model: {error}; {EXPECTED}"
+        ) from None
 
 
 def check_computed(file: Path, described: dict) -> None:
@@ -195,8 +200,10 @@ def check_computed(file: Path, described: dict) -> None:
     for name, values in COMPUTED.items():
         if described.get(name, values[0]) not in values:
             ours = " or ".join(repr(value) for value in values)
-            wrong = f"its config.json has {name} {described[name]!r}, our model has {ours}"
-            raise InputError(f"{file}: {wrong}; give another GPT-2")
+            raise InputError(
+                f"{file}: its config.json has {name} {described[name]!r}, our model has {ours}; "
+                "give another GPT-2"
+            )
 
 
 def tokenizer_beside(folder: Path) -> str:
@@ -225,11 +232,14 @@ def check_tensors(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str
         expected = shapes.get(name, "absent")
         actual = tuple(tensors[name].shape) if name in tensors else "absent"
         if expected != actual:
-            wrong = f"{file} is not a GPT-2: {name} should be {expected}, is {actual}"
-            raise InputError(f"{wrong}; {EXPECTED}")
+            raise InputError(
+                f"{file} is not a GPT-2: {name} should be {expected}, is {actual}; {EXPECTED}"
+            )
         if not tensors[name].is_floating_point():
-            wrong = f"{file}: {name} is stored as {tensors[name].dtype}"
-            raise InputError(f"{wrong}; give the weights in a type of floats")
+            raise InputError(
+                f"{file}: {name} is stored as {tensors[name].dtype}; "
+                "give the weights in a type of floats"
+            )
 
 
 def renamed(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:

@@ -375,8 +375,10 @@ class Memformer(Model):
             return Reading(self.scaled(hidden), State(memory, tokens), {})
 
         if task is not None:
-            what = "the decoder-only model (encoder_layers 0) has no tasks but continuation"
-            raise ValueError(f"{what}; leave task out")
+            raise ValueError(
+                "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
+                "leave task out"
+            )
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memories = []
         for layer, slots in zip(self.decoder.layers, self.slots(state).unbind(1), strict=True):

@@ -41,8 +41,10 @@ def find_names() -> tuple[str, ...]:
         name = presets.stem
         for folder in ("reference", "accelerated"):
             if not (HERE.parent / folder / f"{name}.py").exists():
-                beside = f"accelerated/presets/{name}.py has no {folder}/{name}.py beside it"
-                raise InputError(f"{beside}; a model has a file in all three folders")
+                raise InputError(
+                    f"accelerated/presets/{name}.py has no {folder}/{name}.py beside it; "
+                    "a model has a file in all three folders"
+                )
         names.append(name)
     return tuple(names)
 

@@ -175,11 +175,15 @@ class Model(Declared, ABC):
         for name, expected in self.state_shapes(lanes).items():
             given = tuple(getattr(state, name).shape)
             if given[1:] != expected[1:]:
-                wrong = f"the state's {name} has shape {given}, expected {expected}"
-                raise ValueError(f"{wrong}; is it another model's?")
+                raise ValueError(
+                    f"the state's {name} has shape {given}, expected {expected}; "
+                    "is it another model's?"
+                )
             if given != expected:
-                wrong = f"the state's {name} has {given[0]} lanes, expected {lanes}"
-                raise ValueError(f"{wrong}, as many as the tokens have")
+                raise ValueError(
+                    f"the state's {name} has {given[0]} lanes, expected {lanes}, "
+                    "as many as the tokens have"
+                )
 
 
 def kind_of(state_type: type) -> str:
@@ -335,8 +339,10 @@ def check_vocabulary(tokens: Tensor, vocabulary: int) -> None:
         return
     lowest, highest = tokens.aminmax()
     if lowest < 0 or highest >= vocabulary:
-        wrong = f"tokens are {int(lowest)} to {int(highest)}, expected 0 to {vocabulary - 1}"
-        raise ValueError(f"{wrong}; was another tokenizer used?")
+        raise ValueError(
+            f"tokens are {int(lowest)} to {int(highest)}, expected 0 to {vocabulary - 1}; "
+            "was another tokenizer used?"
+        )
 
 
 # States

@@ -80,8 +80,9 @@ def read_text(path: Path, name: str) -> bytes:
             advice = f"convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
         raise InputError(f"{place}; {advice}") from None
     if content.startswith(codecs.BOM_UTF8):
-        words = "files begin with a byte-order mark, which is no text and is dropped"
-        say_once(words, file=sys.stderr)
+        say_once(
+            "files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr
+        )
     return content.removeprefix(codecs.BOM_UTF8)
 
 
@@ -179,8 +180,11 @@ def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
         )
     beside = sorted(name for name in names if "/" not in name)
     if beside:
-        words = f"--data {path} has the splits {listed}; what stands beside them is not read"
-        say_once(f"{words}, such as {beside[0]}", file=sys.stderr)
+        say_once(
+            f"--data {path} has the splits {listed}; what stands beside them is not read, "
+            f"such as {beside[0]}",
+            file=sys.stderr,
+        )
     return splits
 
 
@@ -199,8 +203,10 @@ def files_below(folder: Path) -> list[Path]:
         if is_text and ours.isdisjoint(path.parents) and path.is_file():
             files.append(path)
     if ours:
-        words = f"--data {folder}: runs, weights and caches in it are not read"
-        say_once(f"{words}, such as {min(ours)}", file=sys.stderr)
+        say_once(
+            f"--data {folder}: runs, weights and caches in it are not read, such as {min(ours)}",
+            file=sys.stderr,
+        )
     if not files:
         raise InputError(
             f"--data {folder}: no file in it ends in one of {SUFFIXES}; give another folder"

@@ -435,8 +435,9 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     options = report_parser(name).parse(rest)
     if len(options.runs) > 1 and not REPORTS[name].several:
         several = " and ".join(name for name, report in REPORTS.items() if report.several)
-        words = f"{len(options.runs)} runs were given"
-        raise InputError(f"{words}; only eval.py {several} take more than one")
+        raise InputError(
+            f"{len(options.runs)} runs were given; only eval.py {several} take more than one"
+        )
     check_options(options)
     return name, options
 
@@ -464,6 +465,7 @@ def check_options(options: argparse.Namespace) -> None:
         check_figure(options.plot)
     if getattr(options, "out", None):
         if os.path.lexists(options.out):
-            words = f"--out {options.out} exists, and nothing is overwritten"
-            raise InputError(f"{words}; give another --out")
+            raise InputError(
+                f"--out {options.out} exists, and nothing is overwritten; give another --out"
+            )
         check_writable(Path(options.out), "give another --out")

@@ -55,8 +55,10 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")
     if options.new_window and not hasattr(run.model.config, "overlap"):
-        words = f"--new-window is for models that read windows, this is {run.settings.model}"
-        raise InputError(f"{words}; leave it out")
+        raise InputError(
+            f"--new-window is for models that read windows, this is {run.settings.model}; "
+            "leave it out"
+        )
     given = options.prompt if options.prompt_file is None else options.prompt_file
     if given is None:
         given = b"\n"

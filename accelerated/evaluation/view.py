@@ -43,8 +43,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Write the page of the longest document; the record has its path and the document's sums."""
     model = run.model
     if carries_nothing(model):
-        words = "view: this model carries no memory that could be cleared"
-        raise InputError(f"{words}; give another run")
+        raise InputError(
+            "view: this model carries no memory that could be cleared; give another run"
+        )
     documents = run.documents
     number = int(lengths_of(documents).argmax())
     document = documents[number]
@@ -80,8 +81,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
 def windows_to_show(run: TrainedRun, count: int, options: argparse.Namespace) -> range:
     """The numbers of the windows that the page shows, of so many; raises InputError if none are."""
     if options.first > count:
-        words = f"--from {options.first}: the document has {counted(count, 'segment')}"
-        raise InputError(f"{words}; give a smaller number")
+        raise InputError(
+            f"--from {options.first}: the document has {counted(count, 'segment')}; "
+            "give a smaller number"
+        )
     new_tokens = run.model.config.segment - overlap_of(run.model.config)
     asked = options.segments or max(1, TOKENS // new_tokens)
     return range(options.first - 1, count)[:asked]

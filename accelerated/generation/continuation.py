@@ -90,10 +90,10 @@ def drawn_tokens(
     """
     for number in range(1, count + 1):
         if not torch.isfinite(logits).all():
-            wrong = (
-                f"the model's prediction of token {number:,} of the continuation is NaN or infinite"
+            raise InputError(
+                f"the model's prediction of token {number:,} of the continuation is NaN or "
+                "infinite; give another --checkpoint, or train again"
             )
-            raise InputError(f"{wrong}; give another --checkpoint, or train again")
         token = draw(logits, sampling, generator)
         yield token
         if number < count:

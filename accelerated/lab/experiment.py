@@ -71,8 +71,9 @@ def read_record(path: Path, needed: set[str]) -> dict:
         if missing:
             raise ValueError(f"it has no {min(missing)}")
     except (AttributeError, RecursionError, ValueError) as error:
-        what = f"{path} is no record of runs ({error})"
-        raise InputError(f"{what}; restore it, or {ADVICE}") from None
+        raise InputError(
+            f"{path} is no record of runs ({error}); restore it, or {ADVICE}"
+        ) from None
     return record
 
 

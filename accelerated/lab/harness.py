@@ -141,6 +141,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
             model=model, tasks=names, task_manager=manager, limit=options.limit, bootstrap_iters=0
         )
     except OSError as error:  # of the package datasets
-        words = f"--tasks {options.tasks}: its documents cannot be read ({error})"
-        raise InputError(f"{words}; fetch them on a machine with a network") from None
+        raise InputError(
+            f"--tasks {options.tasks}: its documents cannot be read ({error}); "
+            "fetch them on a machine with a network"
+        ) from None
     return {"results": results["results"]}, utils.make_table(results).splitlines()

@@ -122,8 +122,9 @@ class Workshop:
 
         records = self.log(trial)
         if not ended(records):
-            stopped = "was stopped before its end; give the same command again to continue it"
-            raise InputError(f"{folder} {stopped}")
+            raise InputError(
+                f"{folder} was stopped before its end; give the same command again to continue it"
+            )
         spent = time.monotonic() - began
         reached = f"{validation(records):.4f} bits per byte, {spent:.0f} s"
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"

@@ -59,8 +59,10 @@ def optional_package(module: str, needs: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        words = f"{needs} the package {module.partition('.')[0]}"
-        raise InputError(f"{words}; install the extra: pip install -e '.[{extra}]'") from None
+        raise InputError(
+            f"{needs} the package {module.partition('.')[0]}; "
+            f"install the extra: pip install -e '.[{extra}]'"
+        ) from None
 
 
 def begin_program(name: str, options: str) -> Any:

@@ -149,8 +149,9 @@ def load_exported(weights: Path, described: dict) -> dict:
         try:
             contents["parameters"] = renamed(tensors, described["model_config"]["layers"])
         except (KeyError, TypeError) as error:
-            words = f"{config} does not describe {weights.name} ({error})"
-            raise InputError(f"{words}; export it again") from None
+            raise InputError(
+                f"{config} does not describe {weights.name} ({error}); export it again"
+            ) from None
     return contents
 
 
@@ -199,8 +200,10 @@ def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) 
                 "leave out sizes that it was not trained with"
             )
         if not parameters[name].isfinite().all():
-            advice = "give another, or another --checkpoint, or train again"
-            raise InputError(f"{path}: {name} has NaN or infinite values; {advice}")
+            raise InputError(
+                f"{path}: {name} has NaN or infinite values; "
+                "give another, or another --checkpoint, or train again"
+            )
     model.load_state_dict(parameters)
 
 

@@ -94,8 +94,11 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
             "install one and name it in CXX, or omit --compile"
         )
     if training.dtype == "bfloat16":
-        crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
-        raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
+        raise InputError(
+            "--compile inductor with --dtype bfloat16 "
+            "crashed on a CPU: torch 2.13 writes beyond its memory; "
+            "give one of them"
+        )
 
 
 def compiles(compiler: str) -> bool:
@@ -146,12 +149,17 @@ def load_data(settings: Settings, start: Start) -> tuple[Tokenizer, Corpus]:
     for split in ("train", "valid"):
         tokens = lengths_of(corpus.splits[split]).sum()
         if tokens < settings.model_config.segment:
-            what = f"the {split} split has {tokens:,} tokens to predict, less than a segment"
-            raise InputError(f"--data {data.data}: {what}; give more text or a smaller --segment")
+            raise InputError(
+                f"--data {data.data}: "
+                f"the {split} split has {tokens:,} tokens to predict, less than a segment; "
+                "give more text or a smaller --segment"
+            )
     if start.resumed and start.resumed.contents["corpus"] != corpus.digest:
-        what = f"--data {data.data} does not have the tokens that {start.folder} was trained on"
         init = shlex.quote(str(start.folder))
-        raise InputError(f"{what}; restore them, or begin a new run with --init {init}")
+        raise InputError(
+            f"--data {data.data} does not have the tokens that {start.folder} was trained on; "
+            f"restore them, or begin a new run with --init {init}"
+        )
     return tokenizer, corpus
 
 
@@ -219,8 +227,10 @@ def with_steps(settings: Settings, documents: Sequence[Document], start: Start) 
     passes = f"--epochs {training.epochs:g} of {read}"
     step = start.resumed.contents["step"] if start.resumed else 0
     if steps <= step:
-        at = f"{start.folder} is at step {step}"
-        raise InputError(f"{passes} are {counted(steps, 'step')}, and {at}; give more")
+        raise InputError(
+            f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {step}; "
+            "give more"
+        )
     if process.rank() == 0:
         print(f"{passes}: {counted(steps, 'step')}")
     return settings._replace(training=dataclasses.replace(training, steps=steps, epochs=0.0))

@@ -212,8 +212,10 @@ def check_begun(run: str, data: DataConfig, options: dict, held: Settings) -> No
             "leave --tokenizer and --train-... out"
         )
     if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
-        other = f"the weights of --init {run} have another tokenizer; leave one of them out"
-        raise InputError(f"--data recall is made of bytes, and {other}")
+        raise InputError(
+            "--data recall is made of bytes, and "
+            f"the weights of --init {run} have another tokenizer; leave one of them out"
+        )
 
 
 # A run that starts from scratch

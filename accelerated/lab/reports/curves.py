@@ -17,8 +17,9 @@ def read_curves(run: str) -> list[dict]:
     records = read_metrics(run)
     curves = [{each["step"]: each[name] for each in records if name in each} for name in LOSSES]
     if not curves[0]:
-        what = f"{run} has no line of training in its {METRICS} yet"
-        raise InputError(f"{what}; wait for it, or leave it out")
+        raise InputError(
+            f"{run} has no line of training in its {METRICS} yet; wait for it, or leave it out"
+        )
     return curves
 
 

@@ -52,8 +52,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     try:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     except (KeyError, ValueError):
-        advice = "give a run of train.py, and leave sizes out"
-        raise InputError(f"dynamic continues with a run's optimiser; {advice}") from None
+        raise InputError(
+            "dynamic continues with a run's optimiser; give a run of train.py, and leave sizes out"
+        ) from None
     set_learning_rate(optimizer, rate)
 
     reading = (run.model, run.documents, run.tokenizer, run.lane_count)
@@ -61,8 +62,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     scoring.check_numbers(static.nats)
     dynamic = evaluate_dynamically(*reading, optimizer, run.settings.training.clip)
     if math.isnan(dynamic.nats):
-        what = "the predictions become NaN while training continues"
-        raise InputError(f"--learning-rate {rate:g}: {what}; give a smaller one")
+        raise InputError(
+            f"--learning-rate {rate:g}: the predictions become NaN while training continues; "
+            "give a smaller one"
+        )
 
     words = run.words()
     total = run.count_predictions()

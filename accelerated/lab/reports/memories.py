@@ -153,8 +153,10 @@ def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> 
     """The config with the given sizes and attention reconstruction as its auxiliary losses."""
     config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
     if not config.compressed_memory:
-        what = "compression: compressed_memory is 0, so nothing is compressed"
-        raise InputError(f"{what}; give a run with compressed memory")
+        raise InputError(
+            "compression: compressed_memory is 0, so nothing is compressed; "
+            "give a run with compressed memory"
+        )
     return config
 
 

@@ -46,17 +46,20 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     model = run.model
     every = options.segments
     if carries_nothing(model):
-        what = "range: this model carries no memory that could be cleared"
-        raise InputError(f"{what}; evaluate another run")
+        raise InputError(
+            "range: this model carries no memory that could be cleared; evaluate another run"
+        )
     tokens = int(lengths_of(run.documents).max()) + 1
     longest = count_windows(tokens, model.config.segment, overlap_of(model.config))
     scores = []
     if longest >= 2 * every:
         scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, every)
     if not scores or min(score.tokens for score in scores) == 0:
-        lack = f"no document has scored tokens in its segments {every + 1:,} to {2 * every:,}"
-        advice = "give longer documents (--data) or a smaller number"
-        raise InputError(f"--segments {every}: {lack}; {advice}")
+        raise InputError(
+            f"--segments {every}: "
+            f"no document has scored tokens in its segments {every + 1:,} to {2 * every:,}; "
+            "give longer documents (--data) or a smaller number"
+        )
 
     lines = ["segments carried   bits per byte   right predictions   tokens scored"]
     rows = []

@@ -62,8 +62,10 @@ def writing(
     for hook in hooks:
         hook.remove()
     if not segments:
-        what = "no document has two segments that are scored, so nothing is written"
-        raise InputError(f"{what}; give longer documents (--data)")
+        raise InputError(
+            "no document has two segments that are scored, so nothing is written; "
+            "give longer documents (--data)"
+        )
     mean = weight.sum() / count.sum()
     return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
@@ -83,8 +85,10 @@ def gradient_by_age(
     spans = [(number, 0, need) for number in longest if lengths[number] >= need]
     lanes = len(spans)
     if not lanes:
-        lack = f"no document has {need:,} tokens to predict"
-        raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
+        raise InputError(
+            f"--segments {segments}: no document has {need:,} tokens to predict; "
+            "give longer ones or a smaller number"
+        )
 
     device = model.embedding.device
     beginnings = Parts(documents, spans)
@@ -102,8 +106,11 @@ def gradient_by_age(
         loss = nats_of_segment(reading.hidden, model.output_matrix(), segment)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
     if not norms[-1]:
-        lack = f"segment {2 * segments} has no scored token that memory changes"
-        raise InputError(f"--segments {segments}: {lack}; give another number")
+        raise InputError(
+            f"--segments {segments}: "
+            f"segment {2 * segments} has no scored token that memory changes; "
+            "give another number"
+        )
     return [norm / norms[-1] for norm in reversed(norms)]
 
 
@@ -122,7 +129,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     most_read = [(show_text(run.tokenizer, [token]), weight[token].item()) for token in most]
     lines.append("tokens that slots read most, with their weight over the mean token's")
     lines.append("   ".join(f"{text!r} {times:.2f}" for text, times in most_read))
-    what = "the gradient of a segment's loss at the memory so many segments earlier"
-    lines.append(f"{what}, over that at its own")
+    lines.append(
+        "the gradient of a segment's loss at the memory so many segments earlier, "
+        "over that at its own"
+    )
     lines.append("   ".join(f"{age}: {size:.2g}" for age, size in enumerate(reach)))
     return {"kept": kept.tolist(), "most_read": dict(most_read), "gradient_by_age": reach}, lines

@@ -42,8 +42,9 @@ def drawn_pieces(
     tokens = lengths_of(documents) + 1
     places = np.maximum(tokens - length + 1, 0)  # where a piece can begin, of each document
     if not places.any():
-        what = f"no document has {length:,} tokens"
-        raise InputError(f"{what}; give longer ones, or a shorter --segment")
+        raise InputError(
+            f"no document has {length:,} tokens; give longer ones, or a shorter --segment"
+        )
     ends = np.cumsum(places)
     chosen = np.sort(rng.integers(ends[-1], size=count))
     owners = np.searchsorted(ends, chosen, side="right")
@@ -67,8 +68,9 @@ def topic_model(texts: Sequence[bytes], seed: int = 0) -> Any:
     try:
         return sklearn("pipeline").make_pipeline(words, topics).fit(texts)
     except ValueError:
-        what = "the training split has too few words for a topic model"
-        raise InputError(f"{what}; give a run with more text") from None
+        raise InputError(
+            "the training split has too few words for a topic model; give a run with more text"
+        ) from None
 
 
 def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -108,10 +110,12 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
 
     mean = float(divergences.mean())
     error = float(divergences.std(ddof=1) / len(divergences) ** 0.5)
-    what = "Jensen-Shannon divergence of topics, context to continuation"
-    lines = [f"{what}: {mean:.4f} bits, standard error {error:.4f}"]
-    how = f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}"
-    lines.append(f"{how}; {TOPICS} topics")
+    lines = [
+        "Jensen-Shannon divergence of topics, context to continuation: "
+        f"{mean:.4f} bits, standard error {error:.4f}",
+        f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}; "
+        f"{TOPICS} topics",
+    ]
     rounded = np.round(divergences, 3).tolist()
     return {"mean": mean, "standard_error": error, "divergences": rounded}, lines
 

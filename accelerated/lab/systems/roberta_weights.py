@@ -87,13 +87,15 @@ def described_config(folder: Path, segment: int) -> Config:
     described = opened("AutoConfig", folder).to_dict()
     for name, ours in COMPUTED.items():
         if described.get(name, ours) != ours:
-            wrong = f"{folder} has {name} {described[name]!r}, our model has {ours!r}"
-            raise InputError(f"{wrong}; {EXPECTED}")
+            raise InputError(
+                f"{folder} has {name} {described[name]!r}, our model has {ours!r}; {EXPECTED}"
+            )
     sizes = {ours: described[theirs] for ours, theirs in SIZES.items()}
     sizes["segment"] -= UNREAD
     if segment > sizes["segment"]:
-        had = f"{folder} has {sizes['segment']} positions"
-        raise InputError(f"--segment {segment}: {had}; give less")
+        raise InputError(
+            f"--segment {segment}: {folder} has {sizes['segment']} positions; give less"
+        )
     sizes |= {"segment": segment, "module_width": sizes["width"]}
     try:
         return checked(Config, sizes)

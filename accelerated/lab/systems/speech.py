@@ -73,14 +73,18 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
             frames = file.readframes(count)
     except (EOFError, RuntimeError, wave.Error) as error:
         # RuntimeError is that of a chunk which is longer than the file
-        reason = f"({str(error) or 'it is cut off'})"
-        raise InputError(f"{path} is not a recording of 16-bit PCM {reason}; convert it") from None
+        raise InputError(
+            f"{path} is not a recording of 16-bit PCM ({str(error) or 'it is cut off'}); convert it"
+        ) from None
     if (channels, width) != (1, 2):
-        form = f"{counted(channels, 'channel')} of {8 * width} bits"
-        raise InputError(f"{path} has {form}; convert it to one channel of 16 bits")
+        raise InputError(
+            f"{path} has {counted(channels, 'channel')} of {8 * width} bits; "
+            "convert it to one channel of 16 bits"
+        )
     if len(frames) != width * count:
-        there = f"{len(frames) // width:,} of {count:,} samples"
-        raise InputError(f"{path} is cut off after {there}; fetch it again")
+        raise InputError(
+            f"{path} is cut off after {len(frames) // width:,} of {count:,} samples; fetch it again"
+        )
     return to_mu_law(np.frombuffer(frames, "<i2")), rate
 
 

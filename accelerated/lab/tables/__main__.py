@@ -43,10 +43,10 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     pinned = TABLES[options.name].python
     here = ".".join(platform.python_version_tuple()[:2])
     if pinned not in ("", here):
-        words = (
-            f"{options.name} reads Python {pinned}'s library, and that of {here} is another text"
+        raise InputError(
+            f"{options.name} reads Python {pinned}'s library, and that of {here} is another text; "
+            f"run it with Python {pinned}"
         )
-        raise InputError(f"{words}; run it with Python {pinned}")
     for row in options.rows or ():
         check_choice("--rows", row, TABLES[options.name].rows, InputError)
     for folder in (options.out, options.runs):

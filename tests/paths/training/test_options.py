@@ -43,7 +43,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model memformer --task-masked-only": "is for --task-infilling, which is 0; give it",
     "--data recall --validation-prefix 10": "without its questions, which come last; leave it out",
     "--validation-prefix 1": "--validation-prefix is 1, of which nothing is predicted; give more",
-    "--model compressive --segment 3": "compression_rate is 4; give a longer segment",
+    "--model compressive --segment 3": "which needs 4 tokens; give a longer segment",
     "--model compressive --compression-loss bptt": "--horizon 1 has none; give --horizon 2",
     "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer, ... give one of them",
     "--training-documents -1": "--training-documents is -1; it must be 0 or at least 1",
