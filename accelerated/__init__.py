@@ -29,11 +29,13 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
     """Open a run of train.py, a folder of eval.py export, or a published decoder.
 
     checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
-    damaged.
+    damaged, or if the device is not here.
     """
     from accelerated.training.checkpoint import load_weights, open_model
+    from accelerated.training.process import check_device
     from accelerated.training.settings import settings_from
 
+    check_device(device)
     contents = load_weights(path, checkpoint)
     settings = settings_from(contents, path)
     model, tokenizer = open_model(path, contents, settings, device=device)

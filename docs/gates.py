@@ -17,6 +17,7 @@ from accelerated import load
 from accelerated.block_recurrent import FixedGate, LSTMGate
 from accelerated.data.recall import RecallDocuments
 from accelerated.evaluation.score import carried_through
+from accelerated.program.errors import InputError, run_program
 from reference.block_recurrent import fixed_gate_forward, lstm_gate_forward
 
 RECORD = Path(__file__).parent / "figures" / "block_recurrent_gates.json"
@@ -42,15 +43,19 @@ def gates_of(path: str) -> dict:
     """What a run's gate keeps and writes at each block, means over documents, states and features.
 
     `left` is the share of what a state held after the facts that no later block has taken away.
+    Raises InputError if it is no run of recall with one gate.
     """
     model, _, settings = load(path)
+    gates = [each for each in model.modules() if isinstance(each, FixedGate | LSTMGate)]
+    if settings.data.data != "recall" or len(gates) != 1:
+        raise InputError(f"{path} is no run of --data recall with one gate; give another run")
+    [gate] = gates
     documents = RecallDocuments(dataclasses.replace(settings.recall, distance=FILLER), "test")
     shares = []  # of each block
 
     def watch(gate: FixedGate | LSTMGate, given: tuple, _: Tensor) -> None:
         shares.append(kept_and_written(gate, *given))
 
-    [gate] = [each for each in model.modules() if isinstance(each, FixedGate | LSTMGate)]
     gate.register_forward_hook(watch)
     for _ in carried_through(model, documents, len(documents), predict=False):
         pass
@@ -64,7 +69,14 @@ def gates_of(path: str) -> dict:
     return record
 
 
-if __name__ == "__main__":
-    record = [gates_of(path) for path in sys.argv[1:]]
+def main(runs: list[str]) -> None:
+    """Write the record of these runs; raises InputError if there are none, or one is no such."""
+    if not runs:
+        raise InputError("give the runs to record: python -m docs.gates RUN ...")
+    record = [gates_of(path) for path in runs]
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {RECORD}; draw it with python -m docs.figures")
+
+
+if __name__ == "__main__":
+    run_program("gates", main, sys.argv[1:])

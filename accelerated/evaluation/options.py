@@ -451,6 +451,8 @@ def split_name(argv: list[str]) -> tuple[str, list[str]]:
     if first in REPORTS:
         return first, argv[1:]
     is_run = Path(first).exists()
+    if "/" in first and not is_run:
+        raise InputError(f"no run at {first}; give a folder that train.py wrote with --out")
     if first and not is_run and not first.startswith("-"):
         check_choice("this is no run's folder, and the report", first, REPORTS, InputError)
     return "score", argv

@@ -9,6 +9,7 @@ import argparse
 import datetime
 import itertools
 import json
+import platform
 import signal
 import textwrap
 import time
@@ -85,7 +86,13 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     """
     path = options.out / f"{experiment.name}.json"
     settings = experiment.settings
-    record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    record = {
+        "settings": settings,
+        "machine": machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),  # its library may be the text
+        "runs": {},
+    }
     if path.exists():
         record = read_record(path, {"settings", "machine", "torch", "runs"})
     if record["settings"] != settings:

@@ -179,7 +179,8 @@ def is_out_of_memory(error: Exception) -> bool:
 def end_without_file(name: str, error: OSError) -> NoReturn:
     """Say which file cannot be used, or that the output cannot be written, and exit."""
     if error.filename is not None:
-        advice = "give another, or change its permissions"
+        is_forbidden = isinstance(error, PermissionError)
+        advice = "change its permissions, or give another" if is_forbidden else "give another"
         end(name, f"cannot use {error.filename}: {error.strerror}; {advice}")
     # The output: nothing more is written to it, or Python reports it again when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 MOST = 1 << 63
 EMPTY = re.compile(r"--[\w-]+=")
+SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -49,6 +50,8 @@ class OptionParser(argparse.ArgumentParser):
             return f"{option} is an option of {place}; leave it out or choose that"
         if "--data" in known and not option.startswith("-"):  # a file alone
             nearest = f"--data {shlex.quote(option)}"
+        elif option in SHORT and SHORT[option] in known:
+            nearest = SHORT[option]
         else:
             [nearest] = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
         return f"unknown option {option}; did you mean {nearest}? --help lists all"

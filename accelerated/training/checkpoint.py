@@ -64,6 +64,8 @@ def load_checkpoint(path: str | Path) -> dict:
     Raises InputError if it is missing, damaged, or not this project's.
     """
     path = Path(path)
+    if path.parent.is_file():
+        raise InputError(f"{path.parent} is a file; give the folder that it is in")
     if not path.is_file():
         other = path.with_name("best.pt")
         advice = f"copy {other} to it, or give" if other.is_file() else "give"
@@ -89,6 +91,10 @@ def unpickled(path: Path) -> Any:
                 raise ValueError(f"the checksum of {damaged} is wrong")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}; change its permissions, or give another run"
+        ) from None
     except Exception as error:  # of pickle, zipfile and torch: many types
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} is damaged or not a checkpoint ({reason}); {MEND}") from None

@@ -25,6 +25,16 @@ M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 M_MMAP_MAX = -4
 
 
+def check_device(device: str | torch.device) -> None:
+    """Raise InputError if torch knows no such device, or it is a GPU that does not exist."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise InputError(f"device {device!r} is none of torch's; give cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {str(device)!r}: torch finds no GPU here; give cpu")
+
+
 def choose_device(name: str) -> torch.device:
     """The torch device of --device: auto takes a GPU if there is one.
 

@@ -21,6 +21,7 @@ OPERATORS = {"+", "-", r"\odot", r"\cdot", r"\times"}
 NO_OPERAND = {"", "(", "[", ",", ";", "|", "^", "_"} | SPACES | RELATIONS | OPERATORS
 ALIGNED = re.compile(r"\\begin\{aligned\}(.*)\\end\{aligned\}", re.S)
 SHORT = 6  # tokens: so short a left side does not stand alone at the end of a line of text
+BOLD = {chr(ord("a") + n): chr(0x1D41A + n) for n in range(26)}
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -47,8 +48,7 @@ def split(latex: str, separator: str) -> list[str]:
 def begins_piece(token: str, before: str, relations: bool) -> bool:
     """Whether a line may break between two tokens: at a relation, or at an operator or comma."""
     if relations:
-        follows_space = before in SPACES and token not in SPACES
-        return token in RELATIONS or follows_space
+        return token in RELATIONS
     follows_comma = before == "," and token not in SPACES
     return follows_comma or (token in OPERATORS and before not in NO_OPERAND)
 
@@ -127,6 +127,10 @@ def tree_of(latex: str, display: str = "inline") -> ElementTree.Element:
         known = "{}" + known  # it stands between two things, also at the begin of a piece
     tree = ElementTree.fromstring(convert(known, xmlns="", display=display))
     del tree.attrib["display"]
+    for letter in tree.iter("mi"):
+        if letter.get("mathvariant") == "bold" and letter.text in BOLD:
+            letter.text = BOLD[letter.text]  # browsers draw this, and ignore the attribute
+            del letter.attrib["mathvariant"]
     return tree
 
 
@@ -139,7 +143,26 @@ def piece_html(latex: str, symbols: Symbols, display: bool) -> str:
     return ElementTree.tostring(tree, "unicode")
 
 
+def apart(latex: str) -> list[str]:
+    """The formulas that stand in one line of LaTeX, with a wide space between two of them."""
+    parts = [""]
+    for token, is_outside in at_top_level(latex):
+        if is_outside and token in SPACES and parts[-1].strip():
+            parts.append("")
+        else:
+            parts[-1] += token  # a space at the begin indents
+    return parts
+
+
 def flowing(latex: str, symbols: Symbols, display: bool) -> str:
+    """A line of formulas, each of which is broken only if it is wider than the page."""
+    formulas = [breaking(part, symbols, display) for part in apart(latex)]
+    if len(formulas) == 1:
+        return formulas[0]
+    return "".join(f'<span class="apart">{formula}</span>' for formula in formulas)
+
+
+def breaking(latex: str, symbols: Symbols, display: bool) -> str:
     """A formula that breaks at its relations, and at operators only if it must."""
     spans = []
     relations = pieces(latex, relations=True)

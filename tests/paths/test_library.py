@@ -88,3 +88,11 @@ def test_wrong_tokens_are_named(name):
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
+
+
+def test_a_device_that_is_not_here_is_refused():
+    """Before the run is read."""
+    assert "device 'gpu' is none of torch's" in refusal(accelerated.load, "run", "last", "gpu")
+    if not torch.cuda.is_available():
+        said = refusal(accelerated.load, "run", "last", "cuda")
+        assert said == "device 'cuda': torch finds no GPU here; give cpu"

@@ -35,6 +35,7 @@ ANSWERED = {  # {command line: words on stdout}
 REFUSED = {  # {command line: the beginning of the line on stderr}
     "eval.py positions . --typo": "eval.py positions: unknown option --typo; did you mean --pool?",
     "eval.py nonsense": "eval.py: this is no run's folder, and the report is 'nonsense'",
+    "eval.py no/run": "eval.py: no run at no/run; give a folder that train.py wrote with --out",
     "eval.py sample . --prompt-file nowhere": "eval.py: cannot use nowhere: No such file or",
     "eval.py sample . --seed 12345678901234567890": "eval.py sample: argument --seed: 12345",
     "train.py --typo 3": "train.py: unknown option --typo; did you mean",

@@ -41,7 +41,11 @@ MENDED = {  # what happens: (a function, the line)
     "CPU memory": (lambda *_: torch.empty(2**50, dtype=torch.float32), OUT_OF_MEMORY),
     "file": (
         lambda *_: Path(LONG).exists(),
-        f"cannot use {LONG}: File name too long; give another, or change",
+        f"cannot use {LONG}: File name too long; give another",
+    ),
+    "permissions": (
+        Mock(side_effect=PermissionError(13, "Permission denied", "x.txt")),
+        "cannot use x.txt: Permission denied; change its permissions, or give another",
     ),
 }
 

@@ -29,6 +29,7 @@ from tests.helpers.programs import EMPTY_CHECKPOINT
 
 REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model block_recurent": "nearest: block_recurrent",
+    "--lr 0.1": "unknown option --lr; did you mean --learning-rate?",
     "--compile fast": "--compile is 'fast'; it must be one of auto, none, inductor, cudagraphs",
     "--steps 9 --epochs 2": "--steps and --epochs both say how long to train; give one of them",
     "--initial-fraction 1.5": "--initial-fraction is 1.5; it must lie in 0..1",
@@ -264,7 +265,7 @@ def test_what_does_not_go_with_the_weights_of_a_run_is_refused(tmp_path):
         (f"{partly} --tokenizer bytes", "weights; leave --tokenizer and --train-... out"),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
         (f"{run} --model compressive", "a pretrained_recurrence; leave --model compressive out"),
-        (f"{run}/checkpoint.pt", "/checkpoint.pt/checkpoint.pt; give a folder that train.py wrote"),
+        (f"{run}/checkpoint.pt", "/checkpoint.pt is a file; give the folder that it is in"),
     ):
         assert words in refused(f"--init {argv}"), argv
 
