@@ -243,10 +243,10 @@ def behind_by(published: dict, runs: dict) -> str:
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     how = f""", one thread. The text is bytes of Python {record["python"]}'s standard library. All
-    rows of a seed begin alike and read the same text. Scores are means of seeds 0, 1 and 2 (least..most). "Behind" is
-    the mean difference of the same seeds, with its 95% interval. The gradient's norm is the median
-    before clipping, over the second half of training. Chapters: [compressive](../compressive.md),
-    [block-recurrent](../block_recurrent.md)."""
+    rows of a seed begin alike and read the same text. Scores are means of seeds 0, 1 and 2
+    (least..most). "Behind" is the mean difference of the same seeds, with its 95% interval. The
+    gradient's norm is the median before clipping, over the second half of training. Chapters:
+    [compressive](../compressive.md), [block-recurrent](../block_recurrent.md)."""
     parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = f"## {name.capitalize().replace('-', ' ')}"
