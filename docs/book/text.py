@@ -26,6 +26,7 @@ from docs.book.record import Place
 from docs.excerpts import EXCERPT
 
 INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
+OPTION = re.compile(r"(?<![^\s(\[=])--?[A-Za-z][\w-]*")  # it is not broken at its signs
 PANEL = re.compile(r"<!-- panel: (\w+) -->")
 REPLAY = "<!-- replay -->"
 CLASSES = {
@@ -185,7 +186,8 @@ class Page(RendererHTML):
             return self.link_to(text, env)
         row = env["symbols"].names.get(text)
         mark = "" if row is None else f" data-s={row}"
-        return f"<code{mark}>{html.escape(text)}</code>"
+        whole = OPTION.sub(r'<span class="option">\g<0></span>', html.escape(text))
+        return f"<code{mark}>{whole}</code>"
 
     def html_block(self, tokens, at, options, env) -> str:
         """HTML as it stands; a comment marks where the replay is drawn, or is left out."""

@@ -27,7 +27,7 @@ OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3]
 OFTEN += ["--log-every", 1, "--dropout", 0.1]
 BRIEF = ["--sample", 0, "--validation-tokens", 120]
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
-    "a validation": ("accelerated.evaluation.score", "predictions", 9),
+    "a validation": ("accelerated.evaluation.score", "predictions_of", 9),
     "writing a checkpoint": ("torch", "save", 4),
     "writing the best one": ("torch", "save", 5),  # its validation is in the log by then
     "tokenising": ("accelerated.data.tokenizers:ByteTokenizer", "encode", 3),
