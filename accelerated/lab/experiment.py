@@ -94,7 +94,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
         "runs": {},
     }
     if path.exists():
-        record = read_record(path, {"settings", "machine", "torch", "runs"})
+        record = read_record(path, {*record})
     if record["settings"] != settings:
         raise InputError(
             f"{path} has runs of other settings, {record['settings']} and not {settings}; "

@@ -34,11 +34,11 @@ def at_top_level(latex: str) -> Iterator[tuple[str, bool]]:
         depth += token in OPENS
 
 
-def split(latex: str, separator: str) -> list[str]:
+def split(latex: str, separators: set[str]) -> list[str]:
     """The parts of LaTeX between separators that stand outside of all groups."""
     parts = [""]
     for token, is_outside in at_top_level(latex):
-        if token == separator and is_outside:
+        if token in separators and is_outside:
             parts.append("")
         else:
             parts[-1] += token
@@ -110,7 +110,7 @@ class Symbols:
 def separate_symbols(latex: str) -> list[str]:
     """The symbols of a list of them; commas in brackets separate none."""
     grouped = latex.replace("(", "{(").replace(")", ")}")
-    return [part for part in split(grouped, ",") if part.strip()]
+    return [part for part in split(grouped, {","}) if part.strip()]
 
 
 def is_index(element: ElementTree.Element) -> bool:
@@ -145,13 +145,8 @@ def piece_html(latex: str, symbols: Symbols, display: bool) -> str:
 
 def apart(latex: str) -> list[str]:
     """The formulas that stand in one line of LaTeX, with a wide space between two of them."""
-    parts = [""]
-    for token, is_outside in at_top_level(latex):
-        if is_outside and token in SPACES and parts[-1].strip():
-            parts.append("")
-        else:
-            parts[-1] += token  # a space at the begin indents
-    return parts
+    parts = split(latex, SPACES)
+    return parts if parts[0].strip() else [latex]  # a space at the begin indents
 
 
 def flowing(latex: str, symbols: Symbols, display: bool) -> str:
@@ -195,7 +190,7 @@ def reason_html(latex: str, symbols: Symbols) -> str:
 
 def row_html(latex: str, symbols: Symbols) -> tuple[str, int]:
     """(a row of an aligned formula, its number of columns without the reason's)."""
-    cells = [cell.strip() for cell in split(latex, "&")]
+    cells = [cell.strip() for cell in split(latex, {"&"})]
     reason = ""
     if len(cells) > 1 and cells[-1].startswith(r"\text{"):
         reason = reason_html(cells.pop(), symbols)
@@ -212,7 +207,7 @@ def display_formula(latex: str, symbols: Symbols) -> str:
     label = f'role="math" aria-label="{html.escape(latex)}"'
     if aligned is None:
         return f'<div class="formula" {label}>{flowing(latex, symbols, True)}</div>'
-    rows = [row_html(row, symbols) for row in split(aligned[1], r"\\") if row.strip()]
+    rows = [row_html(row, symbols) for row in split(aligned[1], {r"\\"}) if row.strip()]
     columns = max(count for _, count in rows)
     shown = "".join(row for row, _ in rows)
     return f'<div class="formula aligned" style="--columns: {columns}" {label}>{shown}</div>'

@@ -89,7 +89,7 @@ def test_a_row_that_does_not_exist_is_refused_before_anything_is_trained(conduct
 
 def test_runs_of_other_settings_are_refused(conduct, tmp_path):
     record = tmp_path / "toy.json"
-    content = '{"settings": 5, "machine": "", "torch": "", "runs": {}}'
+    content = '{"settings": 5, "machine": "", "torch": "", "python": "", "runs": {}}'
     record.write_text(content)
     words = "toy.json has runs of other settings, 5 and not {'updates': 50}"
     assert words in refusal(conduct, "")
