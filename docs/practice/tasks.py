@@ -7,6 +7,7 @@ reference.
 """
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,11 @@ class Task(NamedTuple):
         if callable(self.inputs):
             return self.inputs(rng, **sizes)
         return normals(rng, sizes, self.inputs)
+
+
+def tasks_of(file: str) -> list[Task]:
+    """The tasks of a file, in order."""
+    return importlib.import_module(f"docs.practice.judged.{file}").TASKS
 
 
 class Mistake(NamedTuple):
