@@ -1,9 +1,9 @@
 """Judges answers: on fixed examples of different sizes, then on random small ones.
 
 __main__.py and test_practice.py use it. Each file is run in a process of its own (answering.py),
-which is ended if it takes too long. What it returned is compared here. An answer that loops, prints,
-raises, ends Python, changes its arguments or returns something else than arrays is refused with one
-sentence, and the next one is judged.
+which is ended if it takes too long, and what it returned is compared here. An answer that loops,
+prints, raises, ends Python, changes its arguments or returns something else than arrays is refused
+with one sentence, and the next one is judged.
 """
 
 import contextlib

@@ -134,8 +134,8 @@ def test_what_a_file_leaves_running_is_ended(text, tmp_path):
 def test_functions_that_an_answer_replaces_make_nothing_right(tmp_path):
     """The comparison is not in its process."""
     lines = "np.array_equal = np.allclose = np.isclose = lambda *given, **more: True"
-    text = f"import numpy as np\n{lines}\n\ndef causal_mask(n, k):\n    return np.ones((n, k), bool)\n"
-    (tmp_path / "transformer.py").write_text(text)
+    answer = "def causal_mask(n, k):\n    return np.ones((n, k), bool)\n"
+    (tmp_path / "transformer.py").write_text(f"import numpy as np\n{lines}\n\n{answer}")
     verdicts = judging.judge_file(tmp_path, "transformer", "causal_mask")
     assert verdicts[0].status == "wrong"
 
