@@ -3,10 +3,8 @@
 A page is page/page.html, with book.css, its scripts, a text and data inside: it loads nothing.
 """
 
-import base64
 import errno
 import html
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -14,12 +12,10 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from markdown_it import MarkdownIt
 
-from docs.book.method import method_data
-from docs.book.replay import replay_data
 from docs.book.text import REPLAY, file_text, markdown_of, page_text
+from docs.book.values import as_json, is_kept, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
 PAGE = Path(__file__).parent / "page"
@@ -41,6 +37,8 @@ MENU = {  # {group: patterns of its pages}
     "Decisions": ["docs/decisions/*.md"],
     "More": ["docs/**/*.md"],
 }
+NOTHING = "{}"  # data of a page of text
+WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
 NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
 
 
@@ -127,22 +125,23 @@ def neighbours_html(here: Path) -> str:
     return f'<nav class="neighbours" aria-label="Pages before and after">{"".join(links)}</nav>'
 
 
-def encoded(value: object) -> dict:
-    """What JSON has no form for: an array, whose numbers are float32 in base64, and a call."""
-    if not isinstance(value, np.ndarray):
-        return vars(value)
-    with np.errstate(over="ignore"):  # the lowest float64 becomes -inf
-        numbers = value.astype(np.float32)
-    data = base64.b64encode(numbers.tobytes()).decode()
-    return {"shape": value.shape, "kind": value.dtype.kind, "data": data}
+def is_chapter(path: Path) -> bool:
+    """Whether a page shows a reference's code beside its text."""
+    return path.stem in METHODS and path.parent.name == "docs"
 
 
-def data_of(path: Path) -> dict:
-    """All that a page shows beside its text."""
-    data = method_data(path.stem) if path.stem in METHODS and path.parent.name == "docs" else {}
-    if path.suffix == ".md" and REPLAY in path.read_text():
-        data["replay"] = replay_data()
-    return data
+def data_of(path: Path, whole: bool) -> str:
+    """JSON of all that a page shows beside its text.
+
+    A chapter's values may be missing yet; `whole` waits for them.
+    """
+    if is_chapter(path):
+        return values_of(path.stem) if whole or is_kept(path.stem) else WAITING
+    if path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8"):
+        from docs.book.replay import replay_data  # NumPy and a reference
+
+        return as_json({"replay": replay_data()})
+    return NOTHING
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:
@@ -154,46 +153,44 @@ def addresses_of_functions(path: Path) -> dict[str, str]:
     return {name: f"{page}#{name}" for name in definitions(reference)}
 
 
-def scripts_for(data: dict) -> str:
+def scripts_for(path: Path, data: str) -> str:
     """The JavaScript of a page, without what it does not need."""
     needed = ["book.js"]
-    if data:
-        needed.append("heat.js")
-    if "replay" in data:
-        needed.append("replay.js")
-    if "functions" in data:
-        needed.append("panel.js")
-    make = re.search(r"^function make\(.*?^\}", VIEW.read_text(), re.M | re.S)[0]
-    return "\n".join([make, *((PAGE / name).read_text() for name in needed)])
+    if data == WAITING:
+        needed.append("waiting.js")
+    elif data != NOTHING:
+        needed += ["heat.js", "panel.js" if is_chapter(path) else "replay.js"]
+    make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
+    return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 
 
-def write_page(out: Path, path: Path) -> int:
-    """Write a page of the book and return its size in bytes.
-
-    In its JSON no < stands, so that no text can end the script.
-    """
-    data = data_of(path)
+def page_of(path: Path, whole: bool = False) -> str:
+    """A page of the book; `whole` waits until a chapter's values are recorded."""
+    data = data_of(path, whole)
     if path.suffix in (".md", ".ipynb"):
         text = page_text(path, pages(), addresses_of_functions(path))
     else:
         text = file_text(path, str(path.relative_to(ROOT)))
-    light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(), re.S)
-    script = json.dumps(data, separators=(",", ":"), default=encoded)
+    light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(encoding="utf-8"), re.S)
     parts = {
         "TITLE": html.escape(title_of(path)),
         "LIGHT": light,
         "DARK": dark,
-        "STYLE": (PAGE / "book.css").read_text(),
-        "KIND": "method" if "functions" in data else "text",
+        "STYLE": (PAGE / "book.css").read_text(encoding="utf-8"),
+        "KIND": "method" if is_chapter(path) and data != WAITING else "text",
         "MENU": menu_html(path),
         "CONTENTS": text.contents,
         "TEXT": text.article + neighbours_html(path),
-        "DATA": script.replace("<", "\\u003c"),
-        "SCRIPT": scripts_for(data),
+        "DATA": data,
+        "SCRIPT": scripts_for(path, data),
     }
-    blank = (PAGE / "page.html").read_text()
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
-    return (out / pages()[path]).write_bytes(page.encode())
+    blank = (PAGE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
+
+
+def write_page(out: Path, path: Path) -> int:
+    """Write a page of the book and return its size in bytes."""
+    return (out / pages()[path]).write_bytes(page_of(path, whole=True).encode())
 
 
 def build(out: Path) -> dict[str, int]:

@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
+from docs.book import values
 from docs.book.__main__ import main
 from docs.excerpts import definitions
 from reference.gradients import read_case
@@ -41,7 +44,8 @@ def book(tmp_path_factory):
     with FileLock(folder.with_suffix(".lock")):
         if not built.exists():
             command = [sys.executable, "-m", "docs.book", "--out", folder]
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350)
+            own = os.environ | {"PALIMPSEST_CACHE": str(folder.with_suffix(".values"))}
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350, env=own)
             built.touch()
     return folder
 
@@ -183,6 +187,52 @@ def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages,
             fields = data["values"][data["states"][0][0]]["parts"].values()
             largest = [np.abs(array_of(data, number)).max() or 1 for number in fields]
             assert found["largest"] == pytest.approx(largest, rel=1e-3), where
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The address of a book that is served; of Memformer alone the values are kept."""
+    monkeypatch.setenv("PALIMPSEST_CACHE", str(tmp_path))
+    values.file_of.cache_clear()
+    for method in METHODS:
+        name = values.file_of(method)
+        if method == "memformer":
+            values.keep(name, '{"functions":{},"kept":true}')
+    values.file_of.cache_clear()
+    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        yield re.search(r"http://\S+", process.stdout.readline())[0]
+        process.terminate()
+
+
+def asked(address, **how):
+    """(status, text) of a page."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, **how)) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+def test_a_served_book_shows_a_chapters_text_before_its_values(served):
+    """And says when they are there; it has pages of the book, and no other file."""
+    status, first = asked(served)
+    assert status == 200 and "Palimpsest" in first
+    assert asked(f"{served}memformer.html", method="HEAD") == (200, "")
+    assert '"kept":true' in asked(f"{served}memformer.html")[1]
+    assert asked(f"{served}compressive.html", method="HEAD") == (202, "")
+    status, text = asked(f"{served}compressive.html")
+    assert status == 200 and '"waiting":true' in text and "Compressive" in text
+    for name in ("nothing.html", "../pyproject.toml", "%2e%2e/pyproject.toml"):
+        assert asked(served + name)[0] == 404
+
+
+@pytest.mark.parametrize("words", [["--out", ""], ["--out", "a\0b"], ["--port", "99999"]])
+def test_a_bad_option_is_refused_in_a_line(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "expected" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_page_that_is_not_the_books_is_not_overwritten(tmp_path, capsys):
