@@ -11,7 +11,8 @@ import webbrowser
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from docs.book.site import METHODS, page_of, pages
+from docs.book.search import index_script
+from docs.book.site import INDEX, METHODS, page_of, pages
 from docs.book.values import is_kept, record_all
 
 ADDRESS = "127.0.0.1"  # nobody else's machine sees it
@@ -22,17 +23,18 @@ class Handler(BaseHTTPRequestHandler):
     """Answers for the pages of the book, by name, and for nothing else."""
 
     def do_GET(self) -> None:  # the name that http.server asks for
-        """Send a page; HEAD's question, whether a chapter's values are there, is `do_HEAD`."""
+        """Send a page, or the index of the search box."""
         name = self.name_asked()
         path = {page: path for path, page in pages().items()}.get(name)
-        if path is None:
+        if path is None and name != INDEX:
             self.send_error(HTTPStatus.NOT_FOUND, "the book has no such page")
             return
         with BUILDING:
-            body = page_of(path).encode()
-        self.begin(HTTPStatus.OK, len(body))
+            body = page_of(path) if path else index_script(pages())
+        kind = "text/html" if path else "text/javascript"
+        self.begin(HTTPStatus.OK, len(body.encode()), kind)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader went on
-            self.wfile.write(body)
+            self.wfile.write(body.encode())
 
     def do_HEAD(self) -> None:
         """Say whether a chapter's values are there: 200, or 202 if they are still recorded."""
@@ -44,10 +46,10 @@ class Handler(BaseHTTPRequestHandler):
         """The page that is asked for."""
         return self.path.partition("?")[0].strip("/") or "index.html"
 
-    def begin(self, status: HTTPStatus, length: int) -> None:
+    def begin(self, status: HTTPStatus, length: int, kind: str = "text/html") -> None:
         """Send a reply's first lines."""
         self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(length))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+from docs.book.search import index_script
 from docs.book.text import REPLAY, file_text, markdown_of, page_text
 from docs.book.values import as_json, is_kept, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
@@ -39,6 +40,7 @@ MENU = {  # {group: patterns of its pages}
 }
 NOTHING = "{}"  # data of a page of text
 WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
+INDEX = "search-index.js"  # what the search box finds
 NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
 
 
@@ -155,7 +157,7 @@ def addresses_of_functions(path: Path) -> dict[str, str]:
 
 def scripts_for(path: Path, data: str) -> str:
     """The JavaScript of a page, without what it does not need."""
-    needed = ["book.js"]
+    needed = ["book.js", "search.js"]
     if data == WAITING:
         needed.append("waiting.js")
     elif data != NOTHING:
@@ -202,4 +204,5 @@ def build(out: Path) -> dict[str, int]:
     for page in map(out.joinpath, pages().values()):
         if page.exists() and MARK not in page.read_bytes():
             raise OSError(errno.EEXIST, f"{page.name} is there and is no page of the book")
+    (out / INDEX).write_text(index_script(pages()), encoding="utf-8")
     return {page: write_page(out, path) for path, page in pages().items()}

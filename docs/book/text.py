@@ -100,6 +100,13 @@ def coloured(kind: tuple, text: str) -> str:
     return text
 
 
+def anchor_of(heading: str, before: Counter) -> str:
+    """The anchor that GitHub gives a heading; `before` counts those of the page so far."""
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    before[anchor] += 1
+    return anchor if before[anchor] == 1 else f"{anchor}-{before[anchor] - 1}"
+
+
 def inline_math(state: object, silent: bool) -> bool:
     """The rule of $`formula`$."""
     match = INLINE_MATH.match(state.src, state.pos)
@@ -205,11 +212,7 @@ class Page(RendererHTML):
     def heading_open(self, tokens, at, options, env) -> str:
         """A heading, with the anchor that GitHub gives it and the function of the panel."""
         tag = tokens[at].tag
-        words = re.sub(r"[^\w\- ]", "", tokens[at + 1].content.lower())
-        anchor = words.replace(" ", "-")
-        env["anchors"][anchor] += 1
-        if env["anchors"][anchor] > 1:
-            anchor += f"-{env['anchors'][anchor] - 1}"
+        anchor = anchor_of(tokens[at + 1].content, env["anchors"])
         env["headings"].append((tag, anchor, tokens[at + 1]))
         after = tokens[at + 3] if at + 3 < len(tokens) else tokens[at]
         panel = PANEL.match(after.content)

@@ -133,6 +133,24 @@ def test_no_link_is_dead(book):
     assert not dead, f"{len(dead)} of {count} links are dead: {dead[:20]}"
 
 
+def test_what_the_search_box_finds_is_there(book):
+    """Titles, headings, functions and terms lead to a page and an anchor or a function of it."""
+    script = (book / BOOK.INDEX).read_text()
+    found = json.loads(script.removeprefix("window.searchEntries = ").removesuffix(";\n"))
+    assert len(found) > 500
+    names = [name for name, _, _ in found]
+    assert {"slot_attention_backward", "fixed_gate_forward", "rollout", "Glossary"} <= {*names}
+    for name, _, address in found:
+        page, _, anchor = address.partition("#")
+        text = (book / page).read_text()
+        places = {
+            "",
+            *re.findall(r'\bid="([^"]+)"', text),
+            *data_of(book / page).get("functions", {}),
+        }
+        assert anchor in places, f"{name} is not at {address}"
+
+
 def test_a_missing_package_is_named_in_one_line():
     hide = "import sys, importlib.util as u; f = u.find_spec; "
     hide += "u.find_spec = lambda n: None if n in ('latex2mathml', 'pygments') else f(n); "
@@ -156,6 +174,8 @@ FAULTS_OF_A_PAGE = {  # what measure_book.js finds
     "hidden": "something is hidden",
     "anchors": "a page opens at another place than its anchor",
     "symbols": "symbols that are explained to a pointer alone",
+    "menu": "links of the menu that cannot be clicked",
+    "search": "the search box",
     "turned": "turning from text to code and back",
 }
 
