@@ -32,7 +32,8 @@ from accelerated.attention.heads import (
     region,
 )
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
-from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
+from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params
+from reference.variants.pretrained_recurrence import pooled_rows
 
 
 class State(NamedTuple):

@@ -85,7 +85,9 @@ def fields_of(text: str) -> dict:
 
 def segment_of(reference: ModuleType, rows: dict) -> Segment:
     """A segment from its arrays."""
-    task = reference.Task(**subtree(rows, "task.")) if "task.kind" in rows else None
+    task = None
+    if "task.kind" in rows:
+        task = module_of(reference, "Task").Task(**subtree(rows, "task."))
     return Segment(rows["tokens"], rows["targets"], rows["scored"], rows["starts"], task)
 
 
@@ -100,6 +102,25 @@ def inputs_of(params: dict, state: NamedTuple) -> dict:
 
 # ----------------------------------------------------------------------------
 # derivatives: by finite differences, with what is stopped held at its value, and by hand
+def modules_of(reference: ModuleType) -> list[ModuleType]:
+    """The modules that a paper's functions stand in: its file, and its variants if it has any."""
+    if not hasattr(reference, "operations_of"):
+        return [reference]
+    paper = reference.__name__.rpartition(".")[2]
+    # By its own importlib: a changed copy of a file has a changed copy of its variants
+    return [reference, reference.importlib.import_module(f"reference.variants.{paper}")]
+
+
+def module_of(reference: ModuleType, name: str) -> ModuleType:
+    """The module of a paper that has a function or class; the paper's file if none has."""
+    return next((each for each in modules_of(reference) if hasattr(each, name)), reference)
+
+
+def function_of(reference: ModuleType, name: str) -> Callable:
+    """A paper's function, from its file or its variants."""
+    return getattr(module_of(reference, name), name)
+
+
 def stopped(case: Case) -> dict:
     """{function: the arguments that are data to it}."""
     reference = case.reference
@@ -159,15 +180,18 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
 @contextlib.contextmanager
 def held_functions(case: Case) -> Iterator[Holder]:
     """Inside the block the reference's functions hold what is stopped; gives the Holder."""
-    reference = case.reference
     holder = Holder()
-    before = {name: vars(reference)[name] for name in stopped(case)}
+    before = []
     for name, names in stopped(case).items():
-        vars(reference)[name] = holder.holding(before[name], names)
+        module = module_of(case.reference, name)
+        function = getattr(module, name)
+        before.append((module, name, function))
+        setattr(module, name, holder.holding(function, names))
     try:
         yield holder
     finally:
-        vars(reference).update(before)
+        for module, name, function in before:
+            setattr(module, name, function)
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
@@ -228,17 +252,17 @@ class Calls:
     """What a rollout called: the arguments of forward functions, and who called whom backwards."""
 
     def __init__(self, reference: ModuleType):
-        self.reference = reference
+        self.files = {module.__file__ for module in modules_of(reference)}
         self.given = collections.defaultdict(dict)  # {forward function: {their shapes: arguments}}
         self.inside = collections.defaultdict(set)  # {backward function: those that it called}
-        self.first_line = {}  # of each backward function, in the order of returning
+        self.places = {}  # {backward function: its module and line}, in the order of returning
         self.stack = [""]
 
     def notice(self, frame: FrameType, event: str, result: object) -> None:
         """The profile function."""
         code = frame.f_code
         name = code.co_name
-        if code.co_filename != self.reference.__file__:
+        if code.co_filename not in self.files:
             return
         if name.endswith("forward") and event == "call":
             given = dict(frame.f_locals)  # of a call that begins: its arguments
@@ -249,7 +273,7 @@ class Calls:
             self.stack.append(name)
         elif name.endswith("backward") and event == "return":
             self.stack.pop()
-            self.first_line.setdefault(name, code.co_firstlineno)
+            self.places.setdefault(name, (frame.f_globals["__name__"], code.co_firstlineno))
 
 
 def gradients_of(case: Case, calls: Calls | None = None) -> dict:
@@ -311,8 +335,8 @@ class Alone(NamedTuple):
 def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
     """A backward function's call on random numbers of the shapes that were given to its forward."""
     rng = np.random.default_rng(0)
-    forward = vars(case.reference)[forward_of(name)]
-    backward = vars(case.reference)[name]
+    forward = function_of(case.reference, forward_of(name))
+    backward = function_of(case.reference, name)
     given = random_like(given, rng)
     names, arrays = zip(*leaves(given), strict=True)
     holder.values.clear()
@@ -418,7 +442,7 @@ def guilty(case: Case, calls: Calls) -> list[str]:
     wrong = []
     unchecked = []
     with held_functions(case) as holder:
-        for name in calls.first_line:
+        for name in calls.places:
             given = calls.given[forward_of(name)].values()
             if not given or name == "auxiliary_backward":
                 unchecked.append(name)
@@ -480,7 +504,8 @@ def check(paper: str, name: str, whole: bool) -> float:
 def print_guilty(case: Case, calls: Calls) -> None:
     """Print the functions to look at, and how their gradients come to the loss."""
     for name in guilty(case, calls):
-        print(f"  look at {name} ({case.reference.__name__}, line {calls.first_line[name]})")
+        module, line = calls.places[name]
+        print(f"  look at {name} ({module}, line {line})")
         print(f"  callers, on the way to the loss: {', '.join(callers(calls, name)) or 'none'}")
 
 

@@ -37,18 +37,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reference.memorizing import check_gradients
 from reference.pretrained_recurrence import (
     DEVIATION,
     NORM_EPSILON,  # noqa: F401  of accelerated/lab/systems/roberta.py
     add_into,
     affine_backward,
     affine_forward,
-    check_gradients,
     cross_entropy_backward,
     cross_entropy_forward,
     dropout,
+    init_affine,
     init_gpt2,
-    init_network,
     init_norm,
     layer_norm_backward,
     layer_norm_forward,
@@ -507,6 +507,16 @@ def fit_answers(params, config, windows, answer):
 
 # ----------------------------------------------------------------------------
 # starting values: every parameter by its name; a first reading skips them
+def init_network(config, rng, outputs):
+    """The network that makes so many outputs of z."""
+    p = {}
+    fan_in = config.width
+    for layer in range(1, config.module_layers + 1):
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", outputs, fan_in)
+
+
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     d = config.width

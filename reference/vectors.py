@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.check import GIVEN, INNER, CheckError, exit_code
-from reference.gradients import Case, fields_of
+from reference.gradients import Case, fields_of, module_of, modules_of
 from reference.memformer import Segment
 from reference.rollout import named, rollout_forward, segments_backward
 
@@ -52,11 +52,12 @@ def random_case(
     params = {n: on_grid(p + 0.3 * rng.standard_normal(p.shape)) for n, p in params.items()}
     fresh = reference.initial_state(params, config, LANES)
     state = fresh._make(random_field(field, config, rng) for field in fresh)
-    if not hasattr(reference, "Task") or config.encoder_layers == 0:
+    module = module_of(reference, "Task")
+    if not hasattr(module, "Task") or config.encoder_layers == 0:
         tasks = None
     segments: list = []
     for k in range(SEGMENTS):
-        task = random_task(reference, config, tasks[k], rng) if tasks and tasks[k] else None
+        task = random_task(module, config, tasks[k], rng) if tasks and tasks[k] else None
         segments.append(random_segment(config, k, segments, rng)._replace(task=task))
     return Case(reference, config, params, state, segments)
 
@@ -95,17 +96,17 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
 
 
 def random_task(
-    reference: ModuleType, config: Any, kinds: tuple, rng: np.random.Generator
+    module: ModuleType, config: Any, kinds: tuple, rng: np.random.Generator
 ) -> NamedTuple:
     """A Task of random tokens with a kind for each lane; infilling lanes have padding."""
     n = config.segment
     reading, prompt = rng.integers(config.vocabulary, size=(2, LANES, n))
     readable = np.ones((LANES, n), bool)
-    infilling = reference.TASKS.index("infilling")
+    infilling = module.TASKS.index("infilling")
     for lane in np.flatnonzero(np.array(kinds) == infilling):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
-    return reference.Task(np.array(kinds), reading, readable, prompt)
+    return module.Task(np.array(kinds), reading, readable, prompt)
 
 
 def given_of(case: Case) -> dict:
@@ -207,6 +208,7 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
     The values are those of a reference's functions when they return. note(name) is called when a
     value comes to be.
     """
+    files = {module.__file__ for module in modules_of(reference)}
     stack = [("", 0, Counter(), [])]
     found = {}
 
@@ -230,7 +232,7 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
 
     def on_call(frame: FrameType, event: str, result: Any) -> Callable | None:
         code = frame.f_code
-        if code.co_filename != reference.__file__ or code.co_name.startswith("<"):
+        if code.co_filename not in files or code.co_name.startswith("<"):
             return None
         outer, number, inside, _ = stack[-1]
         if not outer:

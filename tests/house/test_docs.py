@@ -22,7 +22,7 @@ from accelerated.lab.tables.__main__ import TABLES
 from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import parse as parse_training
-from docs.excerpts import EXCERPT, reference_of_pages, with_excerpts
+from docs.excerpts import EXCERPT, definitions, reference_of_pages, with_excerpts
 from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train
 
@@ -114,13 +114,14 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
 @pages
 def test_code_that_is_named_exists(page):
     """`file.py::name`, `path/file.py`, and in a chapter, its results and its answers, functions of
-    the reference.
+    the reference or of its variants.
     """
     text = page.read_text()
     named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
     if page.stem in NAMES:
         functions = re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)
-        named += [(f"reference/{page.stem}.py", name) for name in functions]
+        defined = definitions(ROOT / "reference" / f"{page.stem}.py")
+        assert not {*functions} - {*defined}, "no function of the reference or of its variants"
     for file, name in named:
         defined = rf"^ *(def|class) {name}\b|^{name} = "
         assert re.search(defined, (ROOT / file).read_text(), re.M), f"{file}::{name}"

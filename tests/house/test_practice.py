@@ -182,7 +182,7 @@ def test_masks_are_drawn_beside_each_other():
 
 
 BREAK = re.compile(
-    r"^`(reference/\w+\.py)`, `(\w+)`:\n\n```diff\n- (.*?)\n\+ (.*?)\n```\n\nRun `(.*?)`"
+    r"^`(reference/[\w/]+\.py)`, `(\w+)`:\n\n```diff\n- (.*?)\n\+ (.*?)\n```\n\nRun `(.*?)`"
     r".*?```text\n(.*?)```",
     re.M | re.S,
 )
@@ -202,7 +202,6 @@ def test_what_breaks_says_what_the_page_shows(
     reference = importlib.import_module(f"reference.{name}")
     if "--check" in command:
         module = changed(reference, function, old, new)
-        module.__name__ = reference.__name__
         monkeypatch.setitem(sys.modules, reference.__name__, module)
         assert gradients.main(name, command.split()[3:]) == 1
         printed = capsys.readouterr().out

@@ -29,8 +29,10 @@ from accelerated.models import NAMES
 from tests.tools.mutants import Mutant, mutants_of, planted, sample
 
 ROOT = Path(__file__).parents[2]
+VARIANTS = ROOT / "reference" / "variants"
 ROOMS = ("accelerated/attention", "accelerated/generation")
 FILES = [f"{side}/{model}.py" for side in ("reference", "accelerated") for model in NAMES]
+FILES += sorted(f"reference/variants/{path.name}" for path in VARIANTS.glob("[a-z]*.py"))
 FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"]
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:

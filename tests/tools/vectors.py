@@ -22,6 +22,7 @@ from accelerated.training.settings import TrainingConfig
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence, vectors
 from reference.gradients import Case
 from reference.rollout import rollout_backward, rollout_forward
+from reference.variants import pretrained_recurrence as pooling
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
 from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, VARIANTS, config_of
@@ -248,10 +249,10 @@ def pretrained_recurrence_rules() -> dict:
 def pooling_rules() -> list[dict]:
     """How many positions are pooled of whole windows and of shorter ones."""
     rules = []
-    for pool in pretrained_recurrence.POOLS:
+    for pool in pooling.POOLS:
         config = pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
         for tokens in (6, 4, 2, 1):
-            pooled = pretrained_recurrence.pooled_rows(config, tokens)
+            pooled = pooling.pooled_rows(config, tokens)
             rule = {"window": 6, "overlap": 2, "pool": pool, "tokens": tokens, "pooled": pooled}
             rules.append(rule)
     return rules
