@@ -25,7 +25,7 @@ from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, Report, models_by_size
 from accelerated.evaluation.score import Answer, TrainedRun, check_numbers
-from accelerated.models import ModelConfig
+from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model, parameter_type

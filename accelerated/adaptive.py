@@ -95,12 +95,12 @@ class AdaptiveSoftmax(NamedTuple):
         hidden: Tensor,
         targets: Tensor,
         rows_of_tails: Sequence[Tensor],
-        nats_of: Callable[[Tensor, Tensor, Tensor], Tensor],
+        cross_entropy_sum: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it. nats_of(hidden, matrix, targets)
-        is the same for one matrix.
+        A tail is computed only for the rows whose target is in it. cross_entropy_sum(hidden,
+        matrix, targets) is the same for one matrix.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster
@@ -110,8 +110,8 @@ class AdaptiveSoftmax(NamedTuple):
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
-            nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start)
-        return nats + nats_of(hidden, self.head_matrix(), in_head)
+            nats = nats + cross_entropy_sum(narrow, tail.embedding, targets[rows] - start)
+        return nats + cross_entropy_sum(hidden, self.head_matrix(), in_head)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

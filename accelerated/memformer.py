@@ -45,7 +45,7 @@ from accelerated.attention.signed_distance import (
 )
 from accelerated.attention.slots import Writer
 from accelerated.data.config import CONTINUATION
-from accelerated.data.tasks import Task
+from accelerated.data.lanes import Task
 from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
 from reference.memformer import SPECIALS, Config, init_params
 

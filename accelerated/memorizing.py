@@ -26,7 +26,6 @@ from accelerated.attention.heads import (
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
     offsets_by_distance,
-    offsets_for,
     sliding_attention,
     tables_by_distance,
 )
@@ -83,17 +82,17 @@ class Layer(Recomputable):
         x: Tensor,
         previous: KeyValue,
         memory: Memory,
-        offset: Tensor,
+        by_distance: Tensor,
     ) -> tuple[Tensor, KeyValue]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
-        offset: what is added to the scores of local attention, (H, N, 2N)
+        by_distance: what is added to scores, (H, 3N - 1)
         """
         query, scaled, own, keys, values = self.project_beside(x, *previous)
         dropout = self.config.dropout if self.training else 0.0
-        attended = sliding_attention(scaled, keys, values, offset, dropout)
+        attended = sliding_attention(scaled, keys, values, by_distance, dropout)
         if query is not None:
             attended = self.retrieve(query, attended, memory)
         return self.finish(x, attended), own
@@ -183,12 +182,8 @@ class Memorizing(Model):
         self.check_segment(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
-        length = tokens.shape[1]
-        # (L, H, N, 2N), or (L, H, N) for a GPU's kernel
-        offsets = offsets_for(x, by_distance, length, self.config.head_width)
+        offsets = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
         pairs = []
-        # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
         previous = zip(state.keys.unbind(1), state.values.unbind(1), strict=True)
         for layer, pair, offset in zip(self.layers, previous, offsets, strict=True):
             x, pair = layer(x, pair, memory, offset)  # keys and values (B, H, N, E)

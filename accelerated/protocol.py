@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import Declared, logits_from
-from accelerated.data.tasks import Task
-from accelerated.models import ModelConfig
+from accelerated.data.lanes import Task
+from accelerated.presets import ModelConfig
 
 
 class State(Protocol):

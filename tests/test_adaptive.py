@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from accelerated import replay
 from accelerated.compressive import Compressive
-from accelerated.loss.chunks import IGNORED
-from accelerated.replay import logits_in_chunks, nats_of, summed_nats
+from accelerated.replay import IGNORED, cross_entropy_sum, logits_in_chunks, summed_nats
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients
@@ -94,7 +93,7 @@ def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
 
     def by_tails(x, matrix, aims):
         rows_of_tails = matrix.rows_of_tails(aims.numpy(), x.device)
-        return matrix.summed_nats(x, aims, rows_of_tails, nats_of)
+        return matrix.summed_nats(x, aims, rows_of_tails, cross_entropy_sum)
 
     expected = results(by_log_probabilities)
     assert_agree(expected, results(lambda x, m, t: summed_nats(x[None], m, t[None])), 1e-12)

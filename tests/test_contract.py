@@ -13,8 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accelerated.generation.any_model import Stream
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.protocol import computing_in, detach, keep_lanes
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
@@ -70,7 +69,7 @@ def test_accelerated_equals_reference(paper, name, monkeypatch):
     A document starts in the second segment. Every parameter gets gradient, except key biases and a
     compression without a loss.
     """
-    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
+    monkeypatch.setattr("accelerated.fast.attention_cpu.TILE", 3)
     sides = both_sides(paper, name)
     config = sides.config
     params = sides.params

@@ -3,18 +3,50 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.on_a_cpu import ProjectUnitHeads
-
 NORM_EPSILON = 1e-6  # added under the square roots
-ALIGNMENT = 64  # of the columns of a product, on a GPU
+# Whether there is the room of faster paths, which can be deleted
+HAS_FAST_PATHS = find_spec("accelerated.fast.paths") is not None
 # Triton comes with torch's builds for CUDA, but not all; before torch 2.7 kernels took no tuples
 HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= "2.7"  # as versions
+
+Function = TypeVar("Function", bound=Callable)
+
+
+# Faster paths
+
+
+def with_fast_path(plain: Function) -> Function:
+    """A function that may be replaced by the faster one of its name in accelerated/fast/paths.py.
+
+    The faster one is given `plain`, to call for arguments for which it knows nothing better, and
+    then the arguments. Without the folder accelerated/fast `plain` stays as it is.
+    """
+    if not HAS_FAST_PATHS:
+        return plain
+    name = plain.__name__
+
+    @wraps(plain)
+    def call(*given: Any, **named: Any) -> Any:
+        from accelerated.fast import paths  # not before: its files import those of this room
+
+        return getattr(paths, name)(plain, *given, **named)
+
+    return cast(Function, call)
+
+
+def takes_sdpa(query: Tensor, key: Tensor) -> bool:
+    """Whether attention goes through torch's SDPA, as on a GPU.
+
+    A query that has only one key takes the plain path: its gradient is exactly zero, and SDPA would
+    leave rounding errors.
+    """
+    return query.device.type != "cpu" and key.shape[-2] > 1
 
 
 # Parameters and norms
@@ -115,58 +147,10 @@ def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
     return functional.embedding(tokens, table).to(embedding.dtype)
 
 
-def rows_missing(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
-    """How many rows matrices (..., V, D) lack for a GPU's 16-bit products by them to be aligned.
-
-    A product with V = 50,257 takes seven times as long there as one with 50,304.
-    """
-    if matrix.device.type == "cpu" or matrix.itemsize != 2:
-        return 0
-    return -matrix.shape[-2] % multiple
-
-
-def aligned(matrix: Tensor, multiple: int = ALIGNMENT) -> Tensor:
-    """The matrix (V, D) with as many rows of zeros as it lacks to a multiple."""
-    missing = rows_missing(matrix, multiple)
-    return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix
-
-
+@with_fast_path
 def logits_from(hidden: Tensor, matrix: Tensor) -> Tensor:
     """Rows (..., D) times a vocabulary's matrix (V, D): (..., V)."""
-    return functional.linear(hidden, aligned(matrix))[..., : len(matrix)]
-
-
-# Which path to take
-
-
-def on_plain_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU and nothing is being compiled, as on_a_cpu.py's operations need."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def takes_sdpa(query: Tensor, key: Tensor) -> bool:
-    """Whether attention goes through torch's SDPA, as on a GPU.
-
-    On a CPU only content_attention gains by it, and decides for itself. A query that has only one
-    key takes the plain path: its gradient is exactly zero, and SDPA would leave rounding errors.
-    """
-    return query.device.type != "cpu" and key.shape[-2] > 1
-
-
-def takes_distance_attention(x: Tensor, width: int | None = None) -> bool:
-    """Whether attention with offsets by distance is one kernel (on_a_gpu.py).
-
-    It is for 16-bit numbers on a GPU since Ampere, with Triton, and heads of 16, 32, 64 or 128. The
-    width of a head is x's last axis, if it is not given.
-    """
-    return takes_kernels(x) and (width or x.shape[-1]) in (16, 32, 64, 128)
-
-
-def takes_kernels(x: Tensor) -> bool:
-    """Whether our kernels in Triton take x: 16-bit numbers on a GPU since Ampere."""
-    if x.device.type != "cuda" or x.itemsize != 2 or not HAS_TRITON:
-        return False
-    return torch.cuda.get_device_properties(x.device).major >= 8
+    return functional.linear(hidden, matrix)
 
 
 # Heads
@@ -206,7 +190,8 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def project_unit_heads_plain(
+@with_fast_path
+def project_unit_heads(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)
     heads: int,
@@ -216,15 +201,3 @@ def project_unit_heads_plain(
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     units = [unit_norm(vector) for vector in vectors]
     return (*units, value)
-
-
-def project_unit_heads(
-    x: Tensor,  # (B, N, D)
-    weight: Tensor,  # (m HE, D)
-    heads: int,
-    parts: int,
-) -> tuple[Tensor, ...]:
-    """The same as project_unit_heads_plain, by the fastest path for x."""
-    if on_plain_cpu(x):
-        return ProjectUnitHeads.apply(x, weight, heads, parts, NORM_EPSILON)
-    return project_unit_heads_plain(x, weight, heads, parts)

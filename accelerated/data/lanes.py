@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,6 @@ from accelerated.data.windows import (
     window_at,
 )
 from accelerated.program.errors import InputError
-
-if TYPE_CHECKING:
-    from accelerated.data.tasks import Task
-
 
 # A part of a document, (its number, start, stop): its predictions start .. stop - 1
 Span = tuple[int, int, int]
@@ -142,6 +138,15 @@ def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and field.device.type == "cpu":
         return field.pin_memory().to(device, non_blocking=True)
     return field.to(device)
+
+
+class Task(NamedTuple):
+    """The task of every lane in one segment; axis 0 of every field is the lane."""
+
+    kind: torch.Tensor  # (B,) number in TASKS of data/config.py; Memformer's, section 2.3
+    reading: torch.Tensor  # (B, N) token ids that the encoder reads
+    readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
+    prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
 
 class Segment(NamedTuple):

@@ -3,7 +3,7 @@
 What several share stands here.
 """
 
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 ON_A_GPU = {"dtype": "bfloat16"}
 # Whose key a value is, is learned from few facts and near questions first
@@ -21,3 +21,18 @@ COMPARED: dict[str, Any] = {"width": 128, "heads": 2, "feed_forward": 256}
 # of distances
 TESTED: dict[str, Any] = {"vocabulary": 11, "heads": 2, "feed_forward": 7}
 BUCKETED: dict[str, Any] = {"buckets": 6, "max_distance": 5, "attention_scale": 3.0, "dropout": 0.0}
+
+
+class ModelConfig(Protocol):
+    """What the Config of every model has; it is a frozen dataclass of the model's reference."""
+
+    __dataclass_fields__: ClassVar[dict]
+
+    @property
+    def vocabulary(self) -> int: ...  # V
+    @property
+    def segment(self) -> int: ...  # N
+    @property
+    def width(self) -> int: ...  # D
+    @property
+    def dropout(self) -> float: ...

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from accelerated.attention.heads import HAS_TRITON, Declared
-from accelerated.captured import CapturedBackprop
+from accelerated.attention.heads import HAS_TRITON, Declared, with_fast_path
 from accelerated.program.errors import InputError
 from accelerated.protocol import Model, Recomputable
 from accelerated.replay import BACKPROP, Result
@@ -145,21 +144,13 @@ def prepare_layers(model: Model, training: TrainingConfig) -> None:
             module.compiled = compiles
 
 
+@with_fast_path
 def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
     """How the gradients of a model are computed, as --backprop and --compile say.
 
     What layers do by themselves, prepare_layers tells them.
     """
-    if model.recordable and takes_graphs(training, model.embedding.device):
-        return CapturedBackprop(model, training.backprop)
     return BACKPROP[training.backprop]
-
-
-def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:
-    """Whether back-propagation is by CUDA graphs; what is computed again is not recorded."""
-    computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
-    is_asked_for = training.compile in ("auto", "cudagraphs")
-    return device.type == "cuda" and is_asked_for and not computes_again
 
 
 def takes_regions(training: TrainingConfig, model: Model) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed
 
-from accelerated.models import ModelConfig, model_class
+from accelerated.models import model_class
+from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError
 from accelerated.protocol import State
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention import on_a_cpu, relative_shift, sliding_window
-from accelerated.attention.on_a_cpu import SlidingAttention
+from accelerated.attention import relative_shift, sliding_window
+from accelerated.fast import attention_cpu
+from accelerated.fast.attention_cpu import SlidingAttention
 from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
 
 BFLOAT16 = TOLERANCE["cpu", torch.bfloat16]
@@ -40,6 +41,13 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
     inputs["query"] = size * inputs["query"]
     inputs["offset"] = (size * inputs["offset"]).masked_fill(~seen, -math.inf)
     return inputs
+
+
+def by_distance(inputs):
+    """The same with an offset by distance, as sliding_attention takes it."""
+    offset = inputs.pop("offset")
+    heads, window, _ = offset.shape
+    return inputs | {"by_distance": torch.randn(heads, 3 * window - 1)}
 
 
 def relative_inputs(batch, heads, length, before, width, size=1.0):
@@ -118,7 +126,7 @@ def test_tiled_relative_attention_equals_plain(batch, heads, length, before, wid
     expected = gradients(relative_shift.relative_attention_plain, inputs, measure=True)
     for dtype in types_for(size):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(on_a_cpu, "TILE", tile)
+            patch.setattr(attention_cpu, "TILE", tile)
             # The fast path must not fall back
             patch.setattr(relative_shift, "relative_attention_plain", None)
             typed = in_type(inputs, dtype)
@@ -134,7 +142,7 @@ def test_tiled_relative_attention_in_bfloat16(monkeypatch):
     A sum in bfloat16 stops growing as soon as an addend is below 1/256 of it. Here each of 400
     tiles adds to the gradient of a value.
     """
-    monkeypatch.setattr(on_a_cpu, "TILE", 1)
+    monkeypatch.setattr(attention_cpu, "TILE", 1)
     inputs = in_type(relative_inputs(1, 2, 400, 3, 8), torch.bfloat16)
     inputs["query"].zero_()
     plain = relative_shift.relative_attention_plain
@@ -165,7 +173,7 @@ def test_sliding_attention_is_tiled_unless_it_drops(monkeypatch):
     tiled = Mock(wraps=SlidingAttention.apply)
     monkeypatch.setattr(sliding_window, "sliding_attention_plain", plain)
     monkeypatch.setattr(SlidingAttention, "apply", tiled)
-    inputs = sliding_inputs(1, 2, 2, 3, 4)
+    inputs = by_distance(sliding_inputs(1, 2, 2, 3, 4))
     sliding_window.sliding_attention(*in_type(inputs, torch.bfloat16).values())
     assert (tiled.call_count, plain.call_count) == (1, 0)
     sliding_window.sliding_attention(*inputs.values(), 0.5)

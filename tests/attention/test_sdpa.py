@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from tests.attention.test_paths import relative_inputs, sliding_inputs
+from accelerated.fast import paths  # noqa: F401  the fixture as_on_a_gpu patches it
+from tests.attention.test_paths import by_distance, relative_inputs, sliding_inputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
 from tests.helpers.rollouts import both_sides, check_rollout, random_segments
 from tests.helpers.variants import ONE_OF_EACH, over, pairs
@@ -106,7 +107,7 @@ def rates(calls):
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_attention_is_one_call_off_the_cpu(rate, calls):
     """The device meta stands for a GPU. Only the plain path has the weights that usage needs."""
-    sliding_window.sliding_attention(*on("meta", sliding_inputs(2, 3, 2, 4, 5)), rate)
+    sliding_window.sliding_attention(*on("meta", by_distance(sliding_inputs(2, 3, 2, 4, 5))), rate)
     assert rates(calls) == [rate]
     relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
     _, usage = relative_shift.relative_attention(*relative, rate)
@@ -127,7 +128,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
 
 def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
     """By content, without dropout, in float32 or float64, unless only keys need gradients."""
-    sliding_window.sliding_attention(*on("cpu", sliding_inputs(2, 3, 2, 4, 5)))
+    sliding_window.sliding_attention(*on("cpu", by_distance(sliding_inputs(2, 3, 2, 4, 5))))
     relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
     relative_shift.relative_attention(*relative)
     query, key, value, _, bias, _ = relative

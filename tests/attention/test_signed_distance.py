@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention import signed_distance
 from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
     far_to_near,
     simplified_attention,
     transformer_xl_attention,
 )
+from accelerated.fast import paths
 from reference import memformer as ref
 from tests.helpers.comparison import SEEDS, SIZES, assert_agree, mixture
 
@@ -80,7 +80,7 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     given = (*map(torch.tensor, (query, key, value)), by_distance, hidden)
     actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "PyTorch")
-    with mock.patch.object(signed_distance, "rows_missing", lambda x, multiple: 5):
+    with mock.patch.object(paths, "rows_missing", lambda x, multiple: 5):
         actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "with keys of zeros, as on a GPU")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.data.tasks import Task
+from accelerated.data.lanes import Task
 from accelerated.models import NAMES, model_class, presets_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import eval as evaluation_script
 from accelerated.evaluation.options import REPORTS, report_parser
-from accelerated.generation.pretrained_recurrence import Steps
+from accelerated.fast.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, read_metrics

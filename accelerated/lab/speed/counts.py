@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accelerated.captured import tensors_in
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
 from accelerated.models import NAMES, presets_of
@@ -121,8 +121,8 @@ class Dispatched(TorchDispatchMode):
         if function.namespace != "aten" or starts_nothing:
             return out
 
-        reads = tensors_in((arguments, options))
-        writes = tensors_in(out)
+        reads = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, Tensor)]
+        writes = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.allocate(reads, writes)
         if name.startswith(ALLOCATIONS):
             return out

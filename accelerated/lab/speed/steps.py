@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
-from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.speed.counts import counted, meta_step, state_bytes
 from accelerated.lab.speed.timing import (
     COLUMNS,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching

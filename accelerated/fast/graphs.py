@@ -108,6 +108,16 @@ class CapturedBackprop:
         return self.graphs
 
 
+def takes_graphs(training: Any, device: torch.device) -> bool:
+    """Whether back-propagation is by CUDA graphs, by a TrainingConfig.
+
+    What is computed again is not recorded.
+    """
+    computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
+    is_asked_for = training.compile in ("auto", "cudagraphs")
+    return device.type == "cuda" and is_asked_for and not computes_again
+
+
 class Kind(NamedTuple):
     """What distinguishes the graphs of two stretches: they have other launches or inputs."""
 

@@ -1,7 +1,5 @@
-"""Reads a text token by token as fast as a model's own file here allows."""
+"""What the models' files here share: rows of a segment's tokens, and a token as a CUDA graph."""
 
-import importlib
-import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -9,20 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from accelerated.generation.any_model import AnyModel, Stepper, Stream
+from accelerated.generation.any_model import Stepper, Stream
 from accelerated.protocol import Model, logits_of
-
-
-def stepper_of(model: Model, capture: bool = True) -> Stepper:
-    """The fastest Stepper of a model: its own file's, captured if it is on a GPU; else AnyModel."""
-    file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
-    if importlib.util.find_spec(file) is None:
-        return AnyModel(model)
-    steps = importlib.import_module(file).Steps
-    if not steps.fits(model):
-        return AnyModel(model)
-    on_a_gpu = next(model.parameters()).is_cuda
-    return steps(model, capture and on_a_gpu)
 
 
 class TokenByToken(Stepper):

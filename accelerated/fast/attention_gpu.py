@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accelerated.attention.on_a_cpu import heads_last
+from accelerated.fast.attention_cpu import heads_last
 
 LOG2_E = tl.constexpr(1 / math.log(2))
 FAR_BELOW = tl.constexpr(-1e30)  # where a maximum begins: finite, so that no difference is NaN

@@ -1,7 +1,7 @@
 """Summed -log p of targets, with gradients at once: no logits are kept for a backward pass.
 
-It replaces a softmax whose logits and log-probabilities of all rows are kept. On a GPU one kernel
-makes a chunk's loss and gradient (on_a_gpu.py).
+It replaces a softmax whose logits are made a second time in the backward pass. On a GPU one kernel
+makes a chunk's loss and gradient (loss_gpu.py).
 """
 
 import math
@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import aligned, takes_kernels
+from accelerated.fast.devices import aligned, takes_kernels
+from accelerated.replay import IGNORED
 
-IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
+CHUNK_OF_KERNEL = 2**28  # logits at once, if the kernel takes them: half a GB in 16 bits
 
 
 class ChunkedNats(torch.autograd.Function):
@@ -63,7 +64,7 @@ def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tens
     and means nothing by the plain path.
     """
     if takes_kernels(logits):
-        from accelerated.loss.on_a_gpu import nats_in_place  # Triton: on a GPU alone
+        from accelerated.fast.loss_gpu import nats_in_place  # Triton: on a GPU alone
 
         return nats_in_place(logits, targets, words, IGNORED).sum(), logits
 
