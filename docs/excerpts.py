@@ -84,9 +84,10 @@ def with_excerpts(page: str, reference: Path) -> str:
 
 
 def reference_of_pages() -> dict[Path, Path]:
-    """{page: reference that it shows}: the chapters, and the page of building blocks."""
-    found = {ROOT / "docs" / "building_blocks.md": ROOT / "reference" / "compressive.py"}
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    """{page: reference that it shows}: chapters, their details, the page of building blocks."""
+    docs = ROOT / "docs"
+    found = {docs / "building_blocks.md": ROOT / "reference" / "compressive.py"}
+    for page in [*sorted(docs.glob("*.md")), *sorted(docs.glob("details/*.md"))]:
         reference = ROOT / "reference" / f"{page.stem}.py"
         if reference.exists():
             found[page] = reference

@@ -43,7 +43,7 @@ def entries(pages: dict[Path, str]) -> list[tuple[str, str, str]]:
         found.append((title[0], "", page))
         found += [(words, title[0], f"{page}#{anchor}") for words, anchor in sections]
         reference = reference_of_pages().get(path)
-        if reference is not None and reference.stem == path.stem:
+        if reference is not None and path == ROOT / "docs" / f"{reference.stem}.md":
             name = str(reference.relative_to(ROOT))
             found += [(function, name, f"{page}#{function}") for function in definitions(reference)]
     _, _, glossary = markdown_of(GLOSSARY).partition("## Glossary")

@@ -23,7 +23,10 @@ PAGE = Path(__file__).parent / "page"
 MARK = b"<!-- A page of the book"
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
-METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
+CHAPTERS = [
+    path for path, its in reference_of_pages().items() if path == ROOT / "docs" / f"{its.stem}.md"
+]
+METHODS = [path.stem for path in CHAPTERS]
 MENU = {  # {group: patterns of its pages}
     "Begin": ["README.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
     "Chapters": [
@@ -35,6 +38,7 @@ MENU = {  # {group: patterns of its pages}
     "Results": ["docs/claims.md", "docs/results/*.md"],
     "Use it": [f"docs/{name}.md" for name in ("training", "evaluation", "library", "speed")],
     "Check it, extend it": ["docs/trust.md", "docs/porting.md", "tests/README.md", "docs/*.md"],
+    "Details": ["docs/details/*.md"],
     "Decisions": ["docs/decisions/*.md"],
     "More": ["docs/**/*.md"],
 }
@@ -129,7 +133,7 @@ def neighbours_html(here: Path) -> str:
 
 def is_chapter(path: Path) -> bool:
     """Whether a page shows a reference's code beside its text."""
-    return path.stem in METHODS and path.parent.name == "docs"
+    return path in CHAPTERS
 
 
 def data_of(path: Path, whole: bool) -> str:
@@ -151,7 +155,7 @@ def addresses_of_functions(path: Path) -> dict[str, str]:
     reference = reference_of_pages().get(path)
     if reference is None:
         return {}
-    page = "" if path.stem in METHODS else f"{reference.stem}.html"
+    page = "" if is_chapter(path) else f"{reference.stem}.html"
     return {name: f"{page}#{name}" for name in definitions(reference)}
 
 

@@ -312,17 +312,32 @@ def test_excerpts_are_the_references_code(page, reference):
     assert text == with_excerpts(text, reference), "python -m docs.excerpts"
 
 
+def pages_of(name):
+    """The text of a model's chapter, and that of its details if they are a page of their own."""
+    page = ROOT / "docs" / f"{name}.md"
+    assert page.exists(), f"docs/{name}.md is missing: a paper owes a chapter"
+    details = ROOT / "docs" / "details" / f"{name}.md"
+    return page.read_text(), details.read_text() if details.exists() else ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chapter_is_an_evening(name):
+    """At most 2,500 words beside code, tables and formulas, once its details are a page."""
+    chapter, details = pages_of(name)
+    text = re.sub(r"^```.*?^```$|^\|.*?$", "", chapter, flags=re.M | re.S)
+    words = len(FORMULA.sub("formula", text).split())
+    assert words <= 2500 or not details, f"docs/{name}.md has {words} words"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exercise_has_an_answer_that_runs(name):
     """An exercise is followed by its folded answer, which asserts something."""
     exercise = (
         r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
     )
-    page = ROOT / "docs" / f"{name}.md"
-    assert page.exists(), f"docs/{name}.md is missing: a paper owes a chapter"
-    chapter = page.read_text()
-    answers = re.findall(exercise, chapter, re.M | re.S)
-    assert len(answers) == chapter.count("\n**Exercise ") >= 5
+    text = "\n".join(pages_of(name))
+    answers = re.findall(exercise, text, re.M | re.S)
+    assert len(answers) == text.count("\n**Exercise ") >= 5
     for number, answer in enumerate(answers, 1):
         assert "```python" in answer, f"the answer of exercise {number} has no code"
         assert "assert" in answer, f"the answer of exercise {number} asserts nothing"
