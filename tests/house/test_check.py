@@ -272,15 +272,6 @@ def test_a_port_is_judged_by_the_type_that_it_wrote(dtype, checked):
         assert checked("memorizing/retrieval", rows)[0] == code, factor
 
 
-def test_a_bfloat16_file_is_read_with_a_tolerance_of_its_own(tmp_path):
-    header = b'{"x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
-    content = len(header).to_bytes(8, "little") + header + bytes([0x80, 0x3F, 0x40, 0xC0])
-    (tmp_path / "x").write_bytes(content)
-    array = check.load(tmp_path / "x")[0]["x"]
-    assert array.tolist() == [1.0, -3.0]
-    assert check.tolerance_of(array.dtype) == check.TOLERANCES["BF16"]
-
-
 @pytest.mark.parametrize(
     "vectors,theirs,says",
     [

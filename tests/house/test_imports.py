@@ -45,6 +45,8 @@ ROOMS["lab"] = ROOMS["evaluation"] | {"evaluation"}
 ROOMS["scripts"] = ROOMS["lab"] - {"presets"}
 # A config, its initial values, constants and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "SPECIALS"}
+# Those that RoBERTa's begin with
+FROM_REFERENCE |= {"DEVIATION", "init_affine", "init_gpt2", "init_norm", "prefixed"}
 every_module = pytest.mark.parametrize("module", TREES)
 
 

@@ -23,7 +23,7 @@ VARIANTS = {path.stem: path.read_text() for path in sorted((FOLDER / "variants")
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 VARIANT_TREES = {name: ast.parse(source) for name, source in VARIANTS.items()}
 ALL_TREES = TREES | {f"variants of {name}": tree for name, tree in VARIANT_TREES.items()}
-PAPERS = [name for name in SOURCES if name != "roberta"]  # which has no chapter of its own
+PAPERS = [*SOURCES]
 SECTIONS = [
     "configuration",
     "the method",
@@ -38,6 +38,8 @@ SECTIONS = [
 OLD_SECTIONS = [*SECTIONS[:4], "demonstration", "what every Transformer has", "variants"]
 OLD_SECTIONS += ["starting values", "checks"]
 FIRST = 250  # lines, in which the whole idea stands
+MOST = 750  # lines of a file whose variants stand behind it
+FORWARD = 230  # the line before which its model begins
 IN_BOTH = {"operations_of", "check_config"}  # what a paper's file and its variants both have
 with_variants = pytest.mark.parametrize("name", VARIANTS)
 
@@ -149,6 +151,14 @@ sys.exit(f"imported: {{found}}" if found else 0)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@with_variants
+def test_a_reference_is_read_in_one_sitting(name):
+    lines = SOURCES[name].splitlines()
+    assert len(lines) <= MOST
+    forward = next(n for n, line in enumerate(lines, 1) if line.startswith("def forward("))
+    assert forward < FORWARD
 
 
 @with_variants

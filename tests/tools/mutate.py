@@ -33,7 +33,7 @@ VARIANTS = ROOT / "reference" / "variants"
 ROOMS = ("accelerated/attention", "accelerated/generation", "accelerated/fast/generation")
 FILES = [f"{side}/{model}.py" for side in ("reference", "accelerated") for model in NAMES]
 FILES += sorted(f"reference/variants/{path.name}" for path in VARIANTS.glob("[a-z]*.py"))
-FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"]
+FILES += ["accelerated/lab/systems/roberta.py", "reference/rollout.py"]
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:
     FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))

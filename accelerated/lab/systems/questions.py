@@ -20,11 +20,10 @@ from accelerated.evaluation.options import at_least
 from accelerated.lab.command import parser_of
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
-from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.roberta import Config, Roberta
 from accelerated.lab.trials import SEEDS
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
-from reference.roberta import Config
 
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
 SIZES = {

@@ -1,10 +1,18 @@
 """RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch.
 
-This is reference/roberta.py on any device: Config, parameter names, shapes and initial values are
-the reference's. reader.py trains it.
+An encoder reads at most 512 tokens. A question and what it asks about may have more: each window
+begins with the question and goes on with the next part of the text. The final layer's outputs over
+a window are averaged, a small network makes one vector of the average, and layer 2 of the next
+window attends to that vector beside its own tokens. The answer is a span of the text, yes, or no.
+Every token has a logit to be the span's start and one to be its end. Which of the three it is, is
+read from the [CLS] token's outputs, of which the maximum over all windows is taken.
+
+The package transformers judges it (tests/lab/systems/test_roberta.py); reader.py trains it.
+Decisions Q1 to Q9: docs/decisions/pretrained_recurrence.md.
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +22,63 @@ from torch.nn import functional
 
 from accelerated import pretrained_recurrence
 from accelerated.attention.heads import LayerNorm, look_up, parameter, project_heads
-from reference.roberta import NORM_EPSILON, Config, init_params
+from reference.pretrained_recurrence import (
+    DEVIATION,
+    NORM_EPSILON,
+    init_affine,
+    init_gpt2,
+    init_norm,
+    prefixed,
+)
+
+KINDS = ("span", "yes", "no")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the encoder; impossible combinations raise ValueError naming the field.
+
+    Fields:
+        vocabulary: V, number of token ids
+        width: D, model width, a multiple of heads
+        layers: L, number of layers
+        heads: H, attention heads
+        feed_forward: F, width of the feed-forward hidden layer
+        segment: N, tokens in a window, and rows of the position embedding
+        recurrent: carry a vector from window to window; without it windows are disjoint
+        insertion_layer: the layer at which the vector is inserted, counted from 1
+        module_layers: hidden layers of the network that makes the vector
+        module_width: width of that network's hidden layers
+        dropout: dropout rate in training, 0 to below 1
+    """
+
+    vocabulary: int = 50265
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    segment: int = 512
+    recurrent: bool = True
+    insertion_layer: int = 2
+    module_layers: int = 2
+    module_width: int = 768
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        if self.width % self.heads:
+            nearest = max(1, round(self.width / self.heads)) * self.heads
+            raise ValueError(
+                f"width {self.width} is not a multiple of heads {self.heads}; "
+                f"the nearest is {nearest}"
+            )
+        if not 1 <= self.insertion_layer <= self.layers:
+            raise ValueError(
+                f"insertion_layer is {self.insertion_layer}; it must lie in 1..{self.layers}"
+            )
+        if self.module_layers < 0:
+            raise ValueError(f"module_layers is {self.module_layers}; it must be at least 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
 
 
 class State(NamedTuple):
@@ -85,7 +149,7 @@ class MaskedHead(nn.Module):
 class Roberta(nn.Module):
     """The model.
 
-    `config` is the reference's; the initial weights are those that the reference draws from `seed`.
+    The initial weights are those that `init_params` draws from `seed`.
     """
 
     def __init__(self, config: Config, seed: int = 0):
@@ -192,3 +256,43 @@ class Roberta(nn.Module):
         """
         x, _ = self(tokens, torch.ones_like(scored), self.initial_state(len(tokens)))
         return functional.cross_entropy(self.masked(x[scored], self.embedding), targets[scored])
+
+
+def init_params(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """All parameters as {dotted name: float64 array}, drawn as in the references."""
+    d = config.width
+    params = {
+        "embedding": rng.normal(0, DEVIATION, (config.vocabulary, d)),
+        "positions": rng.normal(0, DEVIATION, (config.segment, d)),
+    }
+    params |= init_norm("embedding_norm", d)
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+    params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d))
+    params |= init_norm("masked.norm", d)
+    params["masked.bias"] = np.zeros(config.vocabulary)
+    params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
+    params |= prefixed("answer.", init_gpt2(rng, "kind", len(KINDS), d))
+    if config.recurrent:
+        params |= prefixed("module.", init_module(config, rng))
+    return params
+
+
+def init_layer(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A layer's; every matrix begins at N(0, 0.02^2), every bias at zero."""
+    d = config.width
+    p = init_norm("norm", d) | init_norm("mlp_norm", d)
+    for name in ("query", "key", "value", "output"):
+        p |= init_gpt2(rng, name, d, d)
+    p |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward)
+
+
+def init_module(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Those of the network that makes the vector (decision Q3: two hidden layers)."""
+    p = {}
+    fan_in = config.width
+    for layer in range(1, config.module_layers + 1):
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", config.width, fan_in)

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.roberta import Config, Roberta
 from accelerated.program.errors import InputError, optional_package
 from accelerated.training.settings import checked
-from reference.roberta import Config
 
 # {our name: theirs}; each has a weight (our scale, if a norm) and a bias
 OF_LAYER = {
