@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.heads import (
-    Declared,
+    ParameterModule,
     at_least_float32,
     logits_from,
     look_up,
@@ -22,7 +22,7 @@ from accelerated.attention.heads import (
 from accelerated.data.lanes import move
 
 
-class Tail(Declared):
+class Tail(ParameterModule):
     """One band of rarer words: a narrow embedding, and its projection to the model's width."""
 
     def __init__(self, words: int, narrow: int, width: int):

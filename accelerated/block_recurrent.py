@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.heads import (
-    Declared,
     LayerNorm,
     Layers,
+    ParameterModule,
     at_least_float32,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_unit_heads,
-    region,
 )
 from accelerated.attention.sliding_window import (
     offsets_by_distance,
@@ -32,7 +32,7 @@ from accelerated.attention.sliding_window import (
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.block_recurrent import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
@@ -46,7 +46,7 @@ class State(NamedTuple):
     values: Tensor  # (B, L, H, W, E)
 
 
-class FixedGate(Declared):
+class FixedGate(ParameterModule):
     """Mixes the carried states with a candidate, at a learned rate for each feature (3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -62,7 +62,7 @@ class FixedGate(Declared):
         return z + g * (carry - z)  # Eq. 3: c g + z (1 - g)
 
 
-class LSTMGate(Declared):
+class LSTMGate(ParameterModule):
     """Mixes the carried states with a candidate, at rates that depend on the input (3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -94,7 +94,7 @@ class Projected(NamedTuple):
     value: Tensor  # V_s
 
 
-class Recurrence(Declared):
+class Recurrence(ParameterModule):
     """A layer's recurrent cell, the horizontal direction (3.2).
 
     After each block its states attend to themselves and to its tokens, and gates update them.
@@ -149,7 +149,7 @@ class Recurrence(Declared):
             state_values.append(value)
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
-    @region
+    @compilable
     def step(
         self,
         states: Tensor,
@@ -197,7 +197,7 @@ class Recurrence(Declared):
         return self.mlp_gate(states, hidden)
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """Layer `number` (from 1): attention, feed-forward, and the recurrent cell if it has one.
 
     Tokens attend to the previous W tokens and, if the layer reads states, in parallel to states.
@@ -263,7 +263,7 @@ class Layer(Recomputable):
             cross = cross.flatten(2, 3)
         return self.finish(x, attended, cross), last, states
 
-    @region
+    @compilable
     def project_beside(
         self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -273,7 +273,7 @@ class Layer(Recomputable):
         values = torch.cat([previous_values, value], 2)
         return query * self.scale[:, None, None], cross_query, keys, values
 
-    @region
+    @compilable
     def finish(self, x: Tensor, attended: Tensor, cross: Tensor | None) -> Tensor:
         """The output (B, N, D) from x and what its heads attended to, (B, H, N, E) each."""
         merged = merge_heads(attended)

@@ -17,11 +17,11 @@ from accelerated.attention.heads import (
     LayerNorm,
     Layers,
     at_least_float32,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_unit_heads,
-    region,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
@@ -29,7 +29,7 @@ from accelerated.attention.sliding_window import (
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.memorizing import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
@@ -55,7 +55,7 @@ def remember(memory: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([kept, rows[:, :, first:]], 2).detach()
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """Layer `number` (from 1): local attention, in the memory layer the lookup, feed-forward."""
 
     def __init__(self, config: Config, number: int):
@@ -97,7 +97,7 @@ class Layer(Recomputable):
             attended = self.retrieve(query, attended, memory)
         return self.finish(x, attended), own
 
-    @region
+    @compilable
     def project_beside(
         self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
     ) -> tuple[Tensor | None, Tensor, KeyValue, Tensor, Tensor]:
@@ -112,7 +112,7 @@ class Layer(Recomputable):
         scaled = query * self.scale[:, None, None]
         return query if self.looks_up else None, scaled, (key, value), keys, values
 
-    @region
+    @compilable
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The output (B, N, D) from x and what its heads attended to, (B, H, N, E)."""
         return self.mlp(x + functional.linear(merge_heads(attended), self.output))
@@ -124,7 +124,7 @@ class Layer(Recomputable):
         key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
         return key, query, value
 
-    @region
+    @compilable
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
         found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
@@ -194,12 +194,12 @@ class Memorizing(Model):
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state).state
 
-    @region
+    @compilable
     def memory_of(self, state: State) -> Memory:
         """What the memory layer's queries are looked up in."""
         return searchable(state.memory_keys, state.memory_values)
 
-    @region
+    @compilable
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:
         """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.
 

@@ -39,7 +39,7 @@ NAMES = find_names()
 
 
 def presets_of(name: str) -> ModuleType:
-    """What others must know of a model: its Config and PRESETS among it. It imports no torch."""
+    """The module of a model's presets, which has its Config and PRESETS; imports no torch."""
     return importlib.import_module(f"accelerated.presets.{name}")
 
 

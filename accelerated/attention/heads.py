@@ -65,21 +65,20 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
 
 
-class Declared(nn.Module):
-    """A module with parameters of its own, whose shapes it shows."""
+class ParameterModule(nn.Module):
+    """An nn.Module that holds its weights as parameters of its own, and prints their shapes."""
 
-    compiled = False  # whether its regions are
+    compiled = False  # whether its compilable methods are compiled
 
     def extra_repr(self) -> str:
         own = self.named_parameters(recurse=False)
         return ", ".join(f"{name} {tuple(value.shape)}" for name, value in own)
 
 
-def region(method: Callable) -> Callable:
-    """A method as a region: Inductor compiles it, if its module is `compiled` and trains.
+def compilable(method: Callable) -> Callable:
+    """Decorate a method: torch.compile compiles it if its module is `compiled` and trains.
 
-    Between two products a layer has norms, dropout, residuals and copies: kernels that each read
-    and write all tokens. Inductor joins them. A region is compiled once, and all layers use it.
+    It is compiled once, and all layers of its class use it.
     """
 
     @wraps(method)
@@ -111,7 +110,7 @@ class Layers(nn.ModuleList, Generic[LayerClass]):
         def __getitem__(self, index: int) -> LayerClass: ...
 
 
-class LayerNorm(Declared):
+class LayerNorm(ParameterModule):
     """Layer norm over the last axis, in the type of its parameters.
 
     They have the references' names.

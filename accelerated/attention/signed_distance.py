@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import future_keys
 from accelerated.attention.heads import (
-    Declared,
+    ParameterModule,
     at_least_float32,
     takes_sdpa,
     with_fast_path,
@@ -43,7 +43,7 @@ def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
     return one_hot @ table
 
 
-class Distances(Declared):
+class Distances(ParameterModule):
     """What all self-attentions of a stack know of the distances i - j from query i to key j."""
 
     hidden_keys: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none

@@ -7,7 +7,7 @@ from accelerated.attention.retrieval import Memory, similarities
 
 
 def nearest_keys_on_a_gpu(query: Tensor, memory: Memory, retrieved: int) -> Tensor:
-    """The same as retrieval.nearest_keys; a region that is compiled adds the offset on its way."""
+    """The same as retrieval.nearest_keys; compiled it adds the offset on its way."""
     with torch.no_grad():
         if not torch.compiler.is_compiling():
             return largest_by_columns(similarities(query, memory), None, retrieved)
@@ -22,8 +22,8 @@ def largest_by_columns(x: Tensor, offset: Tensor | None, count: int) -> Tensor:
 
     x (..., N, M), offset (..., 1, M) or None for zero. On a GPU torch's search in a long row takes
     most of a lookup. The row is laid out as a matrix, and only the `count` columns with the largest
-    maxima are searched. Whatever stands in another column has these maxima above it. A compiled
-    region adds the offset where it reads x, so x + offset takes no memory. On a CPU this is slower.
+    maxima are searched. Whatever stands in another column has these maxima above it. If it is
+    compiled, the offset is added where x is read, and takes no memory. On a CPU this is slower.
     """
     length = x.shape[-1]
     rows = 1

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from accelerated.attention.heads import HAS_TRITON, Declared, with_fast_path
+from accelerated.attention.heads import HAS_TRITON, ParameterModule, with_fast_path
 from accelerated.program.errors import InputError
-from accelerated.protocol import Model, Recomputable
+from accelerated.protocol import CheckpointableLayer, Model
 from accelerated.replay import BACKPROP, Result
 from accelerated.training.settings import TrainingConfig
 
-# Parameters of a model whose regions a GPU compiles by default: that takes 10 to 35 seconds
+# Parameters of a model whose layers a GPU compiles by default: that takes 10 to 35 seconds
 LARGE = 2 * 10**7
 
 
@@ -135,12 +135,12 @@ def check_finite(step: int, values: dict[str, float]) -> None:
 
 def prepare_layers(model: Model, training: TrainingConfig) -> None:
     """Tell the layers --checkpoint-layers and --compile, before gradients are computed."""
-    compiles = takes_regions(training, model)
+    compiles = compiles_methods(training, model)
     for module in model.modules():
-        if isinstance(module, Recomputable):
-            module.recomputed = training.checkpoint_layers
-            module.drops = model.config.dropout > 0
-        if isinstance(module, Declared):
+        if isinstance(module, CheckpointableLayer):
+            module.checkpointed = training.checkpoint_layers
+            module.preserves_rng = model.config.dropout > 0
+        if isinstance(module, ParameterModule):
             module.compiled = compiles
 
 
@@ -153,8 +153,8 @@ def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]
     return BACKPROP[training.backprop]
 
 
-def takes_regions(training: TrainingConfig, model: Model) -> bool:
-    """Whether regions are compiled: if asked for, and on a GPU those of a large model."""
+def compiles_methods(training: TrainingConfig, model: Model) -> bool:
+    """Whether compilable methods are compiled: if asked for, and on a GPU in a large model."""
     if training.compile != "auto":
         return training.compile == "inductor"
     parameters = sum(parameter.numel() for parameter in model.parameters())

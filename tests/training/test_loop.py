@@ -84,7 +84,8 @@ def data(tmp_path_factory):
 
 def config_of(name, dropout=0.0):
     """The Config of a small model with an id for each token."""
-    return dataclasses.replace(presets_of(name).SMALL, vocabulary=len(TOKENS), dropout=dropout)
+    config = presets_of(name).TEST_CONFIG
+    return dataclasses.replace(config, vocabulary=len(TOKENS), dropout=dropout)
 
 
 def bytes_of(targets):

@@ -240,7 +240,7 @@ def print_steps() -> None:
     rows = [("one lane", "kernels", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
         config, _ = paper_settings(model)
-        step = counted(meta_step(model, config, presets_of(model).SPEED["segments"]))
+        step = counted(meta_step(model, config, presets_of(model).BENCHMARK["segments"]))
         saved = f"{step.saved_bytes / 1e6:,.0f}"
         moved = f"{step.moved_bytes / 1e9:.1f}"
         peak = f"{step.peak / 1e6:,.0f}"
@@ -255,7 +255,7 @@ def print_presets() -> None:
     head = ("type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")
     rows: list[tuple] = [("preset", *head)]
     for model in NAMES:
-        for preset in presets_of(model).SPEED["presets"]:
+        for preset in presets_of(model).BENCHMARK["presets"]:
             config, training = paper_settings(model, preset)
             held, group = training_bytes(model, config, training)
             gigabytes = [f"{size / 1e9:.1f}" for size in (held, group, held + group)]

@@ -30,7 +30,7 @@ def training_step(
     Both are (segments, B, N). It may make its gradients itself, and return None. The type is
     bfloat16 by autocast, as the packages leave it to their users.
     """
-    segments = presets_of(options.model).SPEED["segments"]
+    segments = presets_of(options.model).BENCHMARK["segments"]
     config = options.config
     shape = (segments, options.batch, config.segment + 1)
     text = torch.randint(config.vocabulary, shape, device=options.device)
@@ -193,7 +193,7 @@ def report_packages(options: Namespace) -> None:
     if importlib.util.find_spec(package) is None:
         print(f"{options.model}: {package} is not installed (docs/public.md says how)\n")
         return
-    facts = presets_of(options.model).SPEED
+    facts = presets_of(options.model).BENCHMARK
     method = facts.get("backprop", "through_time")
     makers: dict[str, Callable[[], Variant]] = {
         "ours": partial(step_variant, options.config, method, facts["segments"], options),

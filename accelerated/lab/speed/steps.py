@@ -52,7 +52,7 @@ def report_steps(options: Namespace) -> None:
     """
     model = options.model
     config = options.config
-    facts = presets_of(model).SPEED
+    facts = presets_of(model).BENCHMARK
     method = facts.get("backprop", "through_time")
     segments = facts["segments"]
     kinds = {model: (config, method)}
@@ -75,7 +75,7 @@ def report_horizons(options: Namespace) -> None:
 
     Speed and memory are relative to full BPTT.
     """
-    facts = presets_of(options.model).SPEED
+    facts = presets_of(options.model).BENCHMARK
     horizons = options.horizons or facts.get("horizons", HORIZONS)
     found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():

@@ -26,7 +26,7 @@ def config_of(model):
     if DEVICE == CPU:
         return PAPERS[model].small
     facts = presets_of(model)
-    return facts.Config(**facts.SPEED["sizes"] | facts.SPEED["small"])
+    return facts.Config(**facts.BENCHMARK["sizes"] | facts.BENCHMARK["small"])
 
 
 @torch.no_grad()
