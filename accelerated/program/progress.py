@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator
 from tqdm import tqdm
 
 SECONDS = 5.0  # between plain lines
-LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
+LINES = {
+    "delay": SECONDS,
+    "mininterval": SECONDS,
+    "maxinterval": SECONDS,
+    "bar_format": "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, "
+    "{rate_fmt}{postfix}",
+}
+BAR = {"mininterval": 0.5}
 
 
 class Progress(tqdm):
@@ -41,10 +48,7 @@ class Progress(tqdm):
             unit_scale=unit in ("token", "B"),
             leave=False,
             disable=not show,
-            delay=SECONDS if self.lines else 0.0,
-            mininterval=SECONDS if self.lines else 0.5,
-            maxinterval=SECONDS if self.lines else 10.0,
-            bar_format=LINE if self.lines else None,
+            **(LINES if self.lines else BAR),
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

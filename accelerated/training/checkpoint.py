@@ -13,7 +13,7 @@ import torch
 from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import file_checksum, written_whole
+from accelerated.program.files import RESUME, file_checksum, written_whole
 from accelerated.protocol import Model
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
 from accelerated.training.process import check_memory
@@ -53,8 +53,7 @@ UNKNOWN = {"step": 0, "corpus": "", "tokenizer": ""}  # what a GPT-2 does not sa
 
 def save_checkpoint(path: Path, contents: dict) -> None:
     """Write a checkpoint; a crash while writing leaves the old file intact."""
-    advice = "an earlier checkpoint there stays as it was"
-    with written_whole(path, advice) as temporary, open(temporary, "wb") as file:
+    with written_whole(path, RESUME) as temporary, open(temporary, "wb") as file:
         torch.save({"format": FORMAT} | contents, file)
 
 

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import UNFINISHED, disk_errors, regular, written_whole
+from accelerated.program.files import RESUME, UNFINISHED, disk_errors, regular, written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -21,7 +21,6 @@ CHECKPOINTS = ("checkpoint.pt", "best.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken")
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
-ADVICE = "make it writable, then --resume"
 
 
 def checkpoint_path(run: str | Path) -> Path:
@@ -36,7 +35,7 @@ def check_new(run: Path) -> None:
     """
     if not run.is_dir():
         return
-    names = {path.name for path in run.iterdir() if not UNFINISHED.fullmatch(path.name)}
+    names = {path.name for path in run.iterdir() if not path.match(UNFINISHED)}
     if LOCK in names:
         names -= {LOCK, *TOKENIZERS}
     if not names:
@@ -129,11 +128,11 @@ class Log:
             is_redone = record["step"] == step and "validation_loss" in record and not validated
             if record["step"] <= step and not is_redone:
                 kept.append(json.dumps(record) + "\n")
-        with written_whole(self.path, ADVICE) as temporary:
+        with written_whole(self.path, RESUME) as temporary:
             temporary.write_text("".join(kept))
 
     def write(self, **record: float) -> None:
         """Write one line."""
         if self.writing:
-            with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
+            with disk_errors(self.path, RESUME), open(self.path, "a") as file:
                 file.write(json.dumps(record) + "\n")
