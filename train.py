@@ -94,7 +94,7 @@ def next_segments(run: opening.Run) -> tuple[list[lanes.Segment], int, int]:
     segments = run.reader.rollout(training.horizon)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
     if training.clear_memory:
-        segments = [segment.begun_anew() for segment in segments]
+        segments = [segment.with_all_starts() for segment in segments]
     own_lanes = process.own_lanes(training.batch)
     mine = [segment.keep_lanes(own_lanes) for segment in segments]
     return mine, replay.count_scored(segments), lanes.count_bytes(segments, run.tokenizer)
@@ -124,7 +124,7 @@ def forward_and_backward(
                 share=1 / training.accumulate,
                 rank=process.rank(),
             )
-            run.state = protocol.put_lanes(run.state, rows, state)
+            run.state = protocol.write_lanes(run.state, rows, state)
             total = total + loss
             for name, value in losses.items():
                 auxiliary[name] = auxiliary[name] + value if name in auxiliary else value

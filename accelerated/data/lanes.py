@@ -160,12 +160,14 @@ class Segment(NamedTuple):
     # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
     place: np.ndarray | None = None
     # any_starts and scored_targets of a segment that `to` has moved: its device need not be asked
-    begins: bool | None = None
-    aims: np.ndarray | None = None
+    host_starts: bool | None = None
+    host_targets: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
         moved = self.changed(lambda field: move(field, device))
-        return moved._replace(place=self.place, begins=self.any_starts, aims=self.scored_targets)
+        return moved._replace(
+            place=self.place, host_starts=self.any_starts, host_targets=self.scored_targets
+        )
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
         """The Segment of some lanes, given as a slice or by their numbers."""
@@ -183,22 +185,22 @@ class Segment(NamedTuple):
             task,
         )
 
-    def begun_anew(self) -> Segment:
+    def with_all_starts(self) -> Segment:
         """The Segment, with a document's start in every lane."""
-        return self._replace(starts=torch.ones_like(self.starts), begins=True)
+        return self._replace(starts=torch.ones_like(self.starts), host_starts=True)
 
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""
-        if self.begins is not None:
-            return self.begins
+        if self.host_starts is not None:
+            return self.host_starts
         return bool(self.starts.cpu().numpy().any())
 
     @property
     def scored_targets(self) -> np.ndarray:
         """The targets (B, N) on the host, -1 if they are not scored."""
-        if self.aims is not None:
-            return self.aims
+        if self.host_targets is not None:
+            return self.host_targets
         return np.where(self.scored.cpu().numpy(), self.targets.cpu().numpy(), -1)
 
 

@@ -4,18 +4,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 SECONDS = 5.0  # between plain lines
-LINES = {
-    "delay": SECONDS,
-    "mininterval": SECONDS,
-    "maxinterval": SECONDS,
-    "bar_format": "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, "
-    "{rate_fmt}{postfix}",
-}
-BAR = {"mininterval": 0.5}
+LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
 
 
 class Progress(tqdm):
@@ -39,6 +33,10 @@ class Progress(tqdm):
         show: bool = True,
     ):
         self.lines = not sys.stderr.isatty()
+        pace: dict[str, Any] = {"mininterval": 0.5}
+        if self.lines:
+            pace = dict.fromkeys(("delay", "mininterval", "maxinterval"), SECONDS)
+            pace["bar_format"] = LINE
         super().__init__(
             over,
             desc=title,
@@ -48,7 +46,7 @@ class Progress(tqdm):
             unit_scale=unit in ("token", "B"),
             leave=False,
             disable=not show,
-            **(LINES if self.lines else BAR),
+            **pace,
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

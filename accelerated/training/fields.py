@@ -27,7 +27,7 @@ def field_help(config_class: type) -> dict[str, str]:
     """
     texts = {}
     for kind in reversed(config_class.__mro__[:-1]):
-        text = Path(inspect.getfile(kind)).read_text()
+        text = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
         _, _, after = text.partition(f"\nclass {kind.__name__}")
         described, _, _ = after.partition('"""\n\n')
         _, _, fields = described.partition("Fields:\n")

@@ -33,6 +33,8 @@ def check_new(run: Path) -> None:
 
     It is new, or empty, or a start was killed there before its first checkpoint.
     """
+    if "\0" in str(run):
+        raise InputError(f"--out {str(run)!r} is no path; give another")
     if not run.is_dir():
         return
     names = {path.name for path in run.iterdir() if not path.match(UNFINISHED)}
@@ -68,13 +70,13 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
     The checkpoint has them too, and is what is resumed.
     """
     with written_whole(run / SETTINGS, advice) as path:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        path.write_bytes(json.dumps(settings, indent=2).encode() + b"\n")
 
 
 def read_settings(run: Path) -> dict:
     """What a folder's config.json holds, with tuples for lists; {} if it is no such file."""
     try:
-        held = json.loads(regular(run / SETTINGS).read_text(), object_hook=with_tuples)
+        held = json.loads(regular(run / SETTINGS).read_bytes(), object_hook=with_tuples)
     except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
@@ -99,7 +101,7 @@ def read_metrics(run: str | Path) -> list[dict]:
     if not path.exists():
         return []
     records = []
-    for line in regular(path).read_text(errors="replace").splitlines():
+    for line in regular(path).read_text("utf-8", "replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
@@ -129,10 +131,10 @@ class Log:
             if record["step"] <= step and not is_redone:
                 kept.append(json.dumps(record) + "\n")
         with written_whole(self.path, RESUME) as temporary:
-            temporary.write_text("".join(kept))
+            temporary.write_bytes("".join(kept).encode())
 
     def write(self, **record: float) -> None:
         """Write one line."""
         if self.writing:
-            with disk_errors(self.path, RESUME), open(self.path, "a") as file:
+            with disk_errors(self.path, RESUME), open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

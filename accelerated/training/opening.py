@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     learns = data.train_bpe or data.train_words
     if learns and not (start.resumed or start.initial):
         tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
-    device = process.choose_device(training.device)
+    device = process.choose_device(training.device, training.dtype)
     lanes = process.lane_count(training.batch)
     if lanes % training.accumulate:
         raise InputError(
@@ -121,7 +122,8 @@ def own_folder(start: Start) -> Iterator[None]:
         yield
         return
     folder = start.folder
-    path = checkpoint_path(start.folder)
+    path = checkpoint_path(folder)
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     with disk_errors(folder, "give another --out"):
         folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {folder}; wait until it ends, or give another folder"
@@ -134,7 +136,15 @@ def own_folder(start: Start) -> Iterator[None]:
         if not start.resumed:
             check_new(folder)
         remove_unfinished(folder)
-        yield
+        try:
+            yield
+        except InputError:
+            if made and not path.exists():  # a refused run leaves no folder
+                shutil.rmtree(folder)
+                with contextlib.suppress(OSError):  # one that holds another run by now stays
+                    for parent in made[1:]:
+                        parent.rmdir()
+            raise
 
 
 # The tokenizer and the data
@@ -211,7 +221,7 @@ def documents_of(
     return documents, spread(validation, max(tokens, longest), longest)
 
 
-def with_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
+def epochs_to_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
     """The Settings with --epochs turned into --steps, if it was given."""
     training = settings.training
     config = settings.model_config
@@ -244,7 +254,7 @@ def build(
 ) -> Run:
     """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     documents, validation = documents_of(settings, corpus)
-    settings = with_steps(settings, documents, start)
+    settings = epochs_to_steps(settings, documents, start)
     training = settings.training
     config = settings.model_config
 

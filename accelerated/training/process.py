@@ -26,33 +26,42 @@ M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 M_MMAP_MAX = -4
 
 
-def check_device(device: str | torch.device) -> None:
-    """Raise InputError if torch knows no such device, or it is a GPU that does not exist."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"device {device!r} is none of torch's; give cpu or cuda") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {str(device)!r}: torch finds no GPU here; give cpu")
+def choose_device(name: str | torch.device, dtype: str = "float32") -> torch.device:
+    """The torch device of that name: auto takes a GPU if there is one.
 
-
-def choose_device(name: str) -> torch.device:
-    """The torch device of --device: auto takes a GPU if there is one.
-
-    Each process of torchrun has its own. Raises InputError if the GPU does not exist.
+    Each process of torchrun has a GPU of its own. Raises InputError if torch has no such device
+    here, or if it does not compute in dtype.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    number = set_by_torchrun("LOCAL_RANK", torch.cuda.current_device())
+    is_here = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        name = "cuda" if is_here["cuda"] else "cpu"
+    kind, _, number = str(name).partition(":")
+    if not is_here.get(kind) or not f"0{number}".isdecimal():
+        found = " or ".join(kind for kind, here in is_here.items() if here)
+        raise InputError(f"device {name}: torch finds none here; give {found}")
+    if kind == "cuda":
+        return torch.device(kind, own_gpu(number))
+    if kind == "mps":
+        print("nobody here could try mps; compare the losses with --device cpu", file=sys.stderr)
+        if dtype != "float32":
+            raise InputError(f"mps takes float32, not {dtype}; leave --dtype out, or --device")
+    return torch.device(kind)
+
+
+def own_gpu(number: str) -> int:
+    """The number of a GPU, of this process's own if none is given."""
+    own = int(number or set_by_torchrun("LOCAL_RANK", torch.cuda.current_device()))
     gpus = torch.cuda.device_count()
-    if number >= gpus:
+    if own >= gpus:
         raise InputError(
-            f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; "
-            "start one for each"
+            f"GPU {own} is asked for, and torch finds {gpus}, from 0 on; "
+            "torchrun starts one process for each"
         )
-    return torch.device("cuda", number)
+    return own
 
 
 def check_memory(

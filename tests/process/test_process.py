@@ -13,12 +13,12 @@ DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the de
     ("auto", 0, None, "cpu"),
     ("auto", 2, None, "cuda:0"),
     ("auto", 2, "1", "cuda:1"),
-    ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
+    ("cuda", 0, None, "device cuda: torch finds none here; give cpu"),
     (
         "auto",
         2,
         "2",
-        "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each",
+        "GPU 2 is asked for, and torch finds 2, from 0 on; torchrun starts one process for each",
     ),
 ]
 

@@ -51,7 +51,7 @@ def test_what_this_machine_cannot_do_is_refused_before_data_is_read(
 ):
     monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("in the way")
+    Path("file").write_text("in the way", encoding="utf-8")
     for name, value in environment.items():
         if value is None:
             monkeypatch.setitem(sys.modules, name, None)
@@ -75,12 +75,12 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(overlap, epochs
     documents = documents_of([26, 9, 0])
     options = ["--horizon", 2, "--batch", 2, "--overlap", overlap, "--epochs", epochs]
     settings, start = parse([str(option) for option in [*WINDOWED, *options]])
-    found = opening.with_steps(settings, documents, start).training
+    found = opening.epochs_to_steps(settings, documents, start).training
     assert (found.steps, found.epochs) == (steps, 0.0)
     said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
     assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
     start.resumed = Saved("run/checkpoint.pt", {"step": 4})
-    line = refusal(opening.with_steps, settings, documents, start)
+    line = refusal(opening.epochs_to_steps, settings, documents, start)
     assert re.match(f"{said} are {steps} steps?, and .* is at step 4; give more", line)
 
 
@@ -225,7 +225,7 @@ def test_groups_of_lanes_change_no_number_of_updates():
     for groups in (1, 2):
         given = [*WINDOWED, *options, "--accumulate", groups]
         settings, start = parse([str(word) for word in given])
-        read = opening.with_steps(settings, documents_of([26, 9, 0]), start)
+        read = opening.epochs_to_steps(settings, documents_of([26, 9, 0]), start)
         steps.append(read.training.steps)
     assert steps == [3, 3]
 
