@@ -208,8 +208,8 @@ def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are on the host."""
     count = 0
     for segment in segments:
-        targets = segment.targets.numpy()[segment.scored.numpy()]
-        count += int(tokenizer.token_bytes[targets].sum())
+        targets = segment.scored_targets
+        count += int(tokenizer.token_bytes[targets[targets >= 0]].sum())
     return count
 
 
