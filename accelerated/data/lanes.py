@@ -43,7 +43,7 @@ class Parts(Documents):
 
 
 def equal_spans(lengths: list[int], parts_of: list[int]) -> list[Span]:
-    """The spans that cut documents of these lengths into so many equal parts each, in order."""
+    """Spans, in order, that cut document i, of lengths[i] tokens, into parts_of[i] equal parts."""
     spans = []
     for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True)):
         for part in range(parts):
@@ -74,8 +74,8 @@ def cut_for_lanes(lanes: int, documents: Sequence[Document]) -> Sequence[Documen
     return Parts(documents, equal_spans(lengths, parts_of))
 
 
-def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
-    """About so many tokens from all over the documents, or the documents if they have no more.
+def evenly_spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
+    """About `tokens` tokens from all over the documents, or the documents if they have no more.
 
     Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter
     ones stay whole. The pieces are taken at even distances, always the same ones.
@@ -98,8 +98,8 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
     return Parts(documents, taken)
 
 
-def beginnings(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
-    """The first so many tokens of each document."""
+def truncated(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
+    """The first `tokens` tokens of each document."""
     lengths = lengths_of(documents).tolist()
     spans = [(number, 0, min(length, tokens - 1)) for number, length in enumerate(lengths)]
     return Parts(documents, spans)
@@ -186,7 +186,7 @@ class Segment(NamedTuple):
         )
 
     def with_all_starts(self) -> Segment:
-        """The Segment, with a document's start in every lane."""
+        """The Segment, as if a document started in every lane."""
         return self._replace(starts=torch.ones_like(self.starts), host_starts=True)
 
     @property
@@ -341,7 +341,7 @@ class Lanes(Iterator[Segment]):
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents; raises ValueError if it is none."""
+        """Continue from a position() of the same documents; raises ValueError if it is not one."""
         self.passes = position["passes"]
         self.dealt = position["dealt"]
         self.order = self._shuffle(self.passes)

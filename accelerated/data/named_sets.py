@@ -60,7 +60,10 @@ def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
         raise InputError(f"--data {data}: {words}; {advice}") from None
 
     assert isinstance(opened, datasets.DatasetDict)
-    tables = {SPLIT_NAMES[name]: table for name, table in opened.items() if name in SPLIT_NAMES}
+    tables = {}
+    for name, table in opened.items():
+        if name in SPLIT_NAMES:
+            tables[SPLIT_NAMES[str(name)]] = table
     if "train" not in tables:
         found = ", ".join(map(str, opened))
         raise InputError(f"--data {data} has no split train, only {found}; give a set that has one")

@@ -14,6 +14,11 @@ SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 class OptionParser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, which for an unknown option name the nearest."""
 
+    @property
+    def known(self) -> list[str]:
+        """The options of this parser."""
+        return list(self._option_string_actions)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
@@ -41,7 +46,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def about_unknown(self, option: str, place: str) -> str:
         """The message about an option that this parser does not have."""
-        known = list(self._option_string_actions)
+        known = self.known
         if place and not difflib.get_close_matches(option, known, cutoff=0.85):
             return f"{option} is an option of {place}; leave it out or choose that"
         if "--data" in known and not option.startswith("-"):  # a file alone

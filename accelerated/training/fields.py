@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +41,7 @@ def add_options(
     title: str,
     config: Any,
     prefix: str = "",
-    leave_out: tuple[str, ...] = (),
+    leave_out: Collection[str] = (),
 ) -> None:
     """Add an option for each field of config, a dataclass instance, with its value as default."""
     texts = field_help(type(config))

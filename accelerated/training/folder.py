@@ -115,7 +115,7 @@ def is_finished(run: str | Path, step: int) -> bool:
 
 
 class Log:
-    """Writes a run's metrics.jsonl, in the first of several processes alone."""
+    """Writes a run's metrics.jsonl; only the process of rank 0 does."""
 
     def __init__(self, run: Path, writing: bool = True):
         self.path = run / METRICS

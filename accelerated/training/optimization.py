@@ -75,7 +75,7 @@ def average_and_clip(model: Model, iterations: int, limit: float) -> torch.Tenso
 
 
 class AveragedAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor, of whose updates a running average is subtracted, as optax has it.
+    """torch's Adafactor with momentum: subtracts a running average of its updates, as optax does.
 
     The Block-Recurrent Transformer's authors train so (decision 15).
     """
@@ -134,7 +134,7 @@ def check_finite(step: int, values: dict[str, float]) -> None:
 
 
 def prepare_layers(model: Model, training: TrainingConfig) -> None:
-    """Tell the layers --checkpoint-layers and --compile, before gradients are computed."""
+    """Set the model's layers as --checkpoint-layers and --compile say."""
     compiles = takes_regions(training, model)
     for module in model.modules():
         if isinstance(module, Recomputable):
