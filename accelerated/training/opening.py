@@ -33,7 +33,7 @@ from accelerated.protocol import Model, computing_in, overlap_of, repeat_lane
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, parameter_type
 from accelerated.training.folder import LOCK, Log, check_new, checkpoint_path, write_settings
-from accelerated.training.optimization import backprop_of, make_optimizer, prepare_layers
+from accelerated.training.optimization import backprop_of, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -252,7 +252,6 @@ def build(
         state = repeat_lane(model.initial_state(1), process.lane_count(training.batch))
     load_weights_of(start, model)
 
-    prepare_layers(model, training)
     is_first = process.rank() == 0
     run = Run(
         settings=settings,

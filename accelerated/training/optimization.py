@@ -144,12 +144,15 @@ def prepare_layers(model: Model, training: TrainingConfig) -> None:
             module.compiled = compiles
 
 
-@with_fast_path
 def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """How the gradients of a model are computed, as --backprop and --compile say.
+    """Prepare the model's layers; returns how its gradients are computed, as --backprop says."""
+    prepare_layers(model, training)
+    return backprop_method(model, training)
 
-    What layers do by themselves, prepare_layers tells them.
-    """
+
+@with_fast_path
+def backprop_method(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """The function of replay.py; --compile may put a faster one in its place."""
     return BACKPROP[training.backprop]
 
 
