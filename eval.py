@@ -46,7 +46,7 @@ def main(name: str, options: argparse.Namespace) -> None:
         if report.splits:
             check_same_data(runs, options)
             runs = [open_documents(run, options, report.splits) for run in runs]
-        record, lines = made_by(report, runs, options)
+        record, lines = run_report(report, runs, options)
     check_numbers(record)
 
     # JSON has no NaN and no infinity
@@ -59,7 +59,7 @@ def main(name: str, options: argparse.Namespace) -> None:
         print(f"saved {options.plot}", file=sys.stderr)
 
 
-def made_by(report: Report, runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
+def run_report(report: Report, runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
     """What a report says of opened runs; one of a single split begins with what was read."""
     function = function_at(report.function)
     with contextlib.ExitStack() as stack:
@@ -87,7 +87,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     settings = settings_from(checkpoint, path)
     torch.set_default_dtype(parameter_type(settings))
     config = evaluated_config(name, options, settings)
-    device = choose_device(options.device)
+    device = choose_device(options.device, settings.training.dtype)
     model, tokenizer = open_model(path, checkpoint, settings, config, device)
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return TrainedRun(path, model, settings, checkpoint, tokenizer, lane_count)

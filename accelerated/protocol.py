@@ -363,7 +363,7 @@ def keep_lanes(state: State, rows: Tensor | list[int] | slice) -> State:
     return state._make(field[rows] for field in state)
 
 
-def put_lanes(state: State, rows: slice, part: State) -> State:
+def write_lanes(state: State, rows: slice, part: State) -> State:
     """The state with the lanes at `rows` replaced by those of `part`.
 
     It is changed in place, unless `part` has all lanes: there may be no room for a second long

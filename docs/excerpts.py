@@ -45,7 +45,7 @@ def definitions(reference: Path) -> dict[str, Lines]:
 
 def definitions_in(file: Path) -> dict[str, Lines]:
     """{name: its Lines} of the functions and classes of a file."""
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     lines = text.splitlines()
     found = {}
     for node in ast.parse(text).body:

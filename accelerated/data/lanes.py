@@ -43,7 +43,7 @@ class Parts(Documents):
 
 
 def equal_spans(lengths: list[int], parts_of: list[int]) -> list[Span]:
-    """The spans that cut documents of these lengths into so many equal parts each, in order."""
+    """Spans, in order, that cut document i, of lengths[i] tokens, into parts_of[i] equal parts."""
     spans = []
     for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True)):
         for part in range(parts):
@@ -74,8 +74,8 @@ def cut_for_lanes(lanes: int, documents: Sequence[Document]) -> Sequence[Documen
     return Parts(documents, equal_spans(lengths, parts_of))
 
 
-def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
-    """About so many tokens from all over the documents, or the documents if they have no more.
+def evenly_spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
+    """About `tokens` tokens from all over the documents, or the documents if they have no more.
 
     Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter
     ones stay whole. The pieces are taken at even distances, always the same ones.
@@ -98,8 +98,8 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
     return Parts(documents, taken)
 
 
-def beginnings(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
-    """The first so many tokens of each document."""
+def truncated(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
+    """The first `tokens` tokens of each document."""
     lengths = lengths_of(documents).tolist()
     spans = [(number, 0, min(length, tokens - 1)) for number, length in enumerate(lengths)]
     return Parts(documents, spans)
@@ -160,12 +160,14 @@ class Segment(NamedTuple):
     # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
     place: np.ndarray | None = None
     # any_starts and scored_targets of a segment that `to` has moved: its device need not be asked
-    begins: bool | None = None
-    aims: np.ndarray | None = None
+    host_starts: bool | None = None
+    host_targets: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
         moved = self.changed(lambda field: move(field, device))
-        return moved._replace(place=self.place, begins=self.any_starts, aims=self.scored_targets)
+        return moved._replace(
+            place=self.place, host_starts=self.any_starts, host_targets=self.scored_targets
+        )
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
         """The Segment of some lanes, given as a slice or by their numbers."""
@@ -183,22 +185,22 @@ class Segment(NamedTuple):
             task,
         )
 
-    def begun_anew(self) -> Segment:
-        """The Segment, with a document's start in every lane."""
-        return self._replace(starts=torch.ones_like(self.starts), begins=True)
+    def with_all_starts(self) -> Segment:
+        """The Segment, as if a document started in every lane."""
+        return self._replace(starts=torch.ones_like(self.starts), host_starts=True)
 
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""
-        if self.begins is not None:
-            return self.begins
+        if self.host_starts is not None:
+            return self.host_starts
         return bool(self.starts.cpu().numpy().any())
 
     @property
     def scored_targets(self) -> np.ndarray:
         """The targets (B, N) on the host, -1 if they are not scored."""
-        if self.aims is not None:
-            return self.aims
+        if self.host_targets is not None:
+            return self.host_targets
         return np.where(self.scored.cpu().numpy(), self.targets.cpu().numpy(), -1)
 
 
@@ -206,8 +208,8 @@ def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are on the host."""
     count = 0
     for segment in segments:
-        targets = segment.targets.numpy()[segment.scored.numpy()]
-        count += int(tokenizer.token_bytes[targets].sum())
+        targets = segment.scored_targets
+        count += int(tokenizer.token_bytes[targets[targets >= 0]].sum())
     return count
 
 
@@ -339,7 +341,7 @@ class Lanes(Iterator[Segment]):
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents; raises ValueError if it is none."""
+        """Continue from a position() of the same documents; raises ValueError if it is not one."""
         self.passes = position["passes"]
         self.dealt = position["dealt"]
         self.order = self._shuffle(self.passes)

@@ -19,7 +19,7 @@ from accelerated.data.lanes import Lanes, Segment, Task
 
 MASKED = 0.3  # the fraction of tokens that infilling masks; ours
 SPAN = 3.5  # the mean length of a masked span; section 2.3
-NEEDED = np.array([0, 1, 2])  # segments read before, by task
+SEGMENTS_NEEDED = np.array([0, 1, 2])  # segments read before, by task
 HISTORY = ("previous", "earlier", "age")  # of every lane, in a MultiTask
 
 
@@ -102,7 +102,7 @@ class MultiTask:
         tokens = segment.tokens.numpy()
         self.age[starts] = 0
         self.previous[starts] = self.special("begin")
-        kind = np.where(self.age >= NEEDED[drawn], drawn, CONTINUATION)
+        kind = np.where(self.age >= SEGMENTS_NEEDED[drawn], drawn, CONTINUATION)
 
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading = self.previous.copy()

@@ -205,7 +205,7 @@ FOLDER = option(
 
 
 def check_sampling(**values: Any) -> None:
-    """Raise InputError if one of {name: value} is none that `eval.py sample` takes."""
+    """Raise InputError if `eval.py sample` would refuse one of {name: value}."""
     kinds = {name: how["type"] for name, how in SAMPLING if "type" in how}
     for name, value in values.items():
         kind = kinds[option_name(name)]

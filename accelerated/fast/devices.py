@@ -29,7 +29,7 @@ def takes_distance_attention(query: Tensor) -> bool:
     return takes_kernels(query) and query.shape[-1] in (16, 32, 64, 128)
 
 
-def rows_missing(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
+def padding_rows(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
     """How many rows matrices (..., V, D) lack for a GPU's 16-bit products by them to be aligned.
 
     A product with V = 50,257 takes seven times as long there as one with 50,304.
@@ -41,5 +41,5 @@ def rows_missing(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
 
 def aligned(matrix: Tensor, multiple: int = ALIGNMENT) -> Tensor:
     """The matrix (V, D) with as many rows of zeros as it lacks to a multiple."""
-    missing = rows_missing(matrix, multiple)
+    missing = padding_rows(matrix, multiple)
     return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix

@@ -344,7 +344,7 @@ class Inputs:
         task = copied(segment.task)
         tokens = segment.tokens.clone()
         # Targets are the loss's, which is not in the graph
-        self.segment = Segment(tokens, tokens, tokens, starting, task, begins=starts)
+        self.segment = Segment(tokens, tokens, tokens, starting, task, host_starts=starts)
 
     def fill(self, segment: Segment) -> None:
         """Copy what is read of a segment."""

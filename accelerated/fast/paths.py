@@ -22,7 +22,7 @@ from accelerated.fast.attention_cpu import ProjectUnitHeads, RelativeAttention, 
 from accelerated.fast.devices import (
     aligned,
     on_plain_cpu,
-    rows_missing,
+    padding_rows,
     takes_distance_attention,
     takes_kernels,
 )
@@ -186,7 +186,7 @@ def simplified_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """A GPU's products are aligned: hidden keys follow the others."""
-    missing = rows_missing(key, LEAST_ALIGNMENT)
+    missing = padding_rows(key, LEAST_ALIGNMENT)
     if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
         if hidden_keys is None:  # all N' are seen
             positioned = rows.shape[0] - query.shape[2] + 1  # N'
@@ -219,13 +219,13 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
     trains = torch.is_grad_enabled()
     if trains and takes_kernels(hidden):
         return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
-    unaligned = trains and rows_missing(matrix) > 0
+    unaligned = trains and padding_rows(matrix) > 0
     if unaligned or len(hidden) > rows:
         return ChunkedNats.apply(hidden, matrix, targets, rows)
     return plain(hidden, matrix, targets)
 
 
-def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
+def backprop_method(plain: Callable, model: Model, training: Any) -> Callable:
     """A GPU repeats recorded launches."""
     if model.recordable and takes_graphs(training, model.embedding.device):
         return CapturedBackprop(model, training.backprop)

@@ -75,7 +75,7 @@ def average_and_clip(model: Model, iterations: int, limit: float) -> torch.Tenso
 
 
 class AveragedAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor, of whose updates a running average is subtracted, as optax has it.
+    """torch's Adafactor with momentum: subtracts a running average of its updates, as optax does.
 
     The Block-Recurrent Transformer's authors train so (decision 15).
     """
@@ -134,7 +134,7 @@ def check_finite(step: int, values: dict[str, float]) -> None:
 
 
 def prepare_layers(model: Model, training: TrainingConfig) -> None:
-    """Tell the layers --checkpoint-layers and --compile, before gradients are computed."""
+    """Set the model's layers as --checkpoint-layers and --compile say."""
     compiles = compiles_methods(training, model)
     for module in model.modules():
         if isinstance(module, CheckpointableLayer):
@@ -144,12 +144,15 @@ def prepare_layers(model: Model, training: TrainingConfig) -> None:
             module.compiled = compiles
 
 
-@with_fast_path
 def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """How the gradients of a model are computed, as --backprop and --compile say.
+    """Prepare the model's layers; returns how its gradients are computed, as --backprop says."""
+    prepare_layers(model, training)
+    return backprop_method(model, training)
 
-    What layers do by themselves, prepare_layers tells them.
-    """
+
+@with_fast_path
+def backprop_method(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """The function of replay.py; --compile may put a faster one in its place."""
     return BACKPROP[training.backprop]
 
 

@@ -260,9 +260,9 @@ def address_of_picture(path: Path) -> str:
 def markdown_of(path: Path) -> str:
     """The Markdown of a page; of a notebook, its cells and what they printed."""
     if path.suffix != ".ipynb":
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     parts = []
-    for cell in json.loads(path.read_text())["cells"]:
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):
@@ -295,5 +295,5 @@ def file_text(path: Path, name: str) -> Text:
         shown = f'<img src="{address_of_picture(path)}" alt="{name}">'
     else:
         lexer = find_lexer_class_for_filename(path.name) or TextLexer
-        shown = f"<pre>{code_html(path.read_text(), lexer=lexer)}</pre>"
+        shown = f"<pre>{code_html(path.read_text(encoding='utf-8'), lexer=lexer)}</pre>"
     return Text(f"<h1><code>{html.escape(name)}</code></h1>{shown}", "")

@@ -65,7 +65,7 @@ class Mistake(NamedTuple):
 
 def blocks(path: Path) -> Iterator[Mistake]:
     """The mistakes of a text; an empty line is between two."""
-    for block in path.read_text().strip().split("\n\n"):
+    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
         head, *lines = block.splitlines()
         names, _, sentence = head.partition(": ")
         task, _, function = names.partition(" in ")

@@ -80,7 +80,7 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     given = (*map(torch.tensor, (query, key, value)), by_distance, hidden)
     actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "PyTorch")
-    with mock.patch.object(paths, "rows_missing", lambda x, multiple: 5):
+    with mock.patch.object(paths, "padding_rows", lambda x, multiple: 5):
         actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "with keys of zeros, as on a GPU")
 

@@ -147,7 +147,7 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
 
     On a CPU compiled bfloat16 crashed; what else is refused is in paths/training.
     """
-    monkeypatch.setattr(process, "choose_device", torch.device)
+    monkeypatch.setattr(process, "choose_device", lambda name, _: torch.device(name))
 
     def check(options):
         opening.check_machine(*parse_training([*map(str, TINY), "--compile", *options.split()]))

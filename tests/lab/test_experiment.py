@@ -126,7 +126,7 @@ def test_a_command_writes_the_kept_page_of_the_kept_runs(name, tmp_path):
     """Of today's settings. Not all rates of an ablation were trained with all seeds."""
     kept = Path(__file__).parents[2] / "docs" / "results"
     record = shutil.copy(kept / f"{name}.json", tmp_path)
-    runs = json.loads(Path(record).read_text())["runs"]
+    runs = json.loads(Path(record).read_text(encoding="utf-8"))["runs"]
     own = KEPT[name].EXPERIMENT._replace(train=None)  # nothing is missing
     rows = [row for row in own.rows if len(runs.get(row, [])) == 3]
     experiment.conduct(own, ["--rows", *rows, "--out", str(tmp_path)])
