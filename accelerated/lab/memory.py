@@ -10,7 +10,6 @@ is balanced.
 """
 
 import argparse
-import dataclasses
 import datetime
 import itertools
 import json
@@ -22,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -33,14 +31,12 @@ from accelerated.compression import error_of
 from accelerated.compressive import Compressive, Layer
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
-from accelerated.data.tokenizers import open_tokenizer
 from accelerated.data.windows import Document
-from accelerated.evaluation.score import evaluate
 from accelerated.lab.trials import machine
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, written_whole
-from accelerated.protocol import Model
+from accelerated.protocol import Model, evaluating
 from accelerated.replay import through_time
 from accelerated.training.optimization import (
     average_and_clip,
@@ -55,33 +51,48 @@ SEEDS = (0, 1, 2, 3, 4)
 SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
 SEGMENT = 32
 BATCH = 16
-STEPS = {"facts first": 1000, "anywhere": 400, "rewritten": 400, "distractors": 400}
-TOLD = RecallConfig(
-    anew=True, pairs=4, vary_pairs=True, questions=32, spacing=2, distance=52, vary_distance=True
-)
-STAGES = {
-    "facts first": {},
-    "anywhere": {"begin": 64},
-    "rewritten": {"begin": 64, "rewrites": 4},
-    "distractors": {"begin": 64, "rewrites": 4, "distractors": 0.2},
+WARMUP = 50
+TOLD = {
+    "anew": True,
+    "pairs": 4,
+    "vary_pairs": True,
+    "values": 6,
+    "vary_distance": True,
+    "spacing": 2,
 }
+SHORT = {"distance": 20, "questions": 16}  # documents of two segments
+LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the facts of eight
+ANYWHERE = LONG | {"begin": 64}
+REWRITTEN = ANYWHERE | {"rewrites": 4}
+STAGES = {  # [(changes of the task, updates)], one after another
+    "facts first": [(SHORT, 1500), (LONG, 400)],
+    "anywhere": [(ANYWHERE, 250)],
+    "rewritten": [(REWRITTEN, 250)],
+    "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
+}
+ASKED = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
 NEAR = 32  # tokens of filler from facts to questions
 FAR = 8192
 TESTS = {  # of 64 documents of 16 questions
     "at once": {"distance": 0},
     "near": {},
-    "hold": {"distance": FAR},
-    "wait": {"begin": FAR},
-    "late": {"begin": 64},
-    "distractors": {"distractors": 0.2},
-    "distractors, 512": {"distance": 512, "distractors": 0.2},
-    "64": {"distance": 64},
     "128": {"distance": 128},
     "512": {"distance": 512},
     "2048": {"distance": 2048},
+    "hold": {"distance": FAR},
+    "late": {"begin": 64},
+    "wait": {"begin": FAR},
+    "distractors": {"distractors": 0.2},
+    "distractors, 512": {"distance": 512, "distractors": 0.2},
 }
 SHARED = {"width": 64, "head_width": 16, "feed_forward": 256, "segment": SEGMENT, "dropout": 0.0}
-SLOTS = {"encoder_layers": 1, "decoder_layers": 1, "slots": 128, "max_distance": 32}
+SLOTS = {
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "feed_forward": 128,
+    "slots": 128,
+    "max_distance": 32,
+}
 STATES = {"layers": 2, "heads": 2, "window": 32, "recurrent_layers": (2,), "states": 64}
 ROWS = {  # name: (model, changes of its config, rate)
     "Memformer, slots themselves": ("memformer", SLOTS | {"slot_value": "itself"}, 1e-3),
@@ -151,10 +162,11 @@ def state_bytes(model: Model) -> int:
 # Training and asking
 
 
-def train(model: Model, recall: RecallConfig, rate: float, steps: int, seed: int) -> list[float]:
+def train(model: Model, told: dict, rate: float, steps: int, seed: int) -> list[float]:
     """Train for so many updates of whole documents; returns the bits per answer of each tenth."""
+    recall = RecallConfig(**TOLD | told)
     horizon = recall.length // SEGMENT
-    training = TrainingConfig(steps=steps, batch=BATCH, learning_rate=rate, warmup=50)
+    training = TrainingConfig(steps=steps, batch=BATCH, learning_rate=rate, warmup=WARMUP)
     lanes = Lanes(RecallDocuments(recall, "train"), BATCH, SEGMENT, seed)
     optimizer = make_optimizer(model, training)
     state = model.initial_state(BATCH)
@@ -172,45 +184,71 @@ def train(model: Model, recall: RecallConfig, rate: float, steps: int, seed: int
 
 
 def ask(model: Model) -> dict[str, float]:
-    """The share of right answers in each test, and of a rewritten document's parts."""
-    asked = {}
+    """The share of right answers of each test.
+
+    One more tells a fact again. There `overwrite` is the share of new values about its key, `old
+    value` that of the value before, and `keep` the share of right answers about the other keys.
+    """
+    shares = {}
     for name, changes in TESTS.items():
         documents = documents_of(changes)
-        asked[name] = right(model, documents)
+        found = predictions(model, documents)
+        shares[name] = share(found == documents.targets, documents.scored)
+
     documents = documents_of({"rewrites": 1})
-    asked["overwrite"] = right(model, [of_changed(each) for each in documents])
-    asked["old value"] = right(model, [of_changed(each, old=True) for each in documents])
-    asked["keep"] = right(model, [of_changed(each, others=True) for each in documents])
-    return asked
+    found = predictions(model, documents)
+    before, told_again = values_before(documents.inputs)
+    shares["overwrite"] = share(found == documents.targets, documents.scored & told_again)
+    shares["old value"] = share(found == before, documents.scored & told_again)
+    shares["keep"] = share(found == documents.targets, documents.scored & ~told_again)
+    return shares
 
 
-def documents_of(changes: dict) -> list[Document]:
-    """The 64 documents of a test."""
-    sizes = {"anew": True, "pairs": 4, "questions": 16, "spacing": 2, "distance": NEAR}
-    return list(RecallDocuments(RecallConfig(**sizes | changes), "test"))
+def share(is_right: np.ndarray, counted: np.ndarray) -> float:
+    """The share of what is counted that is right."""
+    return round(float(is_right[counted].mean()), 4)
 
 
-def right(model: Model, documents: Sequence[Document]) -> float:
-    """The share of right answers."""
-    score = evaluate(model, documents, open_tokenizer("bytes"), len(documents))
-    return round(score.accuracy, 4)
+def documents_of(changes: dict) -> Document:
+    """The 64 documents of a test in one: its fields are (64, n)."""
+    config = RecallConfig(**ASKED | {"distance": NEAR} | changes)
+    documents = list(RecallDocuments(config, "test"))
+    names, *fields = zip(*documents, strict=True)
+    return Document(", ".join(names), *map(np.stack, fields))
 
 
-def of_changed(document: Document, old: bool = False, others: bool = False) -> Document:
-    """A document whose answers count only about keys that were told again, or about the others.
+def values_before(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B, n) the value that was told first of each key, and whether it was told again."""
+    first = np.zeros_like(inputs)
+    again = np.zeros(inputs.shape, bool)
+    for lane, row in enumerate(inputs):
+        for place in np.flatnonzero(row == TELL)[::-1]:  # so that the first is the last to stand
+            same = row == row[place + 1]
+            again[lane, same] = first[lane, same] > 0
+            first[lane, same] = row[place + 2]
+    return first, again
 
-    With old the target is the value that a key had at first.
-    """
-    told = np.flatnonzero(document.inputs == TELL)
-    keys = document.inputs[told + 1]
-    values = document.inputs[told + 2]
-    again = [key for key in keys if (keys == key).sum() > 1]
-    scored = document.scored & (np.isin(document.inputs, again) != others)
-    targets = document.targets
-    if old:
-        first = dict(zip(keys[::-1].tolist(), values[::-1].tolist(), strict=True))
-        targets = np.array([first.get(token, 0) for token in document.inputs.tolist()], np.uint8)
-    return document._replace(targets=targets, scored=scored)
+
+@torch.no_grad()
+def predictions(model: Model, documents: Document) -> np.ndarray:
+    """(B, n) the most probable token after each of documents (B, n), 0 where none is scored."""
+    lanes, length = documents.inputs.shape
+    segments = -(-length // SEGMENT)
+    tokens = np.zeros((lanes, segments * SEGMENT), np.int64)
+    tokens[:, :length] = documents.inputs
+    found = np.zeros_like(tokens)
+    state = model.initial_state(lanes)
+    with evaluating(model):
+        for start in range(0, length, SEGMENT):
+            part = slice(start, start + SEGMENT)
+            segment = torch.from_numpy(tokens[:, part])
+            if not documents.scored[:, part].any():
+                state = model.advance(segment, state)  # costs less
+                continue
+            output = model(segment, state)
+            state = output.state
+            found[:, part] = output.logits.argmax(-1).numpy()
+    return found[:, :length]
 
 
 # The runs and their record
@@ -218,26 +256,28 @@ def of_changed(document: Document, old: bool = False, others: bool = False) -> D
 
 def new_record() -> dict:
     """A record without runs."""
-    return {
+    settings = {
         "smallest_difference": SMALLEST_DIFFERENCE,
-        "batch": BATCH,
         "segment": SEGMENT,
-        "steps": STEPS,
-        "told": dataclasses.asdict(TOLD),
+        "batch": BATCH,
+        "told": TOLD,
         "stages": STAGES,
-        "near": NEAR,
+        "asked": ASKED | {"distance": NEAR},
         "tests": TESTS,
         "rows": {row: about(row) for row in ROWS},
+    }
+    return {
+        "settings": json.loads(json.dumps(settings)),
         "machine": machine(),
         "torch": torch.__version__,
-        "runs": {row: {} for row in ROWS},
+        "runs": {row: {} for row in ROWS},  # {row: {seed: [what each stage taught]}}
     }
 
 
 def about(row: str) -> dict:
     """What a row is."""
-    model = make_model(row, 0)
     name, changes, rate = ROWS[row]
+    model = make_model(row, 0)
     return {
         "model": name,
         "config": SHARED | changes,
@@ -248,53 +288,55 @@ def about(row: str) -> dict:
 
 
 def read_record(path: Path) -> dict:
-    """The record at path, or a new one; raises InputError if it is of other settings."""
+    """The record at path, or a new one; raises InputError if its settings are others."""
     record = new_record()
     if not path.exists():
         return record
     found = json.loads(path.read_text())
-    for name in ("batch", "segment", "steps", "told", "stages", "near", "tests", "rows"):
-        if found.get(name) != json.loads(json.dumps(record[name])):
-            raise InputError(f"{path} has runs of other {name}; give another --out")
+    if found["settings"] != record["settings"]:
+        raise InputError(f"{path} has runs of other settings; give another --out")
     return found
 
 
 def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
-    """Train and ask the stages of a run that the record lacks; write the record after each."""
+    """Train and ask the stages of a run that the record lacks; write the record after each.
+
+    Without the weights of its last stage a run begins anew.
+    """
     stages = record["runs"][row].setdefault(str(seed), [])
     model = make_model(row, seed)
-    kept = weights / f"{slug(row)}-{seed}.safetensors"  # of the last stage, in float32
-    done = f"{slug(row)}-{seed}-{len(stages)}"
+    name = f"{slug(row)}-{seed}"
     if 0 < len(stages) < len(STAGES):
-        if kept.exists() and safe_open(kept, "pt").metadata() == {"after": done}:
-            model.load_state_dict(load_file(kept))
+        last = weights / f"{name}-{len(stages)}.safetensors"
+        if last.exists():
+            model.load_state_dict(load_file(last))
         else:
             stages.clear()
-    for number, stage in enumerate(STAGES):
-        if number < len(stages):
-            continue
+    for number, stage in list(enumerate(STAGES))[len(stages) :]:
         began = time.monotonic()
-        recall = dataclasses.replace(TOLD, **STAGES[stage])
-        bits = train(model, recall, ROWS[row][2], STEPS[stage], 10 * seed + number)
+        bits = [
+            train(model, told, ROWS[row][2], steps, 100 * seed + 10 * number + part)
+            for part, (told, steps) in enumerate(STAGES[stage])
+        ]
         trained = time.monotonic()
-        stages.append({"stage": stage, "bits": bits} | {"right": ask(model)})
-        asked = time.monotonic()
-        stages[-1]["seconds"] = [round(trained - began, 1), round(asked - trained, 1)]
-        tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-        keep(tensors, kept, f"{slug(row)}-{seed}-{number + 1}")
+        answers = ask(model)
+        seconds = [round(trained - began), round(time.monotonic() - trained)]
+        stages.append({"stage": stage, "bits": bits, "right": answers, "seconds": seconds})
+        keep(model, weights / f"{name}-{number + 1}.safetensors")
+        (weights / f"{name}-{number}.safetensors").unlink(missing_ok=True)
         if seed == 0:
-            halves = {name: value.half() for name, value in tensors.items()}
-            keep(halves, weights / f"{slug(row)}-{slug(stage)}.safetensors", stage)
+            keep(model.half(), weights / f"{slug(row)}-{slug(stage)}.safetensors")
+            model.float().load_state_dict(load_file(weights / f"{name}-{number + 1}.safetensors"))
         record["date"] = datetime.date.today().isoformat()
         with written_whole(path) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"{row}, seed {seed}, {stage}: {stages[-1]}", flush=True)
+        print(f"{row}, seed {seed}, {stage}: {bits} {answers} {seconds} s", flush=True)
 
 
-def keep(tensors: dict[str, Tensor], path: Path, after: str) -> None:
-    """Write weights, with what they were trained to."""
+def keep(model: Model, path: Path) -> None:
+    """Write a model's weights."""
     with written_whole(path) as temporary:
-        save_file(tensors, temporary, {"after": after})
+        save_file(model.state_dict(), temporary)
 
 
 def slug(words: str) -> str:
