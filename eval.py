@@ -179,7 +179,7 @@ def check_recall(run: TrainedRun, carry_over: bool | None) -> None:
 def recall_config(run: TrainedRun, data: str, options: argparse.Namespace) -> RecallConfig:
     """The sizes of --data recall as the run was trained, changed by the options."""
     given = {}
-    for name in ("distance", "pairs"):
+    for name in ("distance", "pairs", "begin", "rewrites", "distractors"):
         value = getattr(options, f"recall_{name}")
         if value is None:
             continue
