@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     with opening.open_run(settings, start) as run:
         case = read_ahead(run)
         batch = case._replace(segments=case.segments[: training.horizon])
-        rows = vectors.rows_of(batch, "", detailed=True)
+        rows = vectors.rows_of(batch)
         write(run, "batch", vectors.given_of(batch) | rows, {})
         if train.train(run) is None:
             write_steps(run, case)

@@ -81,9 +81,13 @@ def functions_of(tree):
 def fields_of_variants(name):
     """The fields of Config that choose a variant: those that operations_of names or reads.
 
-    Also those of the functions and constants that it names, except functions of the method.
+    Also those of the functions and constants that it names, except the operations.
     """
     tree = TREES[name]
+    operations = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Operations":
+            operations |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     config = next(node for node in tree.body if getattr(node, "name", "") == "Config")
     fields = {node.target.id for node in config.body if isinstance(node, ast.AnnAssign)}
     named = {"operations_of": functions_of(tree)["operations_of"]}
@@ -95,7 +99,7 @@ def fields_of_variants(name):
     known = set()
     while todo:
         at = todo.pop()
-        if at in known or at not in named or at.endswith(("forward", "backward")):
+        if at in known or at in operations or at not in named:
             continue
         known.add(at)
         for node in ast.walk(named[at]):

@@ -19,6 +19,7 @@ import numpy as np
 from reference import vectors
 from reference.gradients import Case, function_of, leaves, modules_of, random_like, rebuilt
 from reference.rollout import rollout_forward
+from tests.tools import inner
 
 LISTED = Path(__file__).with_name("operators.txt")
 NOT_WRITTEN = ("config", "rng", "rate", "epsilon", "in_values", "name", "heads")
@@ -93,7 +94,7 @@ def operator(reference: ModuleType, function: str, given: dict, names: list) -> 
         return given, {names[0][1:]: function_of(reference, function)(**given)}
 
     read: dict = {}  # the parameters that it reads
-    with vectors.noting(reference, read.setdefault) as noted:
+    with inner.noting(reference, read.setdefault) as noted:
         params = {key: noted(value) for key, value in given.items() if key in PARAMS}
         *outs, cache = function_of(reference, f"{function}_forward")(**(given | params))
     for key, value in params.items():

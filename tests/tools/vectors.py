@@ -25,6 +25,7 @@ from reference.rollout import rollout_backward, rollout_forward
 from reference.variants import pretrained_recurrence as pooling
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
+from tests.tools import inner
 from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, VARIANTS, config_of
 from tests.tools.operators import operators
 
@@ -65,8 +66,7 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     """
     config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
     case = inputs_of(paper, name)._replace(reference=reference, config=config)
-    detailed = bool(vectors.inner_values(paper, name)[1])
-    rows = vectors.rows_of(case, name, detailed)
+    rows = inner.rows_of(case, name)
     if (paper, name) == ("memformer", "recall"):  # how often replay calls what
         count = len(case.segments)
         rows |= {"replay/advance": np.array(count - 1), "replay/forward": np.array(count)}
