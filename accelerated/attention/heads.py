@@ -189,7 +189,6 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-@with_fast_path
 def project_unit_heads(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)
