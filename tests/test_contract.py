@@ -63,13 +63,12 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 
 @over(EVERY_VARIANT)
-def test_accelerated_equals_reference(paper, name, monkeypatch):
+def test_accelerated_equals_reference(paper, name):
     """Logits, states, losses and gradients over segments; then the weights after five steps.
 
     A document starts in the second segment. Every parameter gets gradient, except key biases and a
     compression without a loss.
     """
-    monkeypatch.setattr("accelerated.fast.attention_cpu.TILE", 3)
     sides = both_sides(paper, name)
     config = sides.config
     params = sides.params

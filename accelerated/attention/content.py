@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelerated.attention.heads import takes_sdpa, with_fast_path
+from accelerated.attention.heads import takes_sdpa
 
 # SDPA's kernels that may run, the same in training, evaluation and `advance`. On a GPU attention
 # with an offset or a mask takes the memory-efficient one, attention without takes flash; cuDNN's
@@ -43,7 +43,6 @@ def content_attention_plain(
     return weights @ value
 
 
-@with_fast_path
 def content_attention(
     query: Tensor,
     key: Tensor,
@@ -52,11 +51,22 @@ def content_attention(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """The same as content_attention_plain, on a GPU by SDPA."""
-    if takes_sdpa(query, key):
+    """The same as content_attention_plain by SDPA, unless the plain path is faster."""
+    if takes_sdpa(query, key) or sdpa_is_faster_on_a_cpu(query, key, dropout):
         seen = None if hidden_keys is None else ~hidden_keys
         return sdpa(query, key, value, seen, dropout, causal)
     return content_attention_plain(query, key, value, hidden_keys, dropout, causal)
+
+
+def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:
+    """Whether SDPA takes less time there than the plain path.
+
+    It does not in bfloat16, nor if only keys need gradients: it computes the query's all the same.
+    """
+    if key.shape[-2] == 1 or query.dtype == torch.bfloat16 or dropout > 0:
+        return False
+    only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
+    return not only_keys
 
 
 def sdpa(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 NORM_EPSILON = 1e-6  # added under the square roots
 # Whether there is the room of faster paths, which can be deleted
-HAS_FAST_PATHS = find_spec("accelerated.fast.paths") is not None
+HAS_FAST_PATHS = Path(__file__).parents[1].joinpath("fast", "paths.py").exists()
 # Triton comes with torch's builds for CUDA, but not all; before torch 2.7 kernels took no tuples
 HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= "2.7"  # as versions
 
@@ -189,7 +190,6 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-@with_fast_path
 def project_unit_heads(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)

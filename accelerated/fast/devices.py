@@ -1,4 +1,4 @@
-"""What a device takes: kernels, operations by hand, aligned products."""
+"""What a GPU takes: kernels, and products whose matrices are aligned."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,6 @@ from torch.nn import functional
 from accelerated.attention.heads import HAS_TRITON
 
 ALIGNMENT = 64  # of the columns of a product, on a GPU
-
-
-def on_plain_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU and nothing is being compiled, as attention_cpu.py needs."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def takes_kernels(x: Tensor) -> bool:

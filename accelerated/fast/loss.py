@@ -18,7 +18,7 @@ from accelerated.replay import IGNORED
 CHUNK_OF_KERNEL = 2**28  # logits at once, if the kernel takes them: half a GB in 16 bits
 
 
-class ChunkedNats(torch.autograd.Function):
+class ChunkedCrossEntropy(torch.autograd.Function):
     """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), in chunks.
 
     It keeps no logits (R, V). Each chunk's logits give its gradients at once, so that they need not
@@ -30,22 +30,20 @@ class ChunkedNats(torch.autograd.Function):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
         words = len(matrix)
         matrix = aligned(matrix)  # (V', D)
-        writes_zeros = takes_kernels(hidden)  # as the gradient of ignored rows
-        counts = 1 if writes_zeros else (targets != IGNORED)[:, None]  # (R, 1)
-        counted = hidden if writes_zeros else hidden * counts  # ignored rows are zero
+        counts = (targets != IGNORED)[:, None]  # (R, 1)
+        counted = hidden * counts  # ignored rows are zero
         total = 0.0
         dhidden = torch.empty_like(hidden)
         dmatrix: Any = None  # until the first chunk; split gives one even of no rows
         given = (hidden, targets, counted, dhidden)
         for chunk, aims, rows_counted, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')
-            nats, dlogits = nats_and_gradient(logits, aims, words)
+            nats, dlogits = loss_and_gradient(logits, aims, words)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
             product = dlogits.T @ rows_counted
             dmatrix = product if dmatrix is None else dmatrix.to(exact).add_(product)
-        if not writes_zeros:
-            dhidden *= counts
+        dhidden *= counts
         ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
         return total
 
@@ -56,7 +54,7 @@ class ChunkedNats(torch.autograd.Function):
         return dhidden * dnats, dmatrix * dnats, None, None
 
 
-def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
     """Summed nats, in float32 or better, and the gradient of logits (n, V').
 
     That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
@@ -64,9 +62,9 @@ def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tens
     and means nothing by the plain path.
     """
     if takes_kernels(logits):
-        from accelerated.fast.loss_gpu import nats_in_place  # Triton: on a GPU alone
+        from accelerated.fast.loss_gpu import loss_in_place  # Triton: on a GPU alone
 
-        return nats_in_place(logits, targets, words, IGNORED).sum(), logits
+        return loss_in_place(logits, targets, words, IGNORED).sum(), logits
 
     if logits.shape[1] > words:
         logits[:, words:] = -math.inf

@@ -13,37 +13,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import sdpa
-from accelerated.attention.heads import NORM_EPSILON
 from accelerated.attention.relative_shift import distance_query_of, scores_by_distance
 from accelerated.attention.retrieval import Memory
-from accelerated.attention.sliding_window import offset_of_tile, window_of
-from accelerated.fast.attention_cpu import ProjectUnitHeads, RelativeAttention, SlidingAttention
+from accelerated.attention.sliding_window import window_of
 from accelerated.fast.devices import (
     aligned,
-    on_plain_cpu,
     padding_rows,
     takes_distance_attention,
     takes_kernels,
 )
 from accelerated.fast.graphs import CapturedBackprop, takes_graphs
-from accelerated.fast.loss import CHUNK_OF_KERNEL, ChunkedNats
+from accelerated.fast.loss import CHUNK_OF_KERNEL, ChunkedCrossEntropy
 from accelerated.fast.retrieval import nearest_keys_on_a_gpu
 from accelerated.protocol import Model
 from accelerated.replay import rows_of_chunk
 
 LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
 
-# Heads and products
-
-
-def project_unit_heads(
-    plain: Callable, x: Tensor, weight: Tensor, heads: int, parts: int
-) -> tuple[Tensor, ...]:
-    """A CPU writes each gradient once."""
-    if on_plain_cpu(x):
-        return ProjectUnitHeads.apply(x, weight, heads, parts, NORM_EPSILON)
-    return plain(x, weight, heads, parts)
+# Products
 
 
 def logits_from(plain: Callable, hidden: Tensor, matrix: Tensor) -> Tensor:
@@ -63,33 +50,6 @@ def rows_of_table(plain: Callable, one_hot: Tensor, table: Tensor) -> Tensor:
 # Attention
 
 
-def content_attention(
-    plain: Callable,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    hidden_keys: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-) -> Tensor:
-    """A CPU takes SDPA where it is faster."""
-    if query.device.type == "cpu" and sdpa_is_faster_on_a_cpu(query, key, dropout):
-        seen = None if hidden_keys is None else ~hidden_keys
-        return sdpa(query, key, value, seen, dropout, causal)
-    return plain(query, key, value, hidden_keys, dropout, causal)
-
-
-def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:
-    """Whether SDPA takes less time than the plain path.
-
-    It does not in bfloat16, nor if only keys need gradients: it computes the query's all the same.
-    """
-    if key.shape[-2] == 1 or query.dtype == torch.bfloat16 or dropout > 0:
-        return False
-    only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
-    return not only_keys
-
-
 def sliding_attention(
     plain: Callable,
     query: Tensor,
@@ -98,16 +58,13 @@ def sliding_attention(
     by_distance: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """A GPU has a kernel, whose offsets are the distances that a query sees; a CPU has tiles."""
+    """A GPU has a kernel, whose offsets are the distances that a query sees."""
     if takes_distance_attention(query):
         from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
 
         window = window_of(by_distance)
         offset = by_distance[..., window - 1 : 2 * window - 1]  # W .. 1
         return distance_attention(query, keys, values, offset, 0, 1.0, dropout)
-    if on_plain_cpu(query) and dropout == 0:
-        offset = offset_of_tile(by_distance, query.dtype)
-        return SlidingAttention.apply(query, keys, values, offset)
     return plain(query, keys, values, by_distance, dropout)
 
 
@@ -124,26 +81,10 @@ def relative_attention(
     in_values: bool = False,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """A GPU has a kernel, which gives no weights; a CPU has tiles, if all keys share distances."""
-    given = (query, key, value, distance_key, content_bias, distance_bias)
-    if takes_distance_attention(query) and not (measure or in_values):
-        return relative_attention_on_a_gpu(*given, dropout, own), None
-    if on_plain_cpu(query) and dropout == 0 and own is None and not in_values:
-        return RelativeAttention.apply(*given, measure)
-    return plain(*given, dropout, measure, in_values, own)
-
-
-def relative_attention_on_a_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    dropout: float,
-    own: tuple[Tensor, Tensor] | None,
-) -> Tensor:
-    """By the kernel, which finds each key's column by itself."""
+    """A GPU has a kernel, which gives no weights, and finds each key's column by itself."""
+    if measure or in_values or not takes_distance_attention(query):
+        given = (query, key, value, distance_key, content_bias, distance_bias)
+        return plain(*given, dropout, measure, in_values, own)
     from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
 
     split = 0
@@ -157,9 +98,10 @@ def relative_attention_on_a_gpu(
     shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
     content_query = query + content_bias[:, None]
     scale = query.shape[-1] ** -0.5
-    return distance_attention(
+    out = distance_attention(
         content_query, key, value, by_distance, shift, scale, dropout, split, skip
     )
+    return out, None
 
 
 def scores_beside_own(
@@ -218,10 +160,10 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
     rows = rows_of_chunk(words)
     trains = torch.is_grad_enabled()
     if trains and takes_kernels(hidden):
-        return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
+        return ChunkedCrossEntropy.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
     unaligned = trains and padding_rows(matrix) > 0
     if unaligned or len(hidden) > rows:
-        return ChunkedNats.apply(hidden, matrix, targets, rows)
+        return ChunkedCrossEntropy.apply(hidden, matrix, targets, rows)
     return plain(hidden, matrix, targets)
 
 

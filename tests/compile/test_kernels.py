@@ -288,16 +288,16 @@ def test_the_losss_kernel_equals_the_plain_path(rows, words, columns):
     """Nats and gradient: of the first and the last word, of an ignored row, of extreme logits."""
     needs_kernels()
     from accelerated.fast import loss
-    from accelerated.fast.loss_gpu import nats_in_place
+    from accelerated.fast.loss_gpu import loss_in_place
 
     torch.manual_seed(0)
     logits = 3 * torch.randn(rows, columns, device=DEVICE)
     logits[0] *= 1e4
     logits = logits.to(DTYPE)
     targets = torch.tensor([words - 1, IGNORED, 0, words // 2, 1][:rows], device=DEVICE)
-    expected, gradient = loss.nats_and_gradient(logits.double(), targets, words)
+    expected, gradient = loss.loss_and_gradient(logits.double(), targets, words)
     gradient[1] = 0.0
-    found = nats_in_place(logits, targets, words, IGNORED)
+    found = loss_in_place(logits, targets, words, IGNORED)
     assert found[1] == 0.0, "an ignored row counts"
     torch.testing.assert_close(found.double().sum(), expected, rtol=1e-5, atol=1e-4)
     tolerance = 5e-3 if ON_A_GPU else 1e-6

@@ -37,7 +37,7 @@ FILES += ["accelerated/lab/systems/roberta.py", "reference/rollout.py"]
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:
     FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))
-OTHERS = "data/windows evaluation/score training/optimization fast/attention_cpu fast/devices"
+OTHERS = "data/windows evaluation/score training/optimization fast/devices"
 OTHERS += " fast/loss fast/paths fast/retrieval"
 FILES += [f"accelerated/{name}.py" for name in OTHERS.split()]
 TESTS = ["tests/reference", "tests/attention", "tests/generation"]

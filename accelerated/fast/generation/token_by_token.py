@@ -2,11 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from accelerated.fast.graphs import warm_up
 from accelerated.generation.any_model import Stepper, Stream
 from accelerated.protocol import Model, logits_of
 
@@ -83,13 +85,9 @@ class Graph:
         self.position = token.new_zeros(1)
         self.rows = tree_map(torch.clone, rows)
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self.function(self.token, self.position, self.rows)
-        torch.cuda.current_stream().wait_stream(aside)
-
+        given = (self.token, self.position, self.rows)
+        warm_up([partial(self.function, *given)])
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.logits = self.function(self.token, self.position, self.rows)
+            self.logits = self.function(*given)
         return graph

@@ -19,7 +19,7 @@ from accelerated.evaluation.score import Answer, TrainedRun, carried_through
 from accelerated.memformer import Memformer
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
-from accelerated.replay import nats_of_segment
+from accelerated.replay import segment_cross_entropy
 
 SHOWN = 8  # tokens that are shown
 OFTEN = 20  # of those that were read so often
@@ -103,7 +103,7 @@ def gradient_by_age(
             reading = model.read(segment.tokens, state)
             state = reading.state
             memories.append(state.memory)
-        loss = nats_of_segment(reading.hidden, model.output_matrix(), segment)
+        loss = segment_cross_entropy(reading.hidden, model.output_matrix(), segment)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
     if not norms[-1]:
         raise InputError(
