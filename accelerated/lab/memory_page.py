@@ -129,9 +129,7 @@ def draw(record: dict, path: Path) -> None:
     paths.set(
         xlabel="overwrite: new values after a rewrite", ylabel="hold: right after 8,192 tokens"
     )
-    paths.set_title(
-        "From stage to stage; the larger a mark, the more are right in noise", fontsize=9
-    )
+    paths.set_title("After stages 1 to 4; a larger mark: more are right in noise", fontsize=9)
     paths.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     draw_distances(lines, record, rows)
     save_figure(figure, path)
@@ -151,7 +149,9 @@ def draw_path(axes: Any, record: dict, row: str, runs: dict, colour: str) -> Non
     if means:
         xs, ys, noise = zip(*means, strict=True)
         axes.plot(xs, ys, color=colour, linewidth=1, label=row)
-        axes.scatter(xs, ys, s=[10 + 80 * share for share in noise], color=colour, alpha=0.7)
+        axes.scatter(xs, ys, s=[10 + 80 * share for share in noise], color=colour, alpha=0.5)
+        for number, place in enumerate(zip(xs, ys, strict=True), start=1):
+            axes.annotate(str(number), place, fontsize=6, ha="center", va="center")
 
 
 def draw_distances(axes: Any, record: dict, rows: dict) -> None:
