@@ -78,14 +78,20 @@ def functions_of(tree):
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def fields_of_class(tree, name):
+    """The names that a class of a file annotates."""
+    owner = next(node for node in tree.body if getattr(node, "name", "") == name)
+    return {node.target.id for node in owner.body if isinstance(node, ast.AnnAssign)}
+
+
 def fields_of_variants(name):
     """The fields of Config that choose a variant: those that operations_of names or reads.
 
-    Also those of the functions and constants that it names, except functions of the method.
+    Also those of the functions and constants that it names, except the operations themselves.
     """
     tree = TREES[name]
-    config = next(node for node in tree.body if getattr(node, "name", "") == "Config")
-    fields = {node.target.id for node in config.body if isinstance(node, ast.AnnAssign)}
+    fields = fields_of_class(tree, "Config")
+    operations = fields_of_class(tree, "Operations")
     named = {"operations_of": functions_of(tree)["operations_of"]}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else node
@@ -95,7 +101,8 @@ def fields_of_variants(name):
     known = set()
     while todo:
         at = todo.pop()
-        if at in known or at not in named or at.endswith(("forward", "backward")):
+        is_operation = at in operations or at.endswith(("forward", "backward"))
+        if at in known or at not in named or is_operation:
             continue
         known.add(at)
         for node in ast.walk(named[at]):
