@@ -5,8 +5,7 @@ so it forgets. One layer therefore also keeps S state vectors: tokens read them 
 cross-attention, and a gate rewrites them after each block. `forward` maps (tokens, state) to
 (logits, next state). `backward` maps the gradient of the next state to that of the incoming state,
 so segments chain into back-propagation through time. `params` are all parameters, {dotted name:
-array}, and `p` those of one part, without its prefix. Other gates, configurations and feedback
-stand in reference/variants/block_recurrent.py.
+array}, and `p` those of one part, without its prefix. Variants: reference/variants/.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens        token ids of one segment; below, their vectors are x          (B, N); x: (B, N, D)
@@ -24,8 +23,7 @@ Glossary: code symbol, meaning, paper symbol, shape
 
 B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head
 width, F feed-forward width, V vocabulary, L layers, R recurrent layers, K keys. Layers are counted
-from 1, as in the paper; arrays and the names of parameters from 0. Decisions are numbered in
-docs/decisions/block_recurrent.md.
+from 1, arrays and parameters' names from 0. Decisions: docs/decisions/block_recurrent.md.
 """
 
 import importlib
@@ -52,8 +50,7 @@ class Config:
         head_width: E, width of a head
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
-        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL
-            style)
+        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL)
         recurrent_layers: recurrent layers, counted from 1; none gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)
@@ -225,25 +222,6 @@ def fixed_gate_backward(dout, cache):
     dhidden, dweight = linear_backward(dz, linear_cache)
     grads = {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)}
     return dcarry, dhidden, grads
-
-
-def state_projection_forward(p, config, states):
-    """Unit keys and queries, and values, of norm(states) + IDs (3.3): {name: (B, H, S, E)}."""
-    normed, norm_cache = layer_norm_forward(p, "norm", states)
-    identified = normed + p["ids"]  # (B, S, D)
-    names = ("key", "value", "query", "cross_query")
-    projected, caches = head_projections_forward(p, names, config.heads, identified)
-    return projected, (norm_cache, caches)
-
-
-# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
-def state_projection_backward(dprojected, cache):
-    """dstates and parameter gradients, from the gradients of any of the four projections."""
-    norm_cache, caches = cache
-    didentified, grads = head_projections_backward(dprojected, caches)
-    grads["ids"] = didentified.sum(0)
-    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
-    return dstates, grads | dnorm
 
 
 # ----------------------------------------------------------------------------
@@ -506,6 +484,25 @@ def tile_distance(window):
     query_position = np.arange(window)[:, None] + window
     key_position = np.arange(2 * window)[None, :]
     return query_position - key_position
+
+
+def state_projection_forward(p, config, states):
+    """Unit keys and queries, and values, of norm(states) + IDs (3.3): {name: (B, H, S, E)}."""
+    normed, norm_cache = layer_norm_forward(p, "norm", states)
+    identified = normed + p["ids"]  # (B, S, D)
+    names = ("key", "value", "query", "cross_query")
+    projected, caches = head_projections_forward(p, names, config.heads, identified)
+    return projected, (norm_cache, caches)
+
+
+# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
+def state_projection_backward(dprojected, cache):
+    """dstates and parameter gradients, from the gradients of any of the four projections."""
+    norm_cache, caches = cache
+    didentified, grads = head_projections_backward(dprojected, caches)
+    grads["ids"] = didentified.sum(0)
+    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
+    return dstates, grads | dnorm
 
 
 def token_projection_forward(p, config, x, rng):
@@ -893,27 +890,37 @@ def demonstrate():
     config = Config(**sizes, buckets=6, max_distance=5)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
-    halves = (slice(0, 12), slice(12, 24))
-    segments = [(document[:, :-1][:, half], document[:, 1:][:, half]) for half in halves]
-    print("Block-Recurrent Transformer, 2 segments of 3 blocks, layer 2 is recurrent.")
+    first = (document[:, :12], document[:, 1:13])
+    second = (document[:, 12:24], document[:, 13:])
+    print("Block-Recurrent Transformer, 2 segments of 3 blocks; layer 2 is recurrent.")
 
-    _, grads = loss_and_gradients(params, config, segments)
+    _, grads = loss_and_gradients(params, config, [first, second])
     for name, grad in grads.items():
         direction = rng.standard_normal(grad.shape)
         above = params | {name: params[name] + 1e-6 * direction}
         below = params | {name: params[name] - 1e-6 * direction}
-        losses = [loss_and_gradients(moved, config, segments)[0] for moved in (above, below)]
+        losses = [loss_and_gradients(moved, config, [first, second])[0] for moved in (above, below)]
         numeric = (losses[0] - losses[1]) / 2e-6
         if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
             raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
     print("All gradients are those of finite differences.")
 
-    for step in range(1, 201):
-        loss, grads = loss_and_gradients(params, config, segments)
+    for step in range(1, 151):
+        loss, grads = loss_and_gradients(params, config, [first, second])
         rate = 0.02 * 0.98**step
         params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 200):
+        if step in (1, 10, 50, 150):
             print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 48 random tokens")
+
+    tokens, targets = second
+    fresh = initial_state(params, config, 2)
+    _, carried, _ = forward(params, config, first[0], fresh)
+    cleared = carried._replace(states=fresh.states)
+    for label, state in {"carried": carried, "cleared": cleared, "and keys": fresh}.items():
+        logits, _, _ = forward(params, config, tokens, state)
+        nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        bits = nats / targets.size / np.log(2)
+        print(f"second segment, states {label:8}: {bits:.3f} bits for each token")
 
 
 # ----------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def skip_gating_backward(config, dnext_states, cache):
     return dstates, dattended, paper.prefixed("attention_gate.", dgate)
 
 
-def single_gating_forward(p, config, carry, x):
+def gated_mlp_forward(p, config, carry, x):
     """The carry (B, S, D) after relu(W x), whose output layer is the gate's matrix (3.4)."""
     gate = GATES[config.gate]
     before, hidden_cache = paper.linear_forward(x, p["mlp_hidden"])
@@ -100,7 +100,7 @@ def single_gating_forward(p, config, carry, x):
 
 
 # c' = gate(c, η), η = relu(W x): dx = W^T (dη where η > 0)
-def single_gating_backward(config, dnext_states, cache):
+def gated_mlp_backward(config, dnext_states, cache):
     """Gradients of carry, x and the parameters."""
     gate = GATES[config.gate]
     hidden_cache, hidden, gate_cache = cache
@@ -114,7 +114,7 @@ def dual_gating_forward(p, config, states, attended):
     """The next states, by a gate for each residual (Figure 1)."""
     middle, gate_cache = skip_gating_forward(p, config, states, attended)
     normed, norm_cache = paper.layer_norm_forward(p, "mlp_norm", middle)
-    out, mlp_cache = single_gating_forward(p, config, middle, normed)
+    out, mlp_cache = gated_mlp_forward(p, config, middle, normed)
     return out, (gate_cache, norm_cache, mlp_cache)
 
 
@@ -122,7 +122,7 @@ def dual_gating_forward(p, config, states, attended):
 def dual_gating_backward(config, dnext_states, cache):
     """Gradients of states, attended and the parameters."""
     gate_cache, norm_cache, mlp_cache = cache
-    dmiddle, dnormed, grads = single_gating_backward(config, dnext_states, mlp_cache)
+    dmiddle, dnormed, grads = gated_mlp_backward(config, dnext_states, mlp_cache)
     dmiddle_normed, dnorm = paper.layer_norm_backward(dnormed, norm_cache)
     dstates, dattended, dgate = skip_gating_backward(config, dmiddle + dmiddle_normed, gate_cache)
     return dstates, dattended, grads | dnorm | dgate
@@ -262,7 +262,7 @@ def dropped_output_backward(config, dlogits, cache):
 # operations
 CONFIGURATIONS = {
     "skip": (skip_gating_forward, skip_gating_backward, init_skip_gating),
-    "single": (single_gating_forward, single_gating_backward, init_single_gating),
+    "single": (gated_mlp_forward, gated_mlp_backward, init_single_gating),
     "dual": (dual_gating_forward, dual_gating_backward, init_dual_gating),
 }
 

@@ -78,18 +78,23 @@ def functions_of(tree):
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def fields_of_class(tree, name):
+    """The names that a class of a file annotates."""
+    owner = next(node for node in tree.body if getattr(node, "name", "") == name)
+    return {node.target.id for node in owner.body if isinstance(node, ast.AnnAssign)}
+
+
 def fields_of_variants(name):
     """The fields of Config that choose a variant: those that operations_of names or reads.
 
-    Also those of the functions and constants that it names, except the operations.
+    Also those of the functions and constants that it names, except the operations themselves.
     """
     tree = TREES[name]
+    fields = fields_of_class(tree, "Config")
     operations = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Operations":
             operations |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    config = next(node for node in tree.body if getattr(node, "name", "") == "Config")
-    fields = {node.target.id for node in config.body if isinstance(node, ast.AnnAssign)}
     named = {"operations_of": functions_of(tree)["operations_of"]}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else node

@@ -32,6 +32,7 @@ from accelerated.attention.slots import Writer
 from accelerated.block_recurrent import FixedGate, LSTMGate
 from reference import block_recurrent as blocks
 from reference import memformer
+from reference.variants import block_recurrent as variants
 
 # No two sizes are equal, so that no axis is taken for another
 B = 3  # lanes: documents side by side
@@ -88,7 +89,9 @@ class Gate(NamedTuple):
 FIXED = Gate(
     fixed_gate, blocks.fixed_gate_forward, blocks.fixed_gate_backward, FixedGate, "z", "zg"
 )
-LSTM = Gate(lstm_gate, blocks.lstm_gate_forward, blocks.lstm_gate_backward, LSTMGate, "zif", "zif")
+LSTM = Gate(
+    lstm_gate, variants.lstm_gate_forward, variants.lstm_gate_backward, LSTMGate, "zif", "zif"
+)
 both_gates = pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
 on_random_inputs = given(
     seed=SEEDS,
