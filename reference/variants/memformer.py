@@ -294,9 +294,9 @@ def init_decoder_only(config, rng):
 
 def init_memory_layer(config, rng):
     """Self-attention that also reads memory, after a norm, a writer, the feed-forward."""
-    p = config.operations.init_self_attention(config, rng, causal=True)
-    p |= paper.init_norm("memory_norm", config.width)
-    p = paper.prefixed("attention.", p)
+    norms = paper.init_norm("norm", config.width) | paper.init_norm("memory_norm", config.width)
+    attention = config.operations.init_self_attention(config, rng, causal=True)
+    p = paper.prefixed("attention.", norms | attention)
     p |= paper.prefixed("writer.", paper.init_writer(config, rng))
     return p | paper.init_mlp(config, rng)
 

@@ -35,6 +35,7 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.memformer import Memformer, State
 from reference import memformer as ref
+from reference import rollout as rollouts
 
 # No two sizes are equal, so that no axis is taken for another
 V = 11  # vocabulary
@@ -189,7 +190,7 @@ def setting(seed, encoder_layers, lanes, segments, starting, scored, dropout=0.0
         tokens, targets = rng.integers(V, size=(2, lanes, N))
         is_scored = rng.random((lanes, N)) < scored
         starts = rng.random(lanes) < starting
-        rollout.append(ref.Segment(tokens, targets, is_scored, starts))
+        rollout.append(rollouts.Segment(tokens, targets, is_scored, starts))
 
     start = ref.initial_state(params, config, lanes)
     state = ref.advance(params, config, rng.integers(V, size=(lanes, N)), start)
@@ -228,8 +229,8 @@ def by_autograd(model, rollout, state):
 
 
 def in_numpy(method, params, config, rollout, state, seed=None):
-    """The same by a method of reference/memformer.py; a seed turns dropout on."""
-    loss, grads, dstate, after = method(params, config, rollout, state, seed)
+    """The same by a method of reference/rollout.py; a seed turns dropout on."""
+    loss, grads, dstate, after = method(ref, params, config, rollout, state, seed)
     assert dstate is not None, (
         f"{method.__name__} returns no gradient of the memory that the rollout begins with, "
         "so back-propagation could not go on into an earlier rollout"
@@ -255,7 +256,7 @@ def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
     """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""
     model, params, rollout, state = setting(**drawn)
     expected = by_autograd(model, rollout, state)
-    found = in_numpy(ref.memory_replay, params, model.config, rollout, state)
+    found = in_numpy(rollouts.memory_replay, params, model.config, rollout, state)
     compare("memory_replay", found, expected)
 
 
@@ -273,8 +274,8 @@ def test_pytorchs_memory_replay_has_the_gradients_of_full_bptt(**drawn):
 def test_numpys_replay_drops_the_same_entries_both_times(**drawn):
     """The second computation of a segment is the first one's, with the same dropout."""
     model, params, rollout, state = setting(**drawn, dropout=0.2)
-    expected = in_numpy(ref.through_time, params, model.config, rollout, state, seed=1)
-    found = in_numpy(ref.memory_replay, params, model.config, rollout, state, seed=1)
+    expected = in_numpy(rollouts.through_time, params, model.config, rollout, state, seed=1)
+    found = in_numpy(rollouts.memory_replay, params, model.config, rollout, state, seed=1)
     compare("NumPy with dropout", found, expected)
 
 
