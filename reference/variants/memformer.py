@@ -115,6 +115,11 @@ def encoder_task_forward(params, config, tokens, state, rng):
     return paper.encoder_forward(params, config, tokens, read_state, rng)
 
 
+def encoder_task_backward(params, config, dencoded, dnext_state, cache):
+    """Gradients of memory and of the parameters."""
+    return paper.encoder_backward(params, config, dencoded, dnext_state, cache)
+
+
 def prediction_task_forward(params, config, tokens, encoded, rng):
     """Eq. 6 of a task: hidden states (B, N, D) of the rows that predict."""
     task = config.task
@@ -441,7 +446,7 @@ def all_distances(config, causal):
 
 
 def init_transformer_xl_attention(config, rng, causal):
-    """Attention with Eq. 1's positions; its projections have no biases (decision 2: biases)."""
+    """Attention with Eq. 1's positions; its projections have no biases (decision 2: not here)."""
     d = config.width
     inner = config.heads * config.head_width
     p = paper.init_norm("norm", d)
@@ -507,6 +512,7 @@ def without_bias(config):
     if hasattr(config, "task"):
         operations = with_masks(config, operations)._replace(
             encoder_forward=encoder_task_forward,
+            encoder_backward=encoder_task_backward,
             prediction_forward=prediction_task_forward,
             prediction_backward=prediction_task_backward,
         )
