@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.check import CheckError, exit_code, load
-from reference.memformer import Segment, subtree
-from reference.rollout import rollout_backward, rollout_forward
+from reference.memformer import subtree
+from reference.rollout import Segment, rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
 # Steps of the differences; smaller ones are tried because a kink of ReLU may lie inside the first

@@ -20,8 +20,7 @@ import numpy as np
 
 from reference.check import GIVEN, CheckError, exit_code
 from reference.gradients import Case, fields_of, module_of
-from reference.memformer import Segment
-from reference.rollout import named, rollout_forward, segments_backward
+from reference.rollout import Segment, named, rollout_forward, segments_backward
 
 LANES = 3
 SEGMENTS = 3

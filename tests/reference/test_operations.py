@@ -17,7 +17,7 @@ from reference.gradients import function_of, stopped
 from tests.helpers.comparison import check_operation
 from tests.tools import operators
 from tests.tools.cases import VARIANTS
-from tests.tools.vectors import inputs_of
+from tests.tools.vectors import operators_case
 
 FILES = sorted((Path(__file__).parents[2] / "reference").rglob("*.py"))
 OPERATIONS = {}  # {title: paper, case, how operators.txt calls the function, its gradients}
@@ -44,7 +44,7 @@ def test_operation_gradient(title, monkeypatch):
     """By every input and parameter, of the sum of all results times what arrives at them."""
     monkeypatch.setattr(operators, "LARGE", {})  # differences of large numbers are rounded
     paper, name, call, names = OPERATIONS[title]
-    case = inputs_of(paper, name)
+    case = operators_case(paper, name)
     function = call.removesuffix("[-1]")
     found = operators.calls_of(case, {call: names})[call]
     given, computed = operators.operator(case.reference, function, found, names)

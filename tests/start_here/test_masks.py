@@ -165,8 +165,8 @@ def model_in_pytorch(model, inputs):
 
 def encoder_in_numpy(params, config, inputs):
     """The encoder's hidden states (1, N, D) of the segment before."""
-    slots = inputs["memory"][:, 0]
-    encoded, *_ = memformer.encoder_forward(params, config, inputs["previous"], slots, None, None)
+    state = memformer.State(inputs["memory"], inputs["previous"])
+    encoded, *_ = memformer.encoder_forward(params, config, inputs["tokens"], state, None)
     return encoded
 
 

@@ -28,8 +28,7 @@ from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
 from eval import open_documents, open_trained_run
 from reference import compressive
-from reference.memformer import Segment, count_scored
-from reference.rollout import rollout_backward, rollout_forward
+from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 from tests.helpers.optimizers import ADAMW, adamw, clipped, norm_of
 from tests.helpers.programs import train
 from tests.helpers.texts import BYTES, document_of_ids, show_ranks
