@@ -224,7 +224,7 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
         torch.tensor(query * scale[:, None, None]),
         torch.tensor(keys),
         torch.tensor(values),
-        sliding_window.by_query_and_key(by_distance, config.window),
+        by_distance,
     )
 
     names = [f"key {key}" for key in range(count)]
