@@ -106,7 +106,7 @@ class Config:
     @property
     def new_rows(self):
         """How many rows the N evicted rows become."""
-        return self.operations.new_rows(self)
+        return (self.segment - self.operations.rows_left_out(self)) // self.compression_rate
 
     def rows_of(self, layer):
         """(M, C) of a layer, counted from 0."""
@@ -362,7 +362,7 @@ def embedding_backward(config, dh, tokens):
 
 
 def logits_forward(params, config, x):
-    """Logits (B, N, V) of x (B, N, D), by the rows of the inputs (decision 14: tied)."""
+    """Logits (B, N, V) of x (B, N, D), by the inputs' rows (decision 14: tied with inputs)."""
     return linear_forward(x, params["embedding"])
 
 
@@ -908,6 +908,7 @@ def demonstrate():
 PUBLISHED = {
     "compression": "conv",
     "compression_loss": "attention_reconstruction",
+    "dilations": (1, 2, 4),
     "positions": "transformer_xl",
     "cutoffs": (),
     "memories": (),
@@ -939,7 +940,7 @@ class Operations(NamedTuple):
     loss_backward: Callable
     layer_config: Callable
     trained_layers: Callable
-    new_rows: Callable
+    rows_left_out: Callable
     init_compression: Callable
 
 
@@ -967,7 +968,7 @@ def published_operations():
         loss_backward=attention_reconstruction_backward,
         layer_config=lambda config, layer: config,
         trained_layers=lambda config: range(config.layers),
-        new_rows=lambda config: config.segment // config.compression_rate,
+        rows_left_out=lambda config: 0,
         init_compression=init_conv,
     )
 
@@ -1012,10 +1013,11 @@ def check_config(config):
             f"width {config.width} is odd; "
             "the sinusoids of transformer_xl positions need an even one"
         )
-    if config.compressed_memory and config.new_rows < 1:
+    least = config.compression_rate + config.operations.rows_left_out(config)
+    if config.compressed_memory and config.segment < least:
         raise ValueError(
             f"segment {config.segment} is too short for a compressed row, "
-            f"which needs {config.compression_rate} tokens; give a longer segment"
+            f"which needs {least} tokens; give a longer segment"
         )
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")

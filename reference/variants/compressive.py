@@ -425,7 +425,7 @@ def layers_with_loss(config):
 EPSILON = 1e-5  # under the square root of layer_norm (decision 12: its epsilon)
 
 
-def authors_layers_forward(params, config, h, state, rng):
+def authors_layers(params, config, h, state, rng):
     """All layers, each with the sinusoids beside its parameters.
 
     Those (K, D) of all keys, and those (C + N, D) of compressed memory's own, are dropped once for
@@ -441,16 +441,16 @@ def authors_layers_forward(params, config, h, state, rng):
     return paper.all_layers_forward(params, config, h, state, rng)
 
 
-def authors_layer_forward(p, config, h, remembered, rng):
+def authors_layer(p, config, h, remembered, rng):
     """As the paper's layer, with their epsilon and a feed-forward of more dropout."""
     attended, weights, attend_cache = authors_attend_forward(p, config, h, remembered, rng)
     a, norm_cache = paper.layer_norm_forward(p, "norm", attended + h, EPSILON)
-    mixed, mlp_cache = authors_mlp_forward(p, config, a, rng)
+    mixed, mlp_cache = authors_mlp(p, config, a, rng)
     y, mlp_norm_cache = paper.layer_norm_forward(p, "mlp_norm", mixed + a, EPSILON)
     return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
 
 
-def authors_mlp_forward(p, config, x, rng):
+def authors_mlp(p, config, x, rng):
     """dropout(W_2 dropout(relu(W_1 x + b_1)) + b_2); the paper's backward is its own, too."""
     before, hidden_cache = paper.linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
@@ -614,7 +614,7 @@ def operations_of(config):
         layer_config=config_of_layer,
         layer_state=last_rows,
         trained_layers=layers_with_loss,
-        new_rows=new_rows_of,
+        rows_left_out=rows_left_out,
         init_compression=init_compression,
     )
     replaced = with_compression(config) | with_loss(config)
@@ -634,8 +634,8 @@ def operations_of(config):
         }
     if config.authors_code:
         replaced |= {
-            "all_layers_forward": authors_layers_forward,
-            "layer_forward": authors_layer_forward,
+            "all_layers_forward": authors_layers,
+            "layer_forward": authors_layer,
             "attend_backward": authors_attend_backward,
             "init_layer": init_authors_layer,
         }
@@ -670,11 +670,10 @@ def with_loss(config):
     return replaced
 
 
-def new_rows_of(config):
-    """How many rows the N evicted rows become (decision 8: not padded in the authors' code)."""
+def rows_left_out(config):
+    """Of the N evicted rows (decision 8: not padded in the authors' code)."""
     unpadded = config.authors_code and config.compression == "dilated_conv"
-    cut_off = sum(config.dilations) if unpadded else 0
-    return (config.segment - cut_off) // config.compression_rate
+    return sum(config.dilations) if unpadded else 0
 
 
 def init_compression(config, rng):
@@ -733,24 +732,16 @@ def check_rows(config):
 
 
 def check_dilations(config):
-    """Raise ValueError for dilations that are none, or that are too many for a segment."""
+    """Raise ValueError for dilations that are none, or for a loss that cannot be with them."""
     dilations = config.dilations
     if min(dilations, default=1) < 1:
         raise ValueError(f"dilations are {dilations}; each must be at least 1")
     if tuple(sorted(set(dilations))) != dilations:
         raise ValueError(f"dilations {dilations} must be a tuple, ascending, each rate once")
-    if not (config.authors_code and config.compression == "dilated_conv"):
-        return
-    if config.compression_loss.startswith("auto_encoding"):
+    if rows_left_out(config) and config.compression_loss.startswith("auto_encoding"):
         raise ValueError(
             "authors_code has no auto_encoding of dilated_conv, which is not padded; "
             "give another compression_loss"
-        )
-    least = config.compression_rate + sum(dilations)
-    if config.compressed_memory and config.segment < least:
-        raise ValueError(
-            f"segment {config.segment} is too short for a compressed row, "
-            f"which needs {least} tokens; give a longer segment"
         )
 
 
