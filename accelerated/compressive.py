@@ -7,6 +7,7 @@ Config, parameter names, shapes and initial values are the reference's. B lanes,
 width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -267,9 +268,10 @@ class Compressive(Model):
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         width = config.width
-        self.embedding = parameter(config.bands[0][1], width)  # (V, D), or (first cutoff, D)
+        (_, first), *bands = pairwise((0, *config.cutoffs, config.vocabulary))
+        self.embedding = parameter(first, width)  # (V, D), or (first cutoff, D)
         tails = []
-        for number, (start, stop) in enumerate(config.bands[1:], start=1):
+        for number, (start, stop) in enumerate(bands, start=1):
             tails.append(Tail(stop - start, width // config.div_value**number, width))
         self.tails = Layers(tails)
         if config.cutoffs:

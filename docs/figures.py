@@ -13,6 +13,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from accelerated.lab.reports.topics import jensen_shannon
 from reference import block_recurrent, compressive, pretrained_recurrence
+from reference.variants import compressive as compressive_variants
 
 HERE = Path(__file__).parent
 PAPER = "#ffffff"  # an opaque page: legible whatever lies behind it
@@ -705,7 +706,7 @@ def bands():
     config = compressive.Config(vocabulary=267_735, width=1024, cutoffs=(20_000, 60_000))
     new_figure(8.4, 4.2)
     y = 0.0
-    for band, (start, stop) in enumerate(config.bands):
+    for band, (start, stop) in enumerate(compressive_variants.bands_of(config)):
         height = (stop - start) ** 0.5 / 100
         width = 4 / config.div_value**band
         y -= height + 0.25

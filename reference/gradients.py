@@ -428,7 +428,8 @@ def is_by(alone: Alone, number: int, gradient: np.ndarray) -> bool:
 
 def forward_of(name: str) -> str:
     """The forward function of a backward function."""
-    return name.replace("affine_key", "affine").replace("backward", "forward")
+    forward = name.replace("affine_key", "affine").replace("remember_bptt", "remember")
+    return forward.replace("backward", "forward")
 
 
 def guilty(case: Case, calls: Calls) -> list[str]:

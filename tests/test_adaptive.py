@@ -12,6 +12,7 @@ from accelerated import replay
 from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, cross_entropy_sum, logits_in_chunks, target_cross_entropy
 from reference import compressive as ref
+from reference.variants import compressive as variants
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients
 from tests.helpers.variants import PAPERS
@@ -60,7 +61,7 @@ def test_the_softmax_is_torchs(setting):
     config, params, model, rng = setting
     x = rng.standard_normal((2, 5, config.width))
     expected = torchs(config, params).log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
-    by_numpy, _ = ref.adaptive_softmax_forward(params, config, x)
+    by_numpy, _ = variants.adaptive_softmax_forward(params, config, x)
     by_torch = model.output_matrix().log_probabilities(torch.tensor(x))
     assert_agree(
         {"NumPy": expected, "PyTorch": expected}, {"NumPy": by_numpy, "PyTorch": by_torch}, 1e-12
@@ -112,7 +113,7 @@ def test_inputs_are_rows_of_the_joined_tables(setting):
     table = np.concatenate(tables)
     every_token = np.arange(config.vocabulary)
     tokens = np.concatenate([every_token, rng.integers(config.vocabulary, size=4)])[None]
-    found = {"reference": ref.adaptive_embedding_forward(params, config, tokens)[0]}
+    found = {"reference": variants.adaptive_embedding_forward(params, config, tokens)[0]}
     found["accelerated"] = model.output_matrix().look_up(torch.tensor(tokens))
     assert_agree(dict.fromkeys(found, table[tokens]), found, 1e-14)
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accelerated.compressive import Compressive
 from reference import compressive as ref
+from reference.variants import compressive as variants
 from tests.helpers.comparison import assert_agree, brute_force_softmax
 from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS
@@ -44,7 +45,9 @@ def test_the_decoder_of_auto_encoding_is_torchs_transposed_convolution():
     kernel = torch.tensor(decoder).view(RATE, width, width).permute(2, 1, 0)  # (in, out, c)
     decoded = functional.conv_transpose1d(torch.tensor(new).mT, kernel, stride=RATE).mT
     expected = ((decoded.numpy() - evicted) ** 2).mean()
-    loss, _ = ref.auto_encoding_forward({"compression.decoder": decoder}, SMALL, None, evicted, new)
+    loss, _ = variants.auto_encoding_forward(
+        {"compression.decoder": decoder}, SMALL, None, evicted, new
+    )
     assert loss == pytest.approx(expected, rel=1e-10)
 
 
@@ -150,8 +153,8 @@ def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(cha
         assert_agree(expected, logits[0], 1e-10, "logits")
 
 
-@pytest.mark.parametrize("loss", ref.COMPRESSION_LOSSES)
-@pytest.mark.parametrize("compression", ref.COMPRESSIONS)
+@pytest.mark.parametrize("loss", variants.COMPRESSION_LOSSES)
+@pytest.mark.parametrize("compression", variants.COMPRESSIONS)
 def test_without_compressed_memory_the_compression_options_change_nothing(compression, loss):
     """Transformer-XL: the same weights by the same seed, no compression and no auxiliary loss."""
     plain = ref.init_params(PAPER.variant("transformer-xl"), np.random.default_rng(0))
@@ -167,8 +170,8 @@ def test_without_compressed_memory_the_compression_options_change_nothing(compre
 # The losses of the compression
 
 
-@pytest.mark.parametrize("loss", [*ref.AUXILIARY, *ref.NORMS])
-@pytest.mark.parametrize("compression", ref.COMPRESSIONS)
+@pytest.mark.parametrize("loss", [*variants.AUXILIARY, *variants.NORMS])
+@pytest.mark.parametrize("compression", variants.COMPRESSIONS)
 def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
     """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0.
 
@@ -252,8 +255,10 @@ def test_usage_is_the_mean_attention_at_eviction():
     config, rng, params, state, _, _ = both_sides("compressive", "most_used-none")
     tokens = rng.integers(V, size=(2, N))
     _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
-    (attend_cache, *_), *_ = caches[0]  # of the first layer
-    _, ((_, _, _, weights, *_), *_), *_ = attend_cache
+    layer_cache, *_ = caches[0]  # of the first layer
+    attend_cache, *_ = layer_cache
+    _, _, attention_cache, *_ = attend_cache
+    weights = attention_cache[1]  # after no dropout
     assert weights.shape == (2, H, N, C + M + N)
     to_oldest = weights.sum((1, 2))[:, C : C + N]  # the memory's first rows, which are evicted
     for b in range(2):

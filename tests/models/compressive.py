@@ -1,6 +1,7 @@
 """Compressive: what its tests must know, by the names of tests/helpers/variants.py."""
 
-from reference.compressive import COMPRESSION_LOSSES, COMPRESSIONS, State
+from reference.compressive import State
+from reference.variants.compressive import COMPRESSION_LOSSES, COMPRESSIONS
 
 SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
 AUTHORS = {"authors_code": True}

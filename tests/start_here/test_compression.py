@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from accelerated import compressive as fast
 from reference import compressive as ref
+from reference.variants import compressive as variants
 
 # No two sizes are equal, so that no axis is taken for another
 B = 6  # lanes: documents side by side
@@ -87,7 +88,7 @@ def every_rate_rows(config, rows):
 LOOPS = {loop.__name__: loop for loop in (max_pooling, mean_pooling, conv, dilated_conv, most_used)}
 
 
-@pytest.mark.parametrize("kind", ref.COMPRESSIONS)
+@pytest.mark.parametrize("kind", variants.COMPRESSIONS)
 @given(seed=st.integers(0, 2**32 - 1), rate=st.integers(1, N), authors=st.booleans())
 def test_every_compression_is_its_loop(kind, seed, rate, authors):
     """Section 3.2: f_c makes floor(N / c) compressed rows of the N rows that leave the memory."""
@@ -96,15 +97,14 @@ def test_every_compression_is_its_loop(kind, seed, rate, authors):
     options = {"compression_rate": rate, "authors_code": authors, "compression_loss": "none"}
     config = ref.Config(**SIZES | options, compression=kind)
     rng = np.random.default_rng(seed)
-    p = ref.init_compression(config, rng)
+    p = config.operations.init_compression(config, rng)
     evicted = rng.standard_normal((B, N, D))
     usage = rng.integers(4, size=(B, N)) / 4  # mean attention to each row; some have the same
     loop = LOOPS[kind]
     expected = np.stack([loop(p, config, evicted[lane], usage[lane]) for lane in range(B)])
     assert expected.shape[1] == config.new_rows
 
-    forward, _ = ref.COMPRESSIONS[kind]
-    by_numpy, _ = forward(p, config, evicted, usage)
+    by_numpy, _ = config.operations.compress_forward(p, config, evicted, usage)
     compare(f"NumPy's {kind}", by_numpy, expected, OTHERWISE)
     module = fast.COMPRESSIONS[kind](config)
     module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})
@@ -185,7 +185,7 @@ def gradients_in_pytorch(model, text):
     return gradients
 
 
-@pytest.mark.parametrize("loss", ref.COMPRESSION_LOSSES)
+@pytest.mark.parametrize("loss", variants.COMPRESSION_LOSSES)
 def test_a_compression_loss_trains_the_compression_alone_and_the_task_loss_all_the_rest(loss):
     """Section 3.2: gradients of the compression losses are stopped from passing into the network.
 
@@ -196,7 +196,7 @@ def test_a_compression_loss_trains_the_compression_alone_and_the_task_loss_all_t
     text = np.random.default_rng(0).integers(V, size=(2, B, N))
     compression = {name for name in params if ".compression." in name}
     of_task = params.keys() if loss == "bptt" else params.keys() - compression
-    of_compression = compression if loss in ref.AUXILIARY else set()
+    of_compression = compression if loss in variants.AUXILIARY else set()
 
     task, own = gradients_in_numpy(config, params, text)
     check_trained("NumPy's task loss", task, params, of_task)

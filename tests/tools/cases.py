@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable
 
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
+from reference.variants.compressive import COMPRESSION_LOSSES, COMPRESSIONS
 
 SMALL = {"vocabulary": 7, "width": 4, "heads": 2, "feed_forward": 5}
 LAYERS = SMALL | {"layers": 2, "head_width": 3}
@@ -68,7 +69,7 @@ OTHER_GATES = {"fixed-skip": ONE, "lstm-dual": ONE}
 OTHER_GATES |= dict.fromkeys(("fixed-single", "fixed-dual", "lstm-single"), LESS)
 OTHER_COMPRESSIONS = {"conv-attention_reconstruction": ONE, "conv-none": LESS}
 OTHER_COMPRESSIONS |= {"dilated_conv-none": LESS, "dilated_conv-auto_encoding": LESS}
-for loss in compressive.COMPRESSION_LOSSES:
+for loss in COMPRESSION_LOSSES:
     for pooling in ("max_pooling", "mean_pooling", "most_used"):
         OTHER_COMPRESSIONS[f"{pooling}-{loss}"] = LESS
 
@@ -84,10 +85,7 @@ def pairs_of(fields: dict[str, Iterable[str]], others: dict) -> dict:
 
 
 GATES = {"gate": ("fixed", "lstm"), "configuration": ("skip", "single", "dual")}
-COMPRESSIONS = {
-    "compression": compressive.COMPRESSIONS,
-    "compression_loss": compressive.COMPRESSION_LOSSES,
-}
+TRAINED = {"compression": COMPRESSIONS, "compression_loss": COMPRESSION_LOSSES}
 VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
     "block_recurrent": pairs_of(GATES, OTHER_GATES)
     | {
@@ -97,7 +95,7 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "slide": NO_BLOCK,
         "xl": NO_BLOCK | {"segment": 4},
     },
-    "compressive": pairs_of(COMPRESSIONS, OTHER_COMPRESSIONS)
+    "compressive": pairs_of(TRAINED, OTHER_COMPRESSIONS)
     | {
         "short-memory": SHORT,
         "short-memory-bptt": SHORT | {"compression_loss": "bptt"},

@@ -15,7 +15,11 @@ class OneHead:
     """A config of one head."""
 
     heads = 1
-    compression_loss = "attention_reconstruction"
+
+    @property
+    def operations(self):
+        """The method's own."""
+        return reference.published_operations()
 
 
 def seen(array):
@@ -69,7 +73,7 @@ def remember(h, memory, compressed, weight):
 
 def reconstruction_loss(h, evicted, new, query, key, value):
     p = {"query": query, "key": key, "value": value}
-    loss, cache = reference.attention_reconstruction_forward(p, OneHead, h, evicted, new)
+    loss, cache = reference.attention_reconstruction_forward(p, OneHead(), h, evicted, new)
     dnew, _ = reference.attention_reconstruction_backward(1.0, cache)
     return loss, dnew, np.zeros_like(h), np.zeros_like(evicted), np.zeros_like(key)
 
