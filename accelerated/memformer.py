@@ -15,6 +15,7 @@ H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys
 In the encoder-decoder's decoder N counts the task's token too: one more than a segment has.
 """
 
+import math
 from typing import Generic, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from accelerated.attention.heads import (
     merge_heads,
     parameter,
     project_heads,
+    split_heads,
 )
 from accelerated.attention.signed_distance import (
     Distances,
@@ -40,7 +42,6 @@ from accelerated.attention.signed_distance import (
     simplified_attention,
     transformer_xl_attention,
 )
-from accelerated.attention.slots import Writer
 from accelerated.data.config import CONTINUATION
 from accelerated.data.lanes import Task
 from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
@@ -200,6 +201,68 @@ class CrossAttention(Attention):
         return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 
+class Writer(ParameterModule):
+    """Slot attention (Figure 2c): each slot attends to [itself | encoded], not to other slots.
+
+    Its own value is the slot, or is projected from it as a token's.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        width = config.width
+        inner = config.heads * config.head_width
+        self.projects_slots = config.slot_value == "projected"
+        self.heads = config.heads
+        self.memory_norm = LayerNorm(width)
+        self.norm = LayerNorm(width)
+        self.query = parameter(inner, width)  # (HE, D)
+        self.query_bias = parameter(inner)  # (HE,)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.key_bias = parameter(inner)  # (HE,), gets no gradient: softmax cancels it
+        self.value = parameter(width, width)  # (D, D)
+        self.value_bias = parameter(width)  # (D,)
+
+    @compilable
+    def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
+        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D).
+
+        readable (B, N) is false for padding.
+        """
+        source = self.norm(encoded)
+        weights = self.weights(memory, source, readable)  # (B, H, S, 1 + N)
+        itself = weights[..., :1]
+        others = weights[..., 1:]
+        value = self.project_value(source)  # (B, H, N, D/H)
+        if self.projects_slots:
+            slots = self.project_value(self.memory_norm(memory))  # (B, H, S, D/H)
+        else:
+            [slots] = split_heads(memory, self.heads, 1)
+        return merge_heads(itself * slots + others.to(value.dtype) @ value)
+
+    def project_value(self, normed: Tensor) -> Tensor:
+        """Values by head, (B, H, n, D/H), of normalised rows (B, n, D)."""
+        [value] = project_heads(normed, self.heads, [self.value], [self.value_bias])
+        return value
+
+    def weights(self, memory: Tensor, source: Tensor, readable: Tensor | None = None) -> Tensor:
+        """Each slot's attention to itself and to source, (B, H, S, 1 + N).
+
+        memory (B, S, D); source (B, N, D) are the normalised tokens.
+        """
+        key_bias = self.key_bias.detach()
+        normed = self.memory_norm(memory)
+        matrices = [self.query, self.key]
+        query, slot_key = project_heads(normed, self.heads, matrices, [self.query_bias, key_bias])
+        [key] = project_heads(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
+        query = query * query.shape[-1] ** -0.5  # (B, H, S, E)
+
+        itself = (query * slot_key).sum(-1, keepdim=True)  # (B, H, S, 1)
+        others = query @ key.mT  # (B, H, S, N)
+        if readable is not None:
+            others = others.masked_fill(~readable[:, None, None], -math.inf)
+        return at_least_float32(torch.cat([itself, others], -1)).softmax(-1)
+
+
 class WithMlp(CheckpointableLayer):
     """The last part of every layer. Layers inherit it: its parameters are the layer's own."""
 
@@ -301,8 +364,11 @@ class Memformer(Model):
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         specials = 0 if self.decoder_only else len(SPECIALS)
+        self.begin = config.special("begin")  # a token's id
+        self.continuation = config.special("continuation")
+        self.slot_sets = config.slot_sets  # 1 or L
         self.embedding = parameter(config.vocabulary + specials, config.width)  # (V or V + 5, D)
-        shape = (config.slot_sets, config.slots, config.width)  # (1 or L, S, D)
+        shape = (self.slot_sets, config.slots, config.width)  # (1 or L, S, D)
         if config.slot_normalization == "biased":
             self.slot_bias = parameter(*shape)  # v_bias
             self.initial_memory = None
@@ -338,19 +404,18 @@ class Memformer(Model):
         """The shape of each field of a State; raises ValueError if batch is below 1."""
         check_lanes(batch)
         c = self.config
-        memory = (batch, c.slot_sets, c.slots, c.width)
+        memory = (batch, self.slot_sets, c.slots, c.width)
         previous = (batch, 0 if self.decoder_only else c.segment)
         return {"memory": memory, "previous": previous}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: learned slots and a segment of begin tokens."""
         shapes = self.state_shapes(batch)
-        begin = self.config.special("begin")
         if self.initial_memory is None:
             memory = self.embedding.new_zeros(shapes["memory"])  # read as v_bias / ||v_bias||
         else:
             memory = self.initial_memory.expand(shapes["memory"])
-        previous = torch.full(shapes["previous"], begin, device=memory.device)
+        previous = torch.full(shapes["previous"], self.begin, device=memory.device)
         return State(at_least_float32(memory), previous)
 
     def slots(self, state: State) -> Tensor:
@@ -404,13 +469,13 @@ class Memformer(Model):
 
     def decode(self, tokens: Tensor, encoded: Tensor, task: Task | None) -> Tensor:
         """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first."""
-        continuation = self.config.special("continuation")
         if task is None:
-            first = tokens.new_full((len(tokens), 1), continuation)
+            first = tokens.new_full((len(tokens), 1), self.continuation)
             x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
             return self.decoder(x, encoded, None)[:, 1:]
 
-        first = continuation + task.kind[:, None]  # (B, 1); SPECIALS has the kinds in their order
+        # The kinds of tasks stand in the order of SPECIALS
+        first = self.continuation + task.kind[:, None]  # (B, 1)
         x = look_up(torch.cat([first, task.prompt], 1), self.embedding)  # (B, N + 1, D)
         hidden = self.decoder(x, encoded, task.readable)
         after_token = hidden[:, 1:]  # row i has read the prompt's token i, and predicts the next

@@ -19,7 +19,7 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.block_recurrent import GATES
-from accelerated.compression import mean_square
+from accelerated.compressive import mean_square
 from accelerated.protocol import computing_in, memory_of_copies
 from accelerated.training import opening
 from accelerated.training.options import parse

@@ -200,3 +200,13 @@ def project_unit_heads(
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     units = [unit_norm(vector) for vector in vectors]
     return (*units, value)
+
+
+def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
+    """Spread what depends on the distance alone over n queries and K keys.
+
+    (..., n + K - 1) -> (..., n, K): out[i, j] = by_distance[n - 1 - i + j]. The gradient adds up
+    diagonals; that of an index matrix is slow on a GPU.
+    """
+    keys = by_distance.shape[-1] + 1 - queries
+    return by_distance.unfold(-1, keys, 1).flip(-2)

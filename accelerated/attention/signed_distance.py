@@ -14,6 +14,7 @@ from accelerated.attention.content import future_keys
 from accelerated.attention.heads import (
     ParameterModule,
     at_least_float32,
+    by_query_and_key,
     takes_sdpa,
     with_fast_path,
 )
@@ -22,7 +23,6 @@ from accelerated.attention.relative_shift import (
     relative_attention_sdpa,
     relative_shift,
 )
-from accelerated.attention.sliding_window import by_query_and_key
 from reference.memformer import Config
 
 

@@ -16,7 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
-from accelerated.attention.heads import at_least_float32, takes_sdpa, with_fast_path
+from accelerated.attention.heads import (
+    at_least_float32,
+    by_query_and_key,
+    takes_sdpa,
+    with_fast_path,
+)
 
 # What is added to the scores, by distance
 
@@ -74,16 +79,6 @@ def offsets_by_distance(layers: Iterable[Any], in_bucket: Tensor, seen: Tensor) 
 
 
 # From distances to pairs of a query and a key
-
-
-def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
-    """Spread what depends on the distance alone over n queries and K keys.
-
-    (..., n + K - 1) -> (..., n, K): out[i, j] = by_distance[n - 1 - i + j]. The gradient adds up
-    diagonals; that of an index matrix is slow on a GPU.
-    """
-    keys = by_distance.shape[-1] + 1 - queries
-    return by_distance.unfold(-1, keys, 1).flip(-2)
 
 
 def offset_of_tile(by_distance: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import project_heads
-from accelerated.compression import mean_norm, mean_square
+from accelerated.compressive import mean_norm, mean_square
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import evaluate

@@ -27,8 +27,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import Layers, project_heads
-from accelerated.compression import error_of
-from accelerated.compressive import Compressive, Layer
+from accelerated.compressive import Compressive, Layer, error_of
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
 from accelerated.data.windows import Document

@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 from tests.helpers.programs import MEMFORMER, TINY
 from tests.helpers.variants import ONE_OF_EACH
 
+pytestmark = pytest.mark.timeout(400)
 RUNS = {"block_recurrent": TINY, "memformer": MEMFORMER}
 CONTRACT = (
     "test_accelerated_equals_reference",

@@ -28,8 +28,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.slots import Writer
 from accelerated.block_recurrent import FixedGate, LSTMGate
+from accelerated.memformer import Writer
 from reference import block_recurrent as blocks
 from reference import memformer
 from reference.variants import block_recurrent as variants

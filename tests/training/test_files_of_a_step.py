@@ -1,4 +1,7 @@
-"""How many of our files a training step passes: what somebody must open who follows it."""
+"""How many of our files a training step passes: what somebody must open who follows it.
+
+Those of accelerated/fast/ do not count: it can be deleted, and what it computes stands elsewhere.
+"""
 
 import sys
 from pathlib import Path
@@ -6,13 +9,12 @@ from pathlib import Path
 import pytest
 
 import train as training_script
-from accelerated.models import DEFAULT, NAMES
+from accelerated.models import NAMES
 from tests.conftest import ROOT
 from tests.helpers.programs import train
 
 OURS = ("train.py", "accelerated/", "reference/")
 MOST = 12
-MOST_OF_OTHERS = 15
 
 
 @pytest.fixture
@@ -42,8 +44,8 @@ def test_a_training_step_passes_few_files(model, text, tmp_path, files):
     options = ["--model", model, "--data", text, "--batch", 2, "--steps", 4]
     train(*options, *brief, "--out", tmp_path / "run")
     paths = [Path(file).relative_to(ROOT) for file in files if Path(file).is_relative_to(ROOT)]
-    passed = sorted(path.as_posix() for path in paths if path.as_posix().startswith(OURS))
-    most = MOST if model == DEFAULT else MOST_OF_OTHERS
+    names = [path.as_posix() for path in paths if path.as_posix().startswith(OURS)]
+    passed = sorted(name for name in names if not name.startswith("accelerated/fast/"))
     print(len(passed), *passed)
     assert "train.py" in passed
-    assert len(passed) <= most, f"{len(passed)} files, {most} are enough: {', '.join(passed)}"
+    assert len(passed) <= MOST, f"{len(passed)} files, {MOST} are enough: {', '.join(passed)}"

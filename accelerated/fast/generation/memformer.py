@@ -55,8 +55,7 @@ class Steps(TokenByToken):
         for layer in self.model.decoder.layers:
             if isinstance(layer, DecoderLayer):
                 rows.cross.append(layer.cross.key_value(encoded))
-        task = self.model.config.special("continuation")
-        first = state.previous.new_full((len(memory),), task)
+        first = state.previous.new_full((len(memory),), self.model.continuation)
         self.decode(first, first.new_zeros(1), rows)
 
     def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerated.attention.slots import Writer
 from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.sample import show_text
 from accelerated.evaluation.score import Answer, TrainedRun, carried_through
-from accelerated.memformer import Memformer
+from accelerated.memformer import Memformer, Writer
 from accelerated.program.errors import InputError
 from accelerated.protocol import evaluating
 from accelerated.replay import segment_cross_entropy

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from accelerated.attention.slots import Writer
 from accelerated.data.windows import Document
 from accelerated.lab.reports import slots
+from accelerated.memformer import Writer
 from tests.helpers.programs import refusal
 from tests.helpers.variants import PAPERS
 
