@@ -65,7 +65,7 @@ LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the f
 ANYWHERE = LONG | {"begin": 64}
 REWRITTEN = ANYWHERE | {"rewrites": 4}
 STAGES = {  # [(changes of the task, updates)], one after another
-    "facts first": [(SHORT, 1500), (LONG, 400)],
+    "facts first": [(SHORT, 1500), (LONG, 600)],
     "anywhere": [(ANYWHERE, 250)],
     "rewritten": [(REWRITTEN, 250)],
     "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
@@ -95,14 +95,14 @@ SLOTS = {
 }
 STATES = {"layers": 2, "heads": 2, "window": 32, "recurrent_layers": (2,), "states": 64}
 ROWS = {  # name: (model, changes of its config, rate)
-    "Memformer, slots themselves": ("memformer", SLOTS | {"slot_value": "itself"}, 1e-3),
-    "Memformer, slots projected": ("memformer", SLOTS | {"slot_value": "projected"}, 2e-3),
-    "Block-Recurrent, LSTM gate": ("block_recurrent", STATES | {"gate": "lstm"}, 3e-3),
-    "Block-Recurrent, fixed gate": ("block_recurrent", STATES | {"gate": "fixed"}, 3e-3),
+    "Memformer, slots themselves": ("memformer", SLOTS | {"slot_value": "itself"}, 4e-3),
+    "Memformer, slots projected": ("memformer", SLOTS | {"slot_value": "projected"}, 4e-3),
+    "Block-Recurrent, LSTM gate": ("block_recurrent", STATES | {"gate": "lstm"}, 1e-2),
+    "Block-Recurrent, fixed gate": ("block_recurrent", STATES | {"gate": "fixed"}, 1e-2),
     "Memorizing": (
         "memorizing",
         {"layers": 2, "heads": 2, "memory_layer": 2, "memory": 64, "retrieved": 8},
-        3e-3,
+        1e-2,
     ),
     "Transformer-XL": ("compressive", {"layers": 2, "memory": 64, "compressed_memory": 0}, 3e-3),
     "Compressive": ("compressive", {"layers": 2, "memory": 32, "compressed_memory": 32}, 3e-3),
