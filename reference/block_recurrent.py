@@ -310,12 +310,14 @@ def initial_state_backward(config, dstate):
 def stack_forward(params, config, x, state, rng):
     """All layers over x (B, N, D): y (B, N, D), the next State and the cache."""
     states = states_by_layer(config, state)
-    return layers_forward(params, config, x, state, states, rng)
+    return all_layers_forward(params, config, x, state, states, rng)
 
 
 def stack_backward(config, dy, dnext, cache):
     """Gradients of x, of the incoming State and of all layers' parameters."""
-    dx, dstate, _, grads = layers_backward(config, dy, dnext, cache)
+    dx, dstate, dstates, grads = all_layers_backward(config, dy, dnext, cache)
+    for r, layer in enumerate(config.recurrent_layers):
+        dstate.states[:, r] = dstates[layer - 1]
     return dx, dstate, grads
 
 
@@ -327,7 +329,7 @@ def states_by_layer(config, state):
     return states
 
 
-def layers_forward(params, config, x, state, states, rng):
+def all_layers_forward(params, config, x, state, states, rng):
     """All layers over x (B, N, D), of which each reads its own of the list states."""
     next_state = State(*map(np.zeros_like, state))
     next_states = states_by_layer(config, next_state)
@@ -343,10 +345,9 @@ def layers_forward(params, config, x, state, states, rng):
     return x, next_state, caches
 
 
-def layers_backward(config, dy, dnext, caches):
-    """Gradients of x, of the incoming State, of the states that each layer read, of parameters."""
+def all_layers_backward(config, dy, dnext, caches):
+    """Gradients of x, of State's keys and values, of the states that each layer read, parameters."""
     dstate = State(*map(np.zeros_like, dnext))
-    dincoming = states_by_layer(config, dstate)
     dstates = states_by_layer(config, dnext)
     grads = {}
     for layer in reversed(range(config.layers)):
@@ -355,8 +356,6 @@ def layers_backward(config, dy, dnext, caches):
             config, dy, dlast, dstates[layer], caches[layer]
         )
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
-        if dincoming[layer] is not None:
-            dincoming[layer][:] = dstates[layer]
         grads |= prefixed(f"layers.{layer}.", dlayer)
     return dy, dstate, dstates, grads
 

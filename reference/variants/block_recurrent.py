@@ -100,11 +100,11 @@ def gated_mlp_forward(p, config, carry, x):
 
 
 # c' = gate(c, η), η = relu(W x): dx = W^T (dη where η > 0)
-def gated_mlp_backward(config, dnext_states, cache):
+def gated_mlp_backward(config, dout, cache):
     """Gradients of carry, x and the parameters."""
     gate = GATES[config.gate]
     hidden_cache, hidden, gate_cache = cache
-    dcarry, dhidden, dgate = gate.backward(dnext_states, gate_cache)
+    dcarry, dhidden, dgate = gate.backward(dout, gate_cache)
     dbefore = dhidden * (hidden > 0)
     dx, dweight = paper.linear_backward(dbefore, hidden_cache)
     return dcarry, dx, {"mlp_hidden": dweight} | paper.prefixed("mlp_gate.", dgate)
@@ -192,7 +192,7 @@ def feedback_block_forward(params, config, x, state, rng):
     projected, projection_cache = paper.state_projection_forward(owner, config, state.states[:, -1])
     shared = SharedStates(projected["key"], projected["value"])
     states = [shared if own is None else own for own in paper.states_by_layer(config, state)]
-    y, next_state, caches = paper.layers_forward(params, config, x, state, states, rng)
+    y, next_state, caches = paper.all_layers_forward(params, config, x, state, states, rng)
     return y, next_state, (projection_cache, caches)
 
 
@@ -200,7 +200,9 @@ def feedback_block_forward(params, config, x, state, rng):
 def feedback_block_backward(config, dy, dnext, cache):
     """Gradients of x, of the incoming State and of all layers' parameters."""
     projection_cache, caches = cache
-    dx, dstate, dread, grads = paper.layers_backward(config, dy, dnext, caches)
+    dx, dstate, dread, grads = paper.all_layers_backward(config, dy, dnext, caches)
+    for r, layer in enumerate(config.recurrent_layers):
+        dstate.states[:, r] = dread[layer - 1]
     dshared = {}
     for dstates in reversed(dread):
         if isinstance(dstates, SharedStates):
