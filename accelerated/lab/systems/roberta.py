@@ -1,10 +1,12 @@
 """RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch.
 
-This is reference/roberta.py on any device: Config, parameter names, shapes and initial values are
-the reference's. reader.py trains it.
+An encoder reads a question and a part of its text in each window. The mean of the final layer's
+outputs becomes a vector, which layer 2 of the next window attends to. reader.py trains it.
+Decisions Q1 to Q9: docs/decisions/pretrained_recurrence.md.
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,85 @@ from torch.nn import functional
 
 from accelerated import pretrained_recurrence
 from accelerated.attention.heads import LayerNorm, look_up, parameter, project_heads
-from reference.roberta import NORM_EPSILON, Config, init_params
+from reference.pretrained_recurrence import (
+    DEVIATION,
+    NORM_EPSILON,
+    init_affine,
+    init_gpt2,
+    init_norm,
+    prefixed,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the encoder; raises ValueError, naming the field, if they cannot work.
+
+    Fields:
+        vocabulary: V, number of token ids
+        width: D, model width, a multiple of heads
+        layers: L, number of layers
+        heads: H, attention heads
+        feed_forward: F, width of the feed-forward hidden layer
+        segment: N, tokens in a window, and rows of the position embedding
+        recurrent: carry a vector from window to window; without it windows are disjoint
+        insertion_layer: the layer at which the vector is inserted, counted from 1
+        module_layers: hidden layers of the network that makes the vector
+        module_width: width of that network's hidden layers
+        dropout: dropout rate in training, 0 to below 1
+    """
+
+    vocabulary: int = 50265
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    segment: int = 512
+    recurrent: bool = True
+    insertion_layer: int = 2
+    module_layers: int = 2
+    module_width: int = 768
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        for name, kind in Config.__annotations__.items():
+            least = 0 if name == "module_layers" else 1
+            if kind is int and getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.insertion_layer > self.layers:
+            raise ValueError(f"insertion_layer is {self.insertion_layer}; layers are {self.layers}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+
+def init_params(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """All parameters as {dotted name: float64 array}: N(0, 0.02^2), biases of zero."""
+    d = config.width
+    params = {
+        "embedding": rng.normal(0, DEVIATION, (config.vocabulary, d)),
+        "positions": rng.normal(0, DEVIATION, (config.segment, d)),
+    }
+    params |= init_norm("embedding_norm", d)
+    for layer in range(config.layers):
+        own = init_norm("norm", d) | init_norm("mlp_norm", d)
+        for name in ("query", "key", "value", "output"):
+            own |= init_gpt2(rng, name, d, d)
+        own |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+        own |= init_gpt2(rng, "mlp_output", d, config.feed_forward)
+        params |= prefixed(f"layers.{layer}.", own)
+    params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d)) | init_norm("masked.norm", d)
+    params["masked.bias"] = np.zeros(config.vocabulary)
+    params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
+    params |= prefixed("answer.", init_gpt2(rng, "kind", 3, d))
+    if config.recurrent:
+        widths = [d, *[config.module_width] * config.module_layers]
+        for layer in range(1, len(widths)):
+            own = init_affine(rng, f"hidden_{layer}", widths[layer], widths[layer - 1])
+            params |= prefixed("module.", own)
+        params |= prefixed("module.", init_affine(rng, "inserted", d, widths[-1]))
+    return params
 
 
 class State(NamedTuple):
@@ -83,10 +163,7 @@ class MaskedHead(nn.Module):
 
 
 class Roberta(nn.Module):
-    """The model.
-
-    `config` is the reference's; the initial weights are those that the reference draws from `seed`.
-    """
+    """The model, with the initial weights that `seed` draws."""
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__()

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems import questions, reader, two_hops
-from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.roberta import Config, Roberta
 from accelerated.lab.systems.two_hops import Question, f1, normalised
-from reference.roberta import Config
 from tests.helpers.texts import MERGED
 
 SIZES = {

@@ -14,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems.roberta import Roberta, Window
-from accelerated.lab.systems.roberta_weights import load_roberta
+from accelerated.lab.systems.roberta_weights import described_config, load_roberta
 from reference import roberta as ref
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
 from tests.helpers.programs import refusal
 from tests.helpers.roberta import ROBERTA, roberta_example, roberta_params
+
+
+def opened(folder, segment, recurrent, seed):
+    """The model of a RoBERTa's folder."""
+    config = described_config(folder, segment)
+    return load_roberta(folder, dataclasses.replace(config, recurrent=recurrent), seed)
 
 
 class Drawn:
@@ -108,7 +114,7 @@ def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     import transformers
 
     theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model = load_roberta(folder, 14, recurrent, 0).eval()
+    model = opened(folder, 14, recurrent, 0).eval()
     assert model.config.segment == 14
 
     tokens = torch.randint(2, 40, (2, 14))
@@ -130,8 +136,8 @@ def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
 
 def test_the_seed_draws_what_a_published_roberta_has_not(folder):
     """The answer's head and the vector's network."""
-    first = load_roberta(folder, 16, True, 0).state_dict()
-    second = load_roberta(folder, 16, True, 1).state_dict()
+    first = opened(folder, 16, True, 0).state_dict()
+    second = opened(folder, 16, True, 1).state_dict()
     drawn = {name for name, value in first.items() if not torch.equal(value, second[name])}
     assert {"answer.span", "answer.kind", "module.inserted", "module.hidden_1"} <= drawn
     assert all(name.startswith(("answer.", "module.")) for name in drawn)
@@ -154,4 +160,4 @@ def test_another_model_is_refused(folder, tmp_path, what):
     own = shutil.copytree(folder, tmp_path / "roberta")
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | changed))
-    assert message in refusal(load_roberta, own, 16, True, 0)
+    assert message in refusal(opened, own, 16, True, 0)
