@@ -25,7 +25,7 @@ from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, Report, models_by_size
 from accelerated.evaluation.score import Answer, TrainedRun, check_numbers
-from accelerated.models import ModelConfig
+from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model, parameter_type
@@ -42,7 +42,7 @@ def main(name: str, options: argparse.Namespace) -> None:
     if report.splits:
         check_same_data(runs, options)
         runs = [open_documents(run, options, report.splits) for run in runs]
-    record, lines = made_by(report, runs, options)
+    record, lines = run_report(report, runs, options)
     check_numbers(record)
 
     # JSON has no NaN and no infinity
@@ -55,7 +55,7 @@ def main(name: str, options: argparse.Namespace) -> None:
         print(f"saved {options.plot}", file=sys.stderr)
 
 
-def made_by(report: Report, runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
+def run_report(report: Report, runs: list[TrainedRun], options: argparse.Namespace) -> Answer:
     """What a report says of opened runs; one of a single split begins with what was read."""
     function = function_at(report.function)
     with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     settings = settings_from(checkpoint, path)
     torch.set_default_dtype(parameter_type(settings))
     config = evaluated_config(name, options, settings)
-    device = choose_device(options.device)
+    device = choose_device(options.device, settings.training.dtype)
     model, tokenizer = open_model(path, checkpoint, settings, config, device)
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return TrainedRun(path, model, settings, checkpoint, tokenizer, lane_count)
@@ -175,7 +175,7 @@ def check_recall(run: TrainedRun, carry_over: bool | None) -> None:
 def recall_config(run: TrainedRun, data: str, options: argparse.Namespace) -> RecallConfig:
     """The sizes of --data recall as the run was trained, changed by the options."""
     given = {}
-    for name in ("distance", "pairs"):
+    for name in ("distance", "pairs", "begin", "rewrites", "distractors"):
         value = getattr(options, f"recall_{name}")
         if value is None:
             continue

@@ -45,18 +45,18 @@ def train(run: opening.Run) -> str | None:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
 
-            # Forward and backward: add to the gathered gradients, move the state on
+            # Forward and backward: accumulate gradients, move the state on
             loss, auxiliary = forward_and_backward(run, segments, scored)
             measured = {"loss": loss} | auxiliary
 
-            # Average and clip the gradients, or gather those of more iterations first
+            # Average and clip the gradients, or accumulate those of more iterations first
             update_due = optimization.update_due(run.step, training)
             if update_due:
                 process.average_gradients(run.model.parameters(), run.device)
-                norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
+                norm = optimization.average_and_clip(run.model, run.since_update, training.clip)
                 measured["gradient's norm"] = norm
 
-            # Read what was measured, which is all that an iteration waits for
+            # Read what was measured, the only wait for the device in an iteration
             numbers = process.read_numbers(measured)
             optimization.check_finite(run.step, numbers)
 
@@ -67,7 +67,7 @@ def train(run: opening.Run) -> str | None:
                 optimization.set_learning_rate(run.optimizer, rate)
                 run.optimizer.step()
                 run.optimizer.zero_grad()
-                run.gathered = 0
+                run.since_update = 0
 
             # Log: sums here, written as means
             run.nats += numbers["loss"]
@@ -75,12 +75,12 @@ def train(run: opening.Run) -> str | None:
             run.text_bytes += text_bytes
             losses = {name: numbers[name] for name in auxiliary}
             show_progress(run, bar, numbers["loss"] / max(1, text_bytes), losses)
-            run.note_what_is_due()
+            run.mark_what_is_due()
             if run.log_due():
                 run.log_means(rate, run.tokens_per_second(bar), losses)
 
-            # Saving and validating wait for the next update: a checkpoint has no gathered gradients
-            if not run.gathered and save_and_validate(run, bar, interruption):
+            # Save and validate after an update: a checkpoint holds no accumulated gradients
+            if not run.since_update and save_and_validate(run, bar, interruption):
                 return interruption.signal or "a signal"  # that another process heard
     return None
 
@@ -94,7 +94,7 @@ def next_segments(run: opening.Run) -> tuple[list[lanes.Segment], int, int]:
     segments = run.reader.rollout(training.horizon)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
     if training.clear_memory:
-        segments = [segment.begun_anew() for segment in segments]
+        segments = [segment.with_all_starts() for segment in segments]
     own_lanes = process.own_lanes(training.batch)
     mine = [segment.keep_lanes(own_lanes) for segment in segments]
     return mine, replay.count_scored(segments), lanes.count_bytes(segments, run.tokenizer)
@@ -103,7 +103,7 @@ def next_segments(run: opening.Run) -> tuple[list[lanes.Segment], int, int]:
 def forward_and_backward(
     run: opening.Run, segments: list[lanes.Segment], scored: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Add the gradients of a rollout to the gathered ones, and move the state on.
+    """Accumulate the gradients of a rollout, and move the state on.
 
     The lanes are read in `accumulate` groups, one after another. `scored` counts the tokens of all
     processes, whose gradients are averaged, not summed. Returns this process's loss, the summed
@@ -124,11 +124,11 @@ def forward_and_backward(
                 share=1 / training.accumulate,
                 rank=process.rank(),
             )
-            run.state = protocol.put_lanes(run.state, rows, state)
+            run.state = protocol.write_lanes(run.state, rows, state)
             total = total + loss
             for name, value in losses.items():
                 auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
-    run.gathered += 1
+    run.since_update += 1
     return total * scored_by_each, auxiliary
 
 
@@ -151,7 +151,7 @@ def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruptio
     Processes vote, so that all do the same. What was trained is saved first, whatever happens in
     the validation; then the best is, and that it was validated.
     """
-    [signals] = process.summed([bool(interruption.signal)], run.device)
+    [signals] = process.all_reduce_sum([bool(interruption.signal)], run.device)
     stops = signals > 0 and not run.ended
     if run.save_due or stops:
         run.save()

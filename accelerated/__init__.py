@@ -31,12 +31,16 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
     checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
     damaged, or if the device is not here.
     """
+    from accelerated.program.errors import InputError
     from accelerated.training.checkpoint import load_weights, open_model
-    from accelerated.training.process import check_device
+    from accelerated.training.process import choose_device
     from accelerated.training.settings import settings_from
 
-    check_device(device)
-    contents = load_weights(path, checkpoint)
+    device = choose_device(device)
+    try:
+        contents = load_weights(path, checkpoint)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give another run") from None
     settings = settings_from(contents, path)
     model, tokenizer = open_model(path, contents, settings, device=device)
     return Loaded(model, tokenizer, settings)

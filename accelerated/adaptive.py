@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.heads import (
-    Declared,
+    ParameterModule,
     at_least_float32,
     logits_from,
     look_up,
@@ -22,7 +22,7 @@ from accelerated.attention.heads import (
 from accelerated.data.lanes import move
 
 
-class Tail(Declared):
+class Tail(ParameterModule):
     """One band of rarer words: a narrow embedding, and its projection to the model's width."""
 
     def __init__(self, words: int, narrow: int, width: int):
@@ -85,22 +85,25 @@ class AdaptiveSoftmax(NamedTuple):
             bands.append(cluster + within)
         return torch.cat(bands, -1)
 
-    def rows_of_tails(self, aims: np.ndarray, device: torch.device) -> list[Tensor]:
+    def rows_of_tails(self, targets: np.ndarray, device: torch.device) -> list[Tensor]:
         """Which of the targets (R,), known to the host, are in each tail: numbers on the device."""
-        found = [np.flatnonzero((aims >= start) & (aims < stop)) for _, start, stop in self.bands()]
-        return [move(torch.from_numpy(rows), device) for rows in found]
+        found = []
+        for _, start, stop in self.bands():
+            rows = np.flatnonzero((targets >= start) & (targets < stop))
+            found.append(move(torch.from_numpy(rows), device))
+        return found
 
-    def summed_nats(
+    def cross_entropy_sum(
         self,
         hidden: Tensor,
         targets: Tensor,
         rows_of_tails: Sequence[Tensor],
-        nats_of: Callable[[Tensor, Tensor, Tensor], Tensor],
+        cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it. nats_of(hidden, matrix, targets)
-        is the same for one matrix.
+        A tail is computed only for the rows whose target is in it. cross_entropy(hidden, matrix,
+        targets) is the same for one matrix.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster
@@ -110,8 +113,8 @@ class AdaptiveSoftmax(NamedTuple):
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)
-            nats = nats + nats_of(narrow, tail.embedding, targets[rows] - start)
-        return nats + nats_of(hidden, self.head_matrix(), in_head)
+            nats = nats + cross_entropy(narrow, tail.embedding, targets[rows] - start)
+        return nats + cross_entropy(hidden, self.head_matrix(), in_head)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from accelerated.pretrained_recurrence import (
 )
 from accelerated.program.errors import optional_package
 from accelerated.protocol import Model, initialise
-from reference.pretrained_recurrence import init_module
 
 transformers = optional_package("transformers", "this decoder needs", "decoders")
 transformers.logging.set_verbosity_error()
@@ -51,7 +50,7 @@ class AnyDecoder(PretrainedRecurrence):
         self.register_parameter("output", None if head is self.embedding else head)
         self.module = Recurrence(config) if config.vectors else None
         if self.module is not None:
-            initialise(self.module, init_module, seed)
+            initialise(self.module, config.operations.init_module, seed)
 
     @property
     def embedding(self) -> nn.Parameter:  # pyright: ignore

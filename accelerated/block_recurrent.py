@@ -16,24 +16,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.heads import (
-    Declared,
     LayerNorm,
     Layers,
+    ParameterModule,
     at_least_float32,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_unit_heads,
-    region,
 )
 from accelerated.attention.sliding_window import (
     offsets_by_distance,
-    offsets_for,
     scaled_attention,
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.block_recurrent import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
@@ -47,7 +46,7 @@ class State(NamedTuple):
     values: Tensor  # (B, L, H, W, E)
 
 
-class FixedGate(Declared):
+class FixedGate(ParameterModule):
     """Mixes the carried states with a candidate, at a learned rate for each feature (3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -63,7 +62,7 @@ class FixedGate(Declared):
         return z + g * (carry - z)  # Eq. 3: c g + z (1 - g)
 
 
-class LSTMGate(Declared):
+class LSTMGate(ParameterModule):
     """Mixes the carried states with a candidate, at rates that depend on the input (3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -95,7 +94,7 @@ class Projected(NamedTuple):
     value: Tensor  # V_s
 
 
-class Recurrence(Declared):
+class Recurrence(ParameterModule):
     """A layer's recurrent cell, the horizontal direction (3.2).
 
     After each block its states attend to themselves and to its tokens, and gates update them.
@@ -138,7 +137,6 @@ class Recurrence(Declared):
         Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after
         the last block.
         """
-        # Not slices: a split's backward is one concatenation, a slice's fills a segment with zeros
         key_blocks = keys.split(self.config.window, 2)  # (B, H, W, E) each
         value_blocks = values.split(self.config.window, 2)
         matrices = self.matrices()
@@ -151,7 +149,7 @@ class Recurrence(Declared):
             state_values.append(value)
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
-    @region
+    @compilable
     def step(
         self,
         states: Tensor,
@@ -199,7 +197,7 @@ class Recurrence(Declared):
         return self.mlp_gate(states, hidden)
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """Layer `number` (from 1): attention, feed-forward, and the recurrent cell if it has one.
 
     Tokens attend to the previous W tokens and, if the layer reads states, in parallel to states.
@@ -235,7 +233,7 @@ class Layer(Recomputable):
         previous: KeyValue,
         states: Tensor | None,
         shared: KeyValue | None,
-        offset: Tensor,
+        by_distance: Tensor,
         no_output: bool = False,
     ) -> tuple[Tensor, KeyValue, Tensor | None]:
         """Read x (B, N, D); return the output, the last block's (keys, values), the next states.
@@ -243,7 +241,7 @@ class Layer(Recomputable):
         previous: the previous block's (keys, values), (B, H, W, E) each
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that the other layers read
-        offset: what is added to the scores of a tile, (H, W, 2W), or (H, W): see offsets_for
+        by_distance: what is added to scores, (H, 3W - 1)
         no_output: its output is not needed; x is returned unchanged
         """
         query, cross_query, keys, values = self.project_beside(x, *previous)
@@ -256,7 +254,7 @@ class Layer(Recomputable):
             return x, last, states
 
         dropout = self.config.dropout if self.training else 0.0
-        attended = sliding_attention(query, keys, values, offset, dropout)
+        attended = sliding_attention(query, keys, values, by_distance, dropout)
         cross = None
         if cross_query is not None and shared is not None:
             state_keys, state_values = shared
@@ -265,7 +263,7 @@ class Layer(Recomputable):
             cross = cross.flatten(2, 3)
         return self.finish(x, attended, cross), last, states
 
-    @region
+    @compilable
     def project_beside(
         self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -275,7 +273,7 @@ class Layer(Recomputable):
         values = torch.cat([previous_values, value], 2)
         return query * self.scale[:, None, None], cross_query, keys, values
 
-    @region
+    @compilable
     def finish(self, x: Tensor, attended: Tensor, cross: Tensor | None) -> Tensor:
         """The output (B, N, D) from x and what its heads attended to, (B, H, N, E) each."""
         merged = merge_heads(attended)
@@ -356,9 +354,7 @@ class BlockRecurrent(Model):
         self.check_segment(tokens, state)
         window = self.config.window
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
-        # (L, H, W, 2W), or (L, H, W) for a GPU's kernel
-        offsets = offsets_for(x, by_distance, window, self.config.head_width)
+        offsets = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
         if not self.config.feedback:
             x, state = self.run_layers(x, state, None, offsets, memory_only)
             return Reading(self.output_rows(x), state, {})
@@ -386,7 +382,6 @@ class BlockRecurrent(Model):
         all_states = []
         all_keys = []
         all_values = []
-        # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
         previous_keys = state.keys.unbind(1)  # (B, H, W, E) each
         previous_values = state.values.unbind(1)
         for index, (layer, offset) in enumerate(zip(self.layers, offsets, strict=True)):

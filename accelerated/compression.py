@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.heads import Declared, at_least_float32, parameter
+from accelerated.attention.heads import ParameterModule, at_least_float32, parameter
 from reference.compressive import Config
 
 
-class Compression(Declared):
+class Compression(ParameterModule):
     """A compression function f_c: rows evicted from memory (B, N, D) -> (B, N/c, D).
 
     `forward` takes them, and of each its mean attention, usage (B, N). N/c is rounded down.

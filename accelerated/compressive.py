@@ -19,15 +19,15 @@ from accelerated.attention.heads import (
     NORM_EPSILON,
     LayerNorm,
     Layers,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_heads,
-    region,
 )
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.compression import COMPRESSIONS, MostUsed, error_of
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.compressive import Config, init_params
 
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
     compressed: Tensor  # (B, L, C, D)
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """A layer (Algorithm 1): attention, feed-forward, update of memories.
 
     Its keys are [compressed memory | memory | segment], K = C + M + N. `number` counts from 0.
@@ -81,7 +81,7 @@ class Layer(Recomputable):
         compression = COMPRESSIONS[config.compression]
         self.compression = compression(config) if self.compressed_rows else None
 
-    @region
+    @compilable
     def forward(
         self,
         h: Tensor,

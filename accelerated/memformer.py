@@ -13,9 +13,6 @@ its slots beside the tokens, and its output is written to them.
 Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens, D width,
 H heads of width E, F feed-forward width, S slots, L layers, R distances, K keys, V vocabulary.
 In the encoder-decoder's decoder N counts the task's token too: one more than a segment has.
-
-A Declared is an nn.Module that shows its shapes. Inductor may compile a region. The backward pass
-may compute a Recomputable layer again.
 """
 
 from typing import Generic, NamedTuple
@@ -26,16 +23,16 @@ from torch.nn import functional
 
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import (
-    Declared,
     LayerClass,
     LayerNorm,
     Layers,
+    ParameterModule,
     at_least_float32,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_heads,
-    region,
 )
 from accelerated.attention.signed_distance import (
     Distances,
@@ -45,8 +42,8 @@ from accelerated.attention.signed_distance import (
 )
 from accelerated.attention.slots import Writer
 from accelerated.data.config import CONTINUATION
-from accelerated.data.tasks import Task
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.data.lanes import Task
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -57,7 +54,7 @@ class State(NamedTuple):
     previous: Tensor  # (B, N) token ids, decoder-only (B, 0)
 
 
-class Attention(Declared):
+class Attention(ParameterModule):
     """What all attentions share: a norm, projections of rows to heads, and the projection back."""
 
     def __init__(self, config: Config):
@@ -203,7 +200,7 @@ class CrossAttention(Attention):
         return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
 
 
-class WithMlp(Recomputable):
+class WithMlp(CheckpointableLayer):
     """The last part of every layer. Layers inherit it: its parameters are the layer's own."""
 
     def declare_mlp(self, config: Config) -> None:
@@ -232,7 +229,7 @@ class EncoderLayer(WithMlp):
         self.read = CrossAttention(config, reads_memory=True)
         self.declare_mlp(config)
 
-    @region
+    @compilable
     def forward(self, x: Tensor, memory: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x, padding=padding)
         x = x + self.read(x, memory)
@@ -248,7 +245,7 @@ class DecoderLayer(WithMlp):
         self.cross = CrossAttention(config, reads_memory=False)
         self.declare_mlp(config)
 
-    @region
+    @compilable
     def forward(self, x: Tensor, encoded: Tensor, padding: Tensor | None) -> Tensor:
         x = x + self.attention(x)
         x = x + self.cross(x, encoded, padding)
@@ -264,7 +261,7 @@ class MemoryLayer(WithMlp):
         self.writer = Writer(config)
         self.declare_mlp(config)
 
-    @region
+    @compilable
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         x = x + self.attention(x, memory)
         x = x + self.mlp(x)

@@ -17,20 +17,19 @@ from accelerated.attention.heads import (
     LayerNorm,
     Layers,
     at_least_float32,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_unit_heads,
-    region,
 )
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import (
     offsets_by_distance,
-    offsets_for,
     sliding_attention,
     tables_by_distance,
 )
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.memorizing import Config, init_params
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
@@ -56,7 +55,7 @@ def remember(memory: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([kept, rows[:, :, first:]], 2).detach()
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """Layer `number` (from 1): local attention, in the memory layer the lookup, feed-forward."""
 
     def __init__(self, config: Config, number: int):
@@ -83,22 +82,22 @@ class Layer(Recomputable):
         x: Tensor,
         previous: KeyValue,
         memory: Memory,
-        offset: Tensor,
+        by_distance: Tensor,
     ) -> tuple[Tensor, KeyValue]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
-        offset: what is added to the scores of local attention, (H, N, 2N)
+        by_distance: what is added to scores, (H, 3N - 1)
         """
         query, scaled, own, keys, values = self.project_beside(x, *previous)
         dropout = self.config.dropout if self.training else 0.0
-        attended = sliding_attention(scaled, keys, values, offset, dropout)
+        attended = sliding_attention(scaled, keys, values, by_distance, dropout)
         if query is not None:
             attended = self.retrieve(query, attended, memory)
         return self.finish(x, attended), own
 
-    @region
+    @compilable
     def project_beside(
         self, x: Tensor, previous_keys: Tensor, previous_values: Tensor
     ) -> tuple[Tensor | None, Tensor, KeyValue, Tensor, Tensor]:
@@ -113,7 +112,7 @@ class Layer(Recomputable):
         scaled = query * self.scale[:, None, None]
         return query if self.looks_up else None, scaled, (key, value), keys, values
 
-    @region
+    @compilable
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The output (B, N, D) from x and what its heads attended to, (B, H, N, E)."""
         return self.mlp(x + functional.linear(merge_heads(attended), self.output))
@@ -125,7 +124,7 @@ class Layer(Recomputable):
         key, query, value = project_unit_heads(x, matrices, self.config.heads, 3)
         return key, query, value
 
-    @region
+    @compilable
     def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
         found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
@@ -183,12 +182,8 @@ class Memorizing(Model):
         self.check_segment(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
-        by_distance = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
-        length = tokens.shape[1]
-        # (L, H, N, 2N), or (L, H, N) for a GPU's kernel
-        offsets = offsets_for(x, by_distance, length, self.config.head_width)
+        offsets = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
         pairs = []
-        # Not state.keys[:, index], whose gradient fills all layers' keys with zeros
         previous = zip(state.keys.unbind(1), state.values.unbind(1), strict=True)
         for layer, pair, offset in zip(self.layers, previous, offsets, strict=True):
             x, pair = layer(x, pair, memory, offset)  # keys and values (B, H, N, E)
@@ -199,12 +194,12 @@ class Memorizing(Model):
         """The state after tokens (B, N), without logits."""
         return self.read(tokens, state).state
 
-    @region
+    @compilable
     def memory_of(self, state: State) -> Memory:
         """What the memory layer's queries are looked up in."""
         return searchable(state.memory_keys, state.memory_values)
 
-    @region
+    @compilable
     def next_state(self, state: State, pairs: list[KeyValue]) -> State:
         """The State after a segment with these (keys, values) of each layer, (B, H, N, E) each.
 

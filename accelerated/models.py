@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
+from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,21 +18,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DEFAULT = "block_recurrent"
-
-
-class ModelConfig(Protocol):
-    """What the Config of every model has; it is a frozen dataclass of the model's reference."""
-
-    __dataclass_fields__: ClassVar[dict]
-
-    @property
-    def vocabulary(self) -> int: ...  # V
-    @property
-    def segment(self) -> int: ...  # N
-    @property
-    def width(self) -> int: ...  # D
-    @property
-    def dropout(self) -> float: ...
 
 
 def find_names() -> tuple[str, ...]:
@@ -53,7 +39,7 @@ NAMES = find_names()
 
 
 def presets_of(name: str) -> ModuleType:
-    """What others must know of a model: its Config and PRESETS among it. It imports no torch."""
+    """The module of a model's presets, which has its Config and PRESETS; imports no torch."""
     return importlib.import_module(f"accelerated.presets.{name}")
 
 

@@ -22,17 +22,18 @@ from torch.nn import functional
 
 from accelerated.attention.content import content_attention, future_keys
 from accelerated.attention.heads import (
-    Declared,
     LayerNorm,
     Layers,
+    ParameterModule,
+    compilable,
     look_up,
     merge_heads,
     parameter,
     project_heads,
-    region,
 )
-from accelerated.protocol import Model, Reading, Recomputable, check_lanes, initialise
-from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
+from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
+from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params
+from reference.variants.pretrained_recurrence import pooled_rows
 
 
 class State(NamedTuple):
@@ -42,7 +43,7 @@ class State(NamedTuple):
     present: Tensor  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
-class Layer(Recomputable):
+class Layer(CheckpointableLayer):
     """A layer of GPT-2: attention to the window's tokens and to inserted vectors, then the MLP."""
 
     def __init__(self, config: Config):
@@ -66,7 +67,7 @@ class Layer(Recomputable):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.mlp_output_bias = parameter(d)  # (D,)
 
-    @region
+    @compilable
     def forward(self, x: Tensor, hidden_keys: Tensor | None, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted vectors (B, S, D), if any (Figure 2).
 
@@ -109,7 +110,7 @@ class Layer(Recomputable):
         return functional.dropout(out, self.dropout_rate, self.training)
 
 
-class Recurrence(Declared):
+class Recurrence(ParameterModule):
     """What is added to GPT-2: windows are pooled, a small network makes the inserted vectors."""
 
     def __init__(self, config: Config):
@@ -137,7 +138,7 @@ class Recurrence(Declared):
         vectors = functional.linear(x, self.inserted, self.inserted_bias)  # (B, SD)
         return vectors.view(len(x), self.config.vectors, self.config.width)
 
-    @region
+    @compilable
     def mix_and_pool(self, outputs: Sequence[Tensor]) -> Tensor:
         """Eq. 1: z (B, D) of the layers' outputs (B, N, D)."""
         mixed = self.mix(outputs)

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
-from accelerated.attention.heads import Declared, logits_from
-from accelerated.data.tasks import Task
-from accelerated.models import ModelConfig
+from accelerated.attention.heads import ParameterModule, logits_from
+from accelerated.data.lanes import Task
+from accelerated.presets import ModelConfig
 
 
 class State(Protocol):
@@ -64,25 +64,24 @@ class Output(NamedTuple):
     auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 
-class Recomputable(Declared):
-    """A layer of a model. If it is `recomputed`, its backward pass computes it again.
+class CheckpointableLayer(ParameterModule):
+    """A layer that can be checkpointed: only its inputs are kept, and backward computes it again.
 
-    It then keeps only its inputs. If it `drops`, the random state is kept too, so that the same
-    entries are dropped again; reading a GPU's takes time.
+    If it `preserves_rng`, the random state is kept too, so that dropout draws the same again.
     """
 
-    recomputed = False
-    drops = False
+    checkpointed = False
+    preserves_rng = False
 
     def __call__(self, *given: Any) -> Any:
         """What `forward` returns."""
-        if self.recomputed and torch.is_grad_enabled():
-            forward = super().__call__
-            return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=self.drops)
+        if self.checkpointed and torch.is_grad_enabled():
+            options = {"use_reentrant": False, "preserve_rng_state": self.preserves_rng}
+            return checkpoint(super().__call__, *given, **options)
         return super().__call__(*given)
 
 
-class Model(Declared, ABC):
+class Model(ParameterModule, ABC):
     """A long-memory Transformer: each has what is abstract here; the rest is the same in most.
 
     Its methods raise ValueError for a state of another model or of another number of lanes.
@@ -123,7 +122,8 @@ class Model(Declared, ABC):
     def read(self, tokens: Tensor, state: State, *task: Task) -> Reading:
         """Read a segment of tokens (B, N); `hidden` (B, N, D) predicts the next tokens.
 
-        Only a model that takes tasks is given a Task. Raises ValueError if N is no segment's.
+        Only a model that takes tasks is given a Task. Raises ValueError if N is not the segment
+        length.
         """
 
     @abstractmethod
@@ -265,7 +265,7 @@ def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[d
     found = []
     for module in model.modules():
         holders: list[dict] = [module._parameters]
-        if isinstance(module, Declared):
+        if isinstance(module, ParameterModule):
             holders.append(module._buffers)
         for holder in holders:
             for name, tensor in holder.items():
@@ -363,7 +363,7 @@ def keep_lanes(state: State, rows: Tensor | list[int] | slice) -> State:
     return state._make(field[rows] for field in state)
 
 
-def put_lanes(state: State, rows: slice, part: State) -> State:
+def write_lanes(state: State, rows: slice, part: State) -> State:
     """The state with the lanes at `rows` replaced by those of `part`.
 
     It is changed in place, unless `part` has all lanes: there may be no room for a second long

@@ -16,7 +16,7 @@ each process, whose number is `rank`, draws others.
 
 Nothing here asks a GPU for a number, which would wait for all work before it: segments that `to`
 has moved know their targets and where documents start. Logits are made in chunks of rows
-(`nats_of`, `logits_in_chunks`); evaluation/score.py uses them too.
+(`cross_entropy_sum`, `logits_in_chunks`); evaluation/score.py uses them too.
 """
 
 import contextlib
@@ -34,11 +34,9 @@ from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import (
     at_least_float32,
     logits_from,
-    rows_missing,
-    takes_kernels,
+    with_fast_path,
 )
 from accelerated.data.lanes import Segment
-from accelerated.loss.chunks import IGNORED, ChunkedNats
 from accelerated.protocol import (
     Model,
     OutputMatrix,
@@ -53,7 +51,7 @@ from accelerated.protocol import (
 # How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
 # gradient costs more
 CHUNK = 2**26
-CHUNK_OF_KERNEL = 2**28  # if the kernel takes them: half a GB in 16 bits
+IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
 # Between the seeds of two processes. Their generators stay equal, so one saved state restores all
 RANK_STEP = 0x9E3779B1
 
@@ -223,7 +221,7 @@ def run_segment(model: Model, segment: Segment, state: State, seed: int, divisor
     """One segment's summed cross-entropy / divisor, its auxiliary losses, and the next state."""
     with seeded(seed, segment.tokens.device):
         reading = read_segment(model, segment, state)
-    nats = nats_of_segment(reading.hidden, model.output_matrix(), segment)
+    nats = segment_cross_entropy(reading.hidden, model.output_matrix(), segment)
     return nats / divisor, reading.auxiliary, reading.state
 
 
@@ -304,19 +302,19 @@ def summed_losses(parts: list[Losses], weight: float) -> Losses:
 # The loss
 
 
-def nats_of_segment(hidden: Tensor, matrix: OutputMatrix, segment: Segment) -> Tensor:
+def segment_cross_entropy(hidden: Tensor, matrix: OutputMatrix, segment: Segment) -> Tensor:
     """Summed -log p of what is scored in a segment, from a Reading's hidden (B, N, D)."""
-    aims = segment.scored_targets if isinstance(matrix, AdaptiveSoftmax) else None
-    return summed_nats(hidden, matrix, targets_of(segment), aims)
+    on_host = segment.scored_targets if isinstance(matrix, AdaptiveSoftmax) else None
+    return target_cross_entropy(hidden, matrix, targets_of(segment), on_host)
 
 
-def summed_nats(
-    hidden: Tensor, matrix: OutputMatrix, targets: Tensor, aims: np.ndarray | None = None
+def target_cross_entropy(
+    hidden: Tensor, matrix: OutputMatrix, targets: Tensor, host_targets: np.ndarray | None = None
 ) -> Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
-    Targets that are IGNORED do not count. aims (B, N) are the targets on the host, where those that
-    do not count are negative; without them an adaptive softmax asks the device.
+    Targets that are IGNORED do not count. host_targets (B, N) are the same on the host, negative
+    where they do not count; without them an adaptive softmax asks the device.
     """
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
@@ -325,12 +323,12 @@ def summed_nats(
         if len(counted) < len(hidden):
             hidden = hidden.index_select(0, counted)
             targets = targets[counted]
-        aims = None  # they have other rows now
+        host_targets = None  # they have other rows now
     if not isinstance(matrix, AdaptiveSoftmax):
-        return nats_of(hidden, matrix, targets)
-    aims = targets.cpu().numpy() if aims is None else aims.flatten()
-    rows_of_tails = matrix.rows_of_tails(aims, hidden.device)
-    return matrix.summed_nats(hidden, targets, rows_of_tails, nats_of)
+        return cross_entropy_sum(hidden, matrix, targets)
+    known = targets.cpu().numpy() if host_targets is None else host_targets.flatten()
+    rows_of_tails = matrix.rows_of_tails(known, hidden.device)
+    return matrix.cross_entropy_sum(hidden, targets, rows_of_tails, cross_entropy_sum)
 
 
 def rows_of_chunk(words: int) -> int:
@@ -338,21 +336,27 @@ def rows_of_chunk(words: int) -> int:
     return max(1, CHUNK // words)
 
 
-def nats_of(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+@with_fast_path
+def cross_entropy_sum(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     """Summed -log p of targets (R,), in float32 or better, from hidden (R, D) and matrix (V, D).
 
     Targets that are IGNORED do not count. If there are more than CHUNK logits, only a chunk exists
-    at a time. An unaligned matrix takes the same path, which does not keep the aligned one.
+    at a time, and the backward pass makes it again.
     """
-    words = len(matrix)
-    rows = rows_of_chunk(words)
-    trains = torch.is_grad_enabled()
-    if trains and takes_kernels(hidden):
-        return ChunkedNats.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
-    unaligned = trains and rows_missing(matrix) > 0
-    if unaligned or len(hidden) > rows:
-        return ChunkedNats.apply(hidden, matrix, targets, rows)
-    logits = at_least_float32(logits_from(hidden, matrix))
+    rows = rows_of_chunk(len(matrix))
+    if len(hidden) <= rows:
+        return cross_entropy_of_rows(hidden, matrix, targets)
+    matrix = at_least_float32(matrix)  # the type in which its gradients are summed
+    sums = []
+    for part, of_part in zip(hidden.split(rows), targets.split(rows), strict=True):
+        chunk = (part, matrix, of_part)
+        sums.append(checkpoint(cross_entropy_of_rows, *chunk, use_reentrant=False))
+    return torch.stack(sums).sum()
+
+
+def cross_entropy_of_rows(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """The same with all logits at once."""
+    logits = at_least_float32(logits_from(hidden, matrix.to(hidden.dtype)))
     return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 
 
@@ -367,5 +371,5 @@ def logits_in_chunks(
     """Yield (logits (n, V) in float32 or better, targets (n,)) of hidden (R, D), in chunks."""
     words = matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)
     rows = rows_of_chunk(words)
-    for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
-        yield at_least_float32(logits_by(part, matrix)), aims
+    for part, of_part in zip(hidden.split(rows), targets.split(rows), strict=True):
+        yield at_least_float32(logits_by(part, matrix)), of_part

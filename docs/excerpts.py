@@ -1,8 +1,9 @@
 """Write the excerpts of the references into the chapters: python -m docs.excerpts.
 
 A chapter marks a place with <!-- excerpt: NAME, NAME --> and the code block after it is the source
-of these functions and classes of its reference, with the comments right above them. NAME:3-9 is
-their lines 3 to 9, where def is line 1. The page of building blocks shows parts of compressive.
+of these functions and classes of its reference or of the reference's variants, with the comments
+right above them. NAME:3-9 is their lines 3 to 9, where def is line 1. The page of building blocks
+shows parts of compressive.
 """
 
 import ast
@@ -16,17 +17,35 @@ EXCERPT = re.compile(r"^<!-- excerpt: ([^\n]+) -->\n(?:```python\n.*?^```\n)?", 
 
 
 class Lines(NamedTuple):
-    """Where a function or class stands in a file; lines from 0."""
+    """Where a function or class stands; lines from 0."""
 
+    file: Path
     first: int  # with the comments above it
     start: int  # of def or of its first decorator
     stop: int  # after its last line
 
 
+def files_of(reference: Path) -> list[Path]:
+    """A reference's file, and that of its variants if there is one."""
+    variants = reference.parent / "variants" / reference.name
+    return [reference, variants] if variants.exists() else [reference]
+
+
 @cache
 def definitions(reference: Path) -> dict[str, Lines]:
+    """{name: its Lines} of the functions and classes of a reference and of its variants.
+
+    Of two of one name it is the reference's.
+    """
+    found = {}
+    for file in reversed(files_of(reference)):
+        found |= definitions_in(file)
+    return found
+
+
+def definitions_in(file: Path) -> dict[str, Lines]:
     """{name: its Lines} of the functions and classes of a file."""
-    text = reference.read_text()
+    text = file.read_text(encoding="utf-8")
     lines = text.splitlines()
     found = {}
     for node in ast.parse(text).body:
@@ -37,18 +56,20 @@ def definitions(reference: Path) -> dict[str, Lines]:
         first = start
         while lines[first - 1].startswith("# ") and not lines[first - 1].startswith("# ---"):
             first -= 1
-        found[node.name] = Lines(first, start, node.end_lineno)
+        if lines[first - 1].startswith("# ---"):  # then a section's title is right above
+            first += 1
+        found[node.name] = Lines(file, first, start, node.end_lineno)
     return found
 
 
 def excerpt(reference: Path, name: str) -> str:
     """The source of NAME, or of NAME:FIRST-LAST; raises KeyError if there is no such name."""
     name, _, span = name.partition(":")
-    first, start, stop = definitions(reference)[name]
+    file, first, start, stop = definitions(reference)[name]
     if span:
         low, high = map(int, span.split("-"))
         first, stop = start + low - 1, min(start + high, stop)
-    return "\n".join(reference.read_text().splitlines()[first:stop]) + "\n"
+    return "\n".join(file.read_text().splitlines()[first:stop]) + "\n"
 
 
 def with_excerpts(page: str, reference: Path) -> str:
@@ -63,9 +84,10 @@ def with_excerpts(page: str, reference: Path) -> str:
 
 
 def reference_of_pages() -> dict[Path, Path]:
-    """{page: reference that it shows}: the chapters, and the page of building blocks."""
-    found = {ROOT / "docs" / "building_blocks.md": ROOT / "reference" / "compressive.py"}
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    """{page: reference that it shows}: chapters, their details, the page of building blocks."""
+    docs = ROOT / "docs"
+    found = {docs / "building_blocks.md": ROOT / "reference" / "compressive.py"}
+    for page in [*sorted(docs.glob("*.md")), *sorted(docs.glob("details/*.md"))]:
         reference = ROOT / "reference" / f"{page.stem}.py"
         if reference.exists():
             found[page] = reference

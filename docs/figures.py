@@ -662,35 +662,39 @@ def four_memories(segments=8, n=3):
     shown = positions_in_memory(config, segments)
     # title, positions kept as they were, whether vectors hold the rest, what the state is
     panels = (
-        ("Compressive", n, False, "the last rows, older ones\n3 in 1, the oldest not at all"),
-        ("Block-Recurrent", n, True, "the last block, and\ngated state vectors"),
+        ("Compressive", n, False, "the last rows as they were,\nolder ones 3 in 1, then nothing"),
+        ("Block-Recurrent", n, True, "the last block, and vectors\nthat a gate rewrites"),
         ("Memformer", n, True, "the last segment, and slots\nthat attend to each new one"),
         ("GPT-2 with recurrence", 0, True, "one vector, pooled from\nall layers and positions"),
     )
-    new_figure(12.6, 4.0)
+    new_figure(5.6, 6.6)
+    width = segments * n
     for place, (title, kept, has_vectors, what) in enumerate(panels):
-        left = place * (segments * n + 6)
-        for row, column in np.ndindex(segments, segments * n):
+        left = (place % 2) * (width + 4)
+        top = -(place // 2) * 26
+        for row, column in np.ndindex(segments, width):
             age = row * n - 1 - column
             if age < -n:  # it is read later
                 continue
             compressed = any(column in positions for positions in shown[row][:4])
             colour, strength = colour_of(age, kept, n, has_vectors, compressed)
-            frame(left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
-        label(left + segments * n / 2, 3.0, title, size=12, weight="bold")
-        label(left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
-    note(-1.4, -6, "one row per segment read", rotation=90)
+            frame(left + column, top - 1.9 * row, 0.9, 1.7, colour, alpha=strength)
+        label(left + width / 2, top + 3.2, title, size=13, weight="bold")
+        label(left + width / 2, top - 1.9 * segments - 1.2, what, size=11)
+    note(-1.8, -5.6, "a row a segment", rotation=90, size=10)
+    note(-1.8, -31.6, "a row a segment", rotation=90, size=10)
     legend = (
-        (0, TOKEN, 1, "read now"),
-        (12.5, PREVIOUS, 1, "kept as it was"),
-        (29, STATE, 0.6, "compressed, 3 to 1"),
-        (50, STATE, 0.95, "mixed into a fixed number of vectors (how it fades is learned)"),
-        (108.5, HIDDEN, 1, "gone"),
+        (0, -48.4, TOKEN, 1, "read now"),
+        (0, -51.0, PREVIOUS, 1, "kept as it was"),
+        (0, -53.6, HIDDEN, 1, "gone"),
+        (19, -48.4, STATE, 0.6, "compressed, 3 to 1"),
+        (19, -51.0, STATE, 0.95, "mixed into a few vectors, whose"),
     )
-    for x, colour, strength, text in legend:
-        frame(x, -20.6, 1.6, 1.5, colour, alpha=strength)
-        label(x + 2.2, -19.85, text, size=9.5, ha="left")
-    save("four_memories", -2.5, 4 * (segments * n + 6) - 4, -21, 4.2)
+    for x, y, colour, strength, text in legend:
+        frame(x, y, 1.6, 1.5, colour, alpha=strength)
+        label(x + 2.4, y + 0.75, text, size=11, ha="left")
+    label(21.4, -52.85, "number is fixed; how it fades is learned", size=11, ha="left")
+    save("four_memories", -3, 2 * width + 5, -54.4, 5)
 
 
 def bands():

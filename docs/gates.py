@@ -18,7 +18,8 @@ from accelerated.block_recurrent import FixedGate, LSTMGate
 from accelerated.data.recall import RecallDocuments
 from accelerated.evaluation.score import carried_through
 from accelerated.program.errors import InputError, run_program
-from reference.block_recurrent import fixed_gate_forward, lstm_gate_forward
+from reference.block_recurrent import fixed_gate_forward
+from reference.variants.block_recurrent import lstm_gate_forward
 
 RECORD = Path(__file__).parent / "figures" / "block_recurrent_gates.json"
 FILLER = 512  # tokens

@@ -5,7 +5,7 @@ so it forgets. One layer therefore also keeps S state vectors: tokens read them 
 cross-attention, and a gate rewrites them after each block. `forward` maps (tokens, state) to
 (logits, next state). `backward` maps the gradient of the next state to that of the incoming state,
 so segments chain into back-propagation through time. `params` are all parameters, {dotted name:
-array}, and `p` those of one part, without its prefix.
+array}, and `p` those of one part, without its prefix. Variants: reference/variants/.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens        token ids of one segment; below, their vectors are x          (B, N); x: (B, N, D)
@@ -23,12 +23,13 @@ Glossary: code symbol, meaning, paper symbol, shape
 
 B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head
 width, F feed-forward width, V vocabulary, L layers, R recurrent layers, K keys. Layers are counted
-from 1, as in the paper; arrays and the names of parameters from 0. Decisions are numbered in
-docs/decisions/block_recurrent.md.
+from 1, arrays and parameters' names from 0. Decisions: docs/decisions/block_recurrent.md.
 """
 
+import importlib
 import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,8 +50,7 @@ class Config:
         head_width: E, width of a head
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
-        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL
-            style)
+        segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL)
         recurrent_layers: recurrent layers, counted from 1; none gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)
@@ -84,6 +84,11 @@ class Config:
 
     def __post_init__(self):
         check_config(self)
+
+    @property
+    def operations(self):
+        """The paper's operations, or those that a variant puts in their place."""
+        return operations_of(self)
 
 
 class State(NamedTuple):
@@ -163,8 +168,8 @@ def state_update_forward(p, config, states, projected, keys, values):
     )
     halves = [merge_heads(to_states), merge_heads(to_tokens)]
     attended = np.concatenate(halves, axis=-1)  # (B, S, 2HE)
-    # decision 10: the raw states are carried. By default gating is one gate, the fixed one below
-    next_states, gating_cache = gating_forward(p, config, states, attended)
+    # decision 10: the raw states are carried
+    next_states, gating_cache = config.operations.gating_forward(p, config, states, attended)
     return next_states, (self_cache, cross_cache, gating_cache)
 
 
@@ -172,7 +177,9 @@ def state_update_forward(p, config, states, projected, keys, values):
 def state_update_backward(config, dnext_states, cache):
     """Gradients of states (by the carry), {name: of projected}, keys, values and parameters."""
     self_cache, cross_cache, gating_cache = cache
-    dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
+    dstates, dattended, grads = config.operations.gating_backward(
+        config, dnext_states, gating_cache
+    )
     dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
 
     dquery, dkey, dvalue, grads["scale"], _ = attention_backward(
@@ -183,6 +190,17 @@ def state_update_backward(config, dnext_states, cache):
     )
     dprojected = {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query}
     return dstates, dprojected, dkeys, dvalues, grads
+
+
+def gating_forward(p, config, states, attended):
+    """The next states, by one gate: the skip configuration, which has no MLP (3.6)."""
+    return fixed_gate_forward(subtree(p, "attention_gate."), states, attended)
+
+
+def gating_backward(config, dnext_states, cache):
+    """Gradients of states, attended and the parameters."""
+    dstates, dattended, dgate = fixed_gate_backward(dnext_states, cache)
+    return dstates, dattended, prefixed("attention_gate.", dgate)
 
 
 def fixed_gate_forward(p, carry, hidden):
@@ -206,40 +224,66 @@ def fixed_gate_backward(dout, cache):
     return dcarry, dhidden, grads
 
 
-def state_projection_forward(p, config, states):
-    """Unit keys and queries, and values, of norm(states) + IDs (3.3): {name: (B, H, S, E)}."""
-    normed, norm_cache = layer_norm_forward(p, "norm", states)
-    identified = normed + p["ids"]  # (B, S, D)
-    names = ("key", "value", "query", "cross_query")
-    projected, caches = head_projections_forward(p, names, config.heads, identified)
-    return projected, (norm_cache, caches)
-
-
-# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
-def state_projection_backward(dprojected, cache):
-    """dstates and parameter gradients, from the gradients of any of the four projections."""
-    norm_cache, caches = cache
-    didentified, grads = head_projections_backward(dprojected, caches)
-    grads["ids"] = didentified.sum(0)
-    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
-    return dstates, grads | dnorm
-
-
-def blocks_of(length, window):
-    """[(own, tile)] of each block: slices of its tokens in the segment, and of its keys.
-
-    A tile has the keys of the previous block and the block's own.
-    """
-    blocks = []
-    for at in range(0, length, window):
-        own = slice(at, at + window)
-        tile = slice(at, at + 2 * window)  # keys begin one block before the segment
-        blocks.append((own, tile))
-    return blocks
-
-
 # ----------------------------------------------------------------------------
 # the model: the whole of it first, then the stack, its layers and attention that slides over tokens
+def forward(params, config, tokens, state, rng=None):
+    """Logits (B, N, V), the next state, and the cache for `backward`.
+
+    tokens (B, N) of ids below V; position i of the logits predicts token i + 1. state is from
+    `initial_state` or from the previous segment; rng turns dropout on. Raises ValueError if N is
+    not a positive multiple of the window.
+    """
+    n = tokens.shape[1]
+    if n == 0 or n % config.window:
+        raise ValueError(
+            f"a segment of {n} tokens is not a positive multiple of window {config.window}; pad it"
+        )
+    x = params["embedding"][tokens]  # (B, N, D)
+    y, next_state, stack_cache = config.operations.stack_forward(params, config, x, state, rng)
+    logits, output_cache = config.operations.output_forward(params, config, y, rng)
+    return logits, next_state, (tokens, stack_cache, output_cache)
+
+
+# M the embedding, x = M[tokens]: dM = dx at the tokens' rows + what the output layer adds
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state.
+
+    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
+    the gradient at the segment's end (decision 14: none across segments): "the final set of state
+    vectors from the last block are stored in a non-differentiable cache" (3.2).
+    """
+    tokens, stack_cache, output_cache = cache
+    if dnext_state is None:
+        fresh = initial_state(params, config, len(tokens))
+        dnext_state = State(*map(np.zeros_like, fresh))
+
+    dy, grads = config.operations.output_backward(config, dlogits, output_cache)
+    dx, dstate, dstack = config.operations.stack_backward(config, dy, dnext_state, stack_cache)
+    grads |= dstack
+    np.add.at(grads["embedding"], tokens, dx)  # the tied embedding's second gradient
+    for name in initial_state_backward(config, dstate):
+        grads[name] = np.zeros_like(params[name])  # they act through state: initial_state_backward
+    return grads, dstate
+
+
+def output_forward(params, config, y, rng):
+    """Logits (B, N, V) of the stack's output y (B, N, D), by the tied embedding."""
+    normed, norm_cache = layer_norm_forward(params, "final_norm", y)
+    scaled = normed * config.width**-0.5  # decision 13: divided by sqrt(D)
+    logits, linear_cache = linear_forward(scaled, params["embedding"])
+    return logits, (norm_cache, linear_cache)
+
+
+# logits = norm(y) M^T / sqrt(D): dy = norm'(dlogits M) / sqrt(D), dM = dlogits^T norm(y) / sqrt(D)
+def output_backward(config, dlogits, cache):
+    """Gradients of y and of the parameters."""
+    norm_cache, linear_cache = cache
+    dscaled, dembedding = linear_backward(dlogits, linear_cache)
+    dnormed = dscaled * config.width**-0.5
+    dy, grads = layer_norm_backward(dnormed, norm_cache)
+    return dy, grads | {"embedding": dembedding}
+
+
 def initial_state(params, config, batch):
     """What a document starts with: the learned states; keys and values of zero.
 
@@ -263,162 +307,82 @@ def initial_state_backward(config, dstate):
     return grads
 
 
-def forward(params, config, tokens, state, rng=None):
-    """Logits (B, N, V), the next state, and the cache for `backward`.
-
-    tokens (B, N) of ids below V; position i of the logits predicts token i + 1. state is from
-    `initial_state` or from the previous segment; rng turns dropout on. Raises ValueError if N is
-    not a positive multiple of the window.
-    """
-    n = tokens.shape[1]
-    if n == 0 or n % config.window:
-        raise ValueError(
-            f"a segment of {n} tokens is not a positive multiple of window {config.window}; pad it"
-        )
-    spans = [slice(0, n)]
-    if config.feedback:  # decision 12: feedback, block by block
-        spans = [own for own, _ in blocks_of(n, config.window)]
-
-    x = params["embedding"][tokens]  # (B, N, D)
-    outs = []
-    caches = []
-    for span in spans:
-        y, state, cache = stack_forward(params, config, x[:, span], state, rng)
-        outs.append(y)
-        caches.append(cache)
-    y = np.concatenate(outs, axis=1)
-    normed, norm_cache = layer_norm_forward(params, "final_norm", y)
-    rate = config.dropout if config.output_dropout else 0.0
-    dropped, dropout_mask = dropout(normed, rate, rng)
-    scaled = dropped * config.width**-0.5  # decision 13: divided by sqrt(D)
-    logits, output_cache = linear_forward(scaled, params["embedding"])
-    return logits, state, (tokens, spans, caches, norm_cache, dropout_mask, output_cache)
-
-
-# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
-# dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
-def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state.
-
-    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
-    the gradient at the segment's end (decision 14: none across segments): "the final set of state
-    vectors from the last block are stored in a non-differentiable cache" (3.2).
-    """
-    tokens, spans, caches, norm_cache, dropout_mask, output_cache = cache
-    if dnext_state is None:
-        fresh = initial_state(params, config, len(tokens))
-        dnext_state = State(*map(np.zeros_like, fresh))
-
-    dscaled, dembedding = linear_backward(dlogits, output_cache)
-    dnormed = dscaled * config.width**-0.5 * dropout_mask
-    dy, dnorm = layer_norm_backward(dnormed, norm_cache)
-    grads = {"embedding": dembedding} | dnorm
-    dx = np.zeros_like(dy)
-    dstate = dnext_state
-    for i in reversed(range(len(spans))):
-        span = spans[i]
-        dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, caches[i])
-        add_into(grads, dstack)
-    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-
-    for name in initial_state_backward(config, dstate):
-        grads[name] = np.zeros_like(params[name])  # they act through state: initial_state_backward
-    return grads, dstate
-
-
 def stack_forward(params, config, x, state, rng):
-    """All layers over the blocks of x (B, N, D); with feedback x is one block (3.7).
+    """All layers over x (B, N, D): y (B, N, D), the next State and the cache."""
+    states = states_by_layer(config, state)
+    return layers_forward(params, config, x, state, states, rng)
 
-    Returns y (B, N, D), the next State and the cache.
-    """
-    shared = None
-    shared_cache = None
-    if config.feedback:
-        # decision 12: the last recurrent layer's own matrices project what the block before left
-        owner = subtree(params, f"layers.{config.recurrent_layers[-1] - 1}.state.")
-        projected, shared_cache = state_projection_forward(owner, config, state.states[:, -1])
-        shared = (projected["key"], projected["value"])
 
+def stack_backward(config, dy, dnext, cache):
+    """Gradients of x, of the incoming State and of all layers' parameters."""
+    dx, dstate, _, grads = layers_backward(config, dy, dnext, cache)
+    return dx, dstate, grads
+
+
+def states_by_layer(config, state):
+    """The states (B, S, D) of each layer; None of one that is not recurrent."""
+    states = [None] * config.layers
+    for r, layer in enumerate(config.recurrent_layers):
+        states[layer - 1] = state.states[:, r]
+    return states
+
+
+def layers_forward(params, config, x, state, states, rng):
+    """All layers over x (B, N, D), of which each reads its own of the list states."""
     next_state = State(*map(np.zeros_like, state))
+    next_states = states_by_layer(config, next_state)
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
         previous = (state.keys[:, layer], state.values[:, layer])
-        r = recurrent_index(config, layer)
-        states = None if r is None else state.states[:, r]  # (B, S, D)
-
-        x, last, states, cache = layer_forward(p, config, x, previous, states, shared, rng)
+        x, last, after, cache = layer_forward(p, config, x, previous, states[layer], rng)
         next_state.keys[:, layer], next_state.values[:, layer] = last
-        if r is not None:
-            next_state.states[:, r] = states
+        if next_states[layer] is not None:
+            next_states[layer][:] = after
         caches.append(cache)
-    return x, next_state, (caches, shared_cache)
+    return x, next_state, caches
 
 
-# with feedback the other layers all read one K_s, V_s: their gradients are summed over those layers
-def stack_backward(config, dy, dnext, cache):
-    """Gradients of x, of the incoming State and of all layers' parameters."""
-    caches, shared_cache = cache
-    grads = {}
-    dshared = {}
+def layers_backward(config, dy, dnext, caches):
+    """Gradients of x, of the incoming State, of the states that each layer read, of parameters."""
     dstate = State(*map(np.zeros_like, dnext))
+    dincoming = states_by_layer(config, dstate)
+    dstates = states_by_layer(config, dnext)
+    grads = {}
     for layer in reversed(range(config.layers)):
         dlast = (dnext.keys[:, layer], dnext.values[:, layer])
-        r = recurrent_index(config, layer)
-        dstates = None if r is None else dnext.states[:, r]
-
-        dy, dprevious, dstates, dread, dlayer = layer_backward(
-            config, dy, dlast, dstates, caches[layer]
+        dy, dprevious, dstates[layer], dlayer = layer_backward(
+            config, dy, dlast, dstates[layer], caches[layer]
         )
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
-        if r is not None:
-            dstate.states[:, r] = dstates
-        add_into(dshared, dread)
+        if dincoming[layer] is not None:
+            dincoming[layer][:] = dstates[layer]
         grads |= prefixed(f"layers.{layer}.", dlayer)
-
-    if dshared:  # empty without feedback, and if no other layer reads the states
-        dstates, downer = state_projection_backward(dshared, shared_cache)
-        dstate.states[:, -1] += dstates
-        add_into(grads, prefixed(f"layers.{config.recurrent_layers[-1] - 1}.state.", downer))
-    return dy, dstate, grads
+    return dy, dstate, dstates, grads
 
 
-def recurrent_index(config, layer):
-    """Where State.states has those of a layer, counted from 0; None if it is not recurrent."""
-    if layer + 1 in config.recurrent_layers:
-        return config.recurrent_layers.index(layer + 1)
-    return None
-
-
-def layer_forward(p, config, x, previous, states, shared, rng):
+def layer_forward(p, config, x, previous, states, rng):
     """y (B, N, D), the last block's keys and values, the next states, and the cache.
 
     previous: keys and values (B, H, W, E) of the block before. states: (B, S, D) of a recurrent
-    layer, else None. shared: with feedback the K_s and V_s that other layers read, else None.
+    layer, else None.
     """
     projected, projection_cache = token_projection_forward(p, config, x, rng)
     previous_keys, previous_values = previous
     keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
     values = np.concatenate([previous_values, projected["value"]], axis=2)
     local, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
-    parts = [merge_heads(local)]  # (B, N, HE)
+    attended = merge_heads(local)  # (B, N, HE)
 
     cross_cache = None
     if states is not None:
         cell = subtree(p, "state.")
         cross_query = projected["cross_query"]
-        cross, states, cross_cache = recurrence_forward(
+        cross, states, cross_cache = config.operations.recurrence_forward(
             cell, config, cross_query, p["cross_scale"], keys, values, states
         )
-        parts.append(merge_heads(cross))
-    elif shared is not None:  # feedback: read another layer's states
-        key, value = shared
-        cross, cross_cache = attention_forward(
-            projected["cross_query"], key, value, p["cross_scale"]
-        )
-        parts.append(merge_heads(cross))
+        attended = np.concatenate([attended, merge_heads(cross)], axis=-1)  # (B, N, 2HE)
 
-    attended = np.concatenate(parts, axis=-1)  # (B, N, HE), or (B, N, 2HE) if states are read
     out, output_cache = linear_forward(attended, p["output"])
     y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
     last = (keys[:, :, -config.window :], values[:, :, -config.window :])
@@ -427,7 +391,7 @@ def layer_forward(p, config, x, previous, states, shared, rng):
 
 # tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four
 def layer_backward(config, dy, dlast, dstates, cache):
-    """Gradients of x, previous, states (None unless recurrent), shared {name: its}, parameters."""
+    """Gradients of x, previous, states (None unless the layer reads any) and the parameters."""
     projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
@@ -437,20 +401,14 @@ def layer_backward(config, dy, dlast, dstates, cache):
     dkeys = np.pad(dlast_keys, before_last)  # (B, H, W + N, E)
     dvalues = np.pad(dlast_values, before_last)
     dprojected = {}
-    dshared = {}
     if cross_cache is not None:
         dattended, dcross = np.split(dattended, 2, axis=-1)
         dcross = split_heads(dcross, config.heads)
-        if dstates is not None:
-            dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence_backward(
-                config, dcross, dstates, cross_cache, dkeys, dvalues
-            )
-            grads |= prefixed("state.", dcell)
-        else:
-            dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(
-                dcross, cross_cache
-            )
-            dshared = {"key": dkey, "value": dvalue}
+        dcross_query, grads["cross_scale"], dstates, dcell = config.operations.recurrence_backward(
+            config, dcross, dstates, cross_cache, dkeys, dvalues
+        )
+        dprojected["cross_query"] = dcross_query
+        grads |= prefixed("state.", dcell)
 
     dlocal = split_heads(dattended, config.heads)
     dprojected["query"], dself = sliding_attention_backward(dlocal, self_cache, dkeys, dvalues)
@@ -458,7 +416,93 @@ def layer_backward(config, dy, dlast, dstates, cache):
     dprojected["value"] = dvalues[:, :, config.window :]
     dprevious = (dkeys[:, :, : config.window], dvalues[:, :, : config.window])
     dinput, dprojection = token_projection_backward(dprojected, projection_cache)
-    return dx + dinput, dprevious, dstates, dshared, grads | dself | dprojection
+    return dx + dinput, dprevious, dstates, grads | dself | dprojection
+
+
+def sliding_attention_forward(p, config, query, keys, values, rng):
+    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E) (Figure 2)."""
+    mask = tile_mask(config.window)
+    # decision 6: one table a layer, for this attention alone
+    bias, bias_cache = position_bias_forward(
+        p["position_bias"], config.window, config.max_distance
+    )  # (H, W, 2W)
+    outs = []
+    caches = []
+    for own, tile in blocks_of(query.shape[2], config.window):
+        key = keys[:, :, tile]
+        value = values[:, :, tile]
+        # decision 11: dropout for tokens
+        out, cache = attention_forward(
+            query[:, :, own], key, value, p["scale"], bias, mask, config.dropout, rng
+        )
+        outs.append(out)
+        caches.append(cache)
+    return np.concatenate(outs, axis=2), (caches, bias_cache)
+
+
+# tile t reads the keys of blocks t - 1 and t: dkeys of a block = its own tile's + the next tile's
+def sliding_attention_backward(dout, cache, dkeys, dvalues):
+    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the parameters' gradients."""
+    caches, bias_cache = cache
+    dquery = np.zeros_like(dout)
+    dscale = 0.0
+    dbias = 0.0
+    window = dout.shape[2] // len(caches)
+    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], window), caches, strict=True):
+        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(
+            dout[:, :, own], tile_cache
+        )
+        dkeys[:, :, tile] += dkey
+        dvalues[:, :, tile] += dvalue
+        dscale = dscale + dscale_tile
+        dbias = dbias + dbias_tile
+    dtable = position_bias_backward(dbias, bias_cache)
+    return dquery, {"scale": dscale, "position_bias": dtable}
+
+
+def blocks_of(length, window):
+    """[(own, tile)] of each block: slices of its tokens in the segment, and of its keys.
+
+    A tile has the keys of the previous block and the block's own.
+    """
+    blocks = []
+    for at in range(0, length, window):
+        own = slice(at, at + window)
+        tile = slice(at, at + 2 * window)  # keys begin one block before the segment
+        blocks.append((own, tile))
+    return blocks
+
+
+def tile_mask(window):
+    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W (3.1)."""
+    distance = tile_distance(window)
+    return (distance >= 1) & (distance <= window)  # decision 4: not itself
+
+
+def tile_distance(window):
+    """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
+    query_position = np.arange(window)[:, None] + window
+    key_position = np.arange(2 * window)[None, :]
+    return query_position - key_position
+
+
+def state_projection_forward(p, config, states):
+    """Unit keys and queries, and values, of norm(states) + IDs (3.3): {name: (B, H, S, E)}."""
+    normed, norm_cache = layer_norm_forward(p, "norm", states)
+    identified = normed + p["ids"]  # (B, S, D)
+    names = ("key", "value", "query", "cross_query")
+    projected, caches = head_projections_forward(p, names, config.heads, identified)
+    return projected, (norm_cache, caches)
+
+
+# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
+def state_projection_backward(dprojected, cache):
+    """dstates and parameter gradients, from the gradients of any of the four projections."""
+    norm_cache, caches = cache
+    didentified, grads = head_projections_backward(dprojected, caches)
+    grads["ids"] = didentified.sum(0)
+    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
+    return dstates, grads | dnorm
 
 
 def token_projection_forward(p, config, x, rng):
@@ -503,60 +547,6 @@ def token_mlp_backward(dy, cache):
     return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
 
-def sliding_attention_forward(p, config, query, keys, values, rng):
-    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E) (Figure 2)."""
-    mask = tile_mask(config.window)
-    # decision 6: one table a layer, for this attention alone
-    bias, bias_cache = position_bias_forward(
-        p["position_bias"], config.window, config.max_distance
-    )  # (H, W, 2W)
-    outs = []
-    caches = []
-    for own, tile in blocks_of(query.shape[2], config.window):
-        key = keys[:, :, tile]
-        value = values[:, :, tile]
-        # decision 11: dropout for tokens
-        out, cache = attention_forward(
-            query[:, :, own], key, value, p["scale"], bias, mask, config.dropout, rng
-        )
-        outs.append(out)
-        caches.append(cache)
-    return np.concatenate(outs, axis=2), (caches, bias_cache)
-
-
-# tile t reads the keys of blocks t - 1 and t: dkeys of a block = its own tile's + the next tile's
-def sliding_attention_backward(dout, cache, dkeys, dvalues):
-    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the parameters' gradients."""
-    caches, bias_cache = cache
-    dquery = np.zeros_like(dout)
-    dscale = 0.0
-    dbias = 0.0
-    window = dout.shape[2] // len(caches)
-    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], window), caches, strict=True):
-        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(
-            dout[:, :, own], tile_cache
-        )
-        dkeys[:, :, tile] += dkey
-        dvalues[:, :, tile] += dvalue
-        dscale = dscale + dscale_tile
-        dbias = dbias + dbias_tile
-    dtable = position_bias_backward(dbias, bias_cache)
-    return dquery, {"scale": dscale, "position_bias": dtable}
-
-
-def tile_mask(window):
-    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W (3.1)."""
-    distance = tile_distance(window)
-    return (distance >= 1) & (distance <= window)  # decision 4: not itself
-
-
-def tile_distance(window):
-    """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
-    query_position = np.arange(window)[:, None] + window
-    key_position = np.arange(2 * window)[None, :]
-    return query_position - key_position
-
-
 # ----------------------------------------------------------------------------
 # through segments: a document's loss, back-propagated through all of it
 def loss_and_gradients(params, config, segments):
@@ -585,110 +575,7 @@ def loss_and_gradients(params, config, segments):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, then a text learned by heart
-def check_gradients(loss, params, grads, rng):
-    """Compare grads with finite differences of loss(params), each along a random direction.
-
-    Exits with an error if they differ; else prints the largest relative error.
-    """
-    step = 1e-6
-    worst = 0.0
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        above = loss(params | {name: params[name] + step * direction})
-        below = loss(params | {name: params[name] - step * direction})
-        numeric = (above - below) / (2 * step)
-        analytic = (grad * direction).sum()
-        size = max(abs(numeric), abs(analytic), 1e-4)  # a difference is rounded to 1e-9 or so
-        error = abs(numeric - analytic) / size
-        if not error < 1e-4:
-            raise SystemExit(
-                f"WRONG: the gradient of {name} is {analytic:+.6e} by hand and {numeric:+.6e} by "
-                "differences; --check says which function to look at"
-            )
-        worst = max(worst, error)
-
-    print(
-        f"Largest relative error {worst:.1e}: the hand-written backward pass is the "
-        "forward pass's derivative.\n"
-    )
-
-
-def bits_per_token(params, config, segment, state):
-    """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
-    tokens, targets = segment
-    logits, _, _ = forward(params, config, tokens, state)
-    nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-    return nats / targets.size / np.log(2)
-
-
-def segments_of(config, document):
-    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
-    tokens = document[:, :-1]
-    targets = document[:, 1:]
-    segments = []
-    for start in range(0, tokens.shape[1], config.segment):
-        here = slice(start, start + config.segment)
-        segments.append((tokens[:, here], targets[:, here]))
-    return segments
-
-
-def demonstrate():
-    """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=3,
-        heads=2,
-        head_width=5,
-        feed_forward=20,
-        window=4,
-        segment=12,
-        recurrent_layers=(2,),
-        states=3,
-        buckets=6,
-        max_distance=5,
-        dropout=0.0,
-    )
-    params = init_params(config, rng)
-    document = rng.integers(config.vocabulary, size=(2, 25))
-    segments = segments_of(config, document)
-
-    print(
-        "Block-Recurrent Transformer, fixed gate, skip configuration; "
-        "two segments of three blocks, back-propagated as one."
-    )
-    _, grads = loss_and_gradients(params, config, segments)
-    check_gradients(
-        lambda moved: loss_and_gradients(moved, config, segments)[0], params, grads, rng
-    )
-    print(
-        "Fitting these 48 predictions of random tokens by the gradients' signs "
-        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
-    )
-    for step in range(1, 151):
-        loss, grads = loss_and_gradients(params, config, segments)
-        rate = 0.02 * 0.98**step
-        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 150):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
-
-    first, second = segments
-    fresh = initial_state(params, config, 2)
-    _, carried, _ = forward(params, config, first[0], fresh)
-    starts = {
-        "state and cached block carried": carried,
-        "states cleared": carried._replace(states=fresh.states),
-        "both cleared": fresh,
-    }
-    for label, state in starts.items():
-        bits = bits_per_token(params, config, second, state)
-        print(f"Second segment, {label}: {bits:.3f} bits per token")
-
-
-# ----------------------------------------------------------------------------
-# what every Transformer has: attention and its projections, norms, softmax, dropout; known before
+# what every Transformer has: attention with T5's positions, projections, norm; known before
 NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm
 
 
@@ -720,6 +607,31 @@ def attention_backward(dout, cache):
     dquery = dsimilarity @ key
     dkey = dsimilarity.mT @ query
     return dquery, dkey, dvalue, dscale, dsimilarity.sum(0)
+
+
+def position_bias_forward(table, window, max_distance):
+    """Bias (H, W, 2W) of every query-key pair of a tile from the table (H, buckets)."""
+    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
+    return table[:, bucket], (bucket, table)
+
+
+# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
+def position_bias_backward(dbias, cache):
+    bucket, table = cache
+    dtable = np.zeros_like(table)
+    for b in range(table.shape[1]):
+        dtable[:, b] = dbias[:, bucket == b].sum(-1)
+    return dtable
+
+
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max."""
+    exact = buckets // 2
+    distance = np.maximum(distance, 0)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = exact + (ratio * (buckets - exact)).astype(int)
+    coarse = np.minimum(coarse, buckets - 1)
+    return np.where(distance < exact, distance, coarse)
 
 
 def head_projections_forward(p, names, heads, x):
@@ -763,31 +675,6 @@ def unit_norm_backward(dunit, cache):
     unit, inverse = cache
     along = (dunit * unit).sum(-1, keepdims=True)
     return inverse * (dunit - unit * along)
-
-
-def position_bias_forward(table, window, max_distance):
-    """Bias (H, W, 2W) of every query-key pair of a tile from the table (H, buckets)."""
-    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
-    return table[:, bucket], (bucket, table)
-
-
-# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
-def position_bias_backward(dbias, cache):
-    bucket, table = cache
-    dtable = np.zeros_like(table)
-    for b in range(table.shape[1]):
-        dtable[:, b] = dbias[:, bucket == b].sum(-1)
-    return dtable
-
-
-def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max."""
-    exact = buckets // 2
-    distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = exact + (ratio * (buckets - exact)).astype(int)
-    coarse = np.minimum(coarse, buckets - 1)
-    return np.where(distance < exact, distance, coarse)
 
 
 def split_heads(x, heads):
@@ -909,99 +796,6 @@ def add_into(total, part):
 
 
 # ----------------------------------------------------------------------------
-# variants: the LSTM gate, gates with an MLP (dual, single); and `feedback` and `shared` above
-def lstm_gate_forward(p, carry, hidden):
-    """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
-    z_linear, z_cache = linear_forward(hidden, p["weight_z"])
-    i_linear, i_cache = linear_forward(hidden, p["weight_i"])
-    f_linear, f_cache = linear_forward(hidden, p["weight_f"])
-    z = np.tanh(z_linear + p["bias_z"])  # Eq. 4
-    i = sigmoid(i_linear + p["bias_i"] - 1)  # Eq. 5
-    f = sigmoid(f_linear + p["bias_f"] + 1)  # Eq. 6
-    out = carry * f + z * i  # Eq. 7
-    return out, (z_cache, i_cache, f_cache, carry, z, i, f)
-
-
-# c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z,
-# dc' z i (1 - i) for i, dc' c f (1 - f) for f
-def lstm_gate_backward(dout, cache):
-    """Gradients of the carry, of hidden and of the parameters."""
-    z_cache, i_cache, f_cache, carry, z, i, f = cache
-    dcarry = dout * f
-    dz_linear = dout * i * (1 - z**2)
-    di_linear = dout * z * i * (1 - i)
-    df_linear = dout * carry * f * (1 - f)
-
-    grads = {}
-    dhidden_z, grads["weight_z"] = linear_backward(dz_linear, z_cache)
-    grads["bias_z"] = dz_linear.sum((0, 1))
-    dhidden_i, grads["weight_i"] = linear_backward(di_linear, i_cache)
-    grads["bias_i"] = di_linear.sum((0, 1))
-    dhidden_f, grads["weight_f"] = linear_backward(df_linear, f_cache)
-    grads["bias_f"] = df_linear.sum((0, 1))
-    return dcarry, dhidden_z + dhidden_i + dhidden_f, grads
-
-
-GATES = {
-    "fixed": (fixed_gate_forward, fixed_gate_backward),
-    "lstm": (lstm_gate_forward, lstm_gate_backward),
-}
-
-
-def gating_forward(p, config, states, attended):
-    """The next states, from states (B, S, D) and attended (B, S, 2HE).
-
-    They pass a gate (skip), an MLP with a gate (single), or one after the other (dual) (3.6).
-    """
-    gate_forward, _ = GATES[config.gate]
-    if config.configuration == "skip":
-        return gate_forward(subtree(p, "attention_gate."), states, attended)
-    if config.configuration == "single":
-        return gated_mlp_forward(p, config, states, attended)
-    # dual: a gate for each residual (Figure 1)
-    middle, gate_cache = gate_forward(subtree(p, "attention_gate."), states, attended)
-    normed, norm_cache = layer_norm_forward(p, "mlp_norm", middle)
-    out, mlp_cache = gated_mlp_forward(p, config, middle, normed)
-    return out, (gate_cache, norm_cache, mlp_cache)
-
-
-# dual: m = gate(c, h), c' = mlp(m, norm(m)): dm = the carry's part + norm'(the MLP's), dc from dm
-def gating_backward(config, dout, cache):
-    """Gradients of states, attended and the parameters."""
-    _, gate_backward = GATES[config.gate]
-    if config.configuration == "skip":
-        dstates, dattended, dgate = gate_backward(dout, cache)
-        return dstates, dattended, prefixed("attention_gate.", dgate)
-    if config.configuration == "single":
-        return gated_mlp_backward(config, dout, cache)
-    gate_cache, norm_cache, mlp_cache = cache
-    dmiddle, dnormed, grads = gated_mlp_backward(config, dout, mlp_cache)
-    dmiddle_normed, dnorm = layer_norm_backward(dnormed, norm_cache)
-    dstates, dattended, dgate = gate_backward(dmiddle + dmiddle_normed, gate_cache)
-    return dstates, dattended, grads | dnorm | prefixed("attention_gate.", dgate)
-
-
-def gated_mlp_forward(p, config, carry, x):
-    """The carry (B, S, D) after relu(W x), whose output layer is the gate's matrix (3.4)."""
-    gate_forward, _ = GATES[config.gate]
-    before, hidden_cache = linear_forward(x, p["mlp_hidden"])
-    hidden = np.maximum(before, 0)  # (B, S, F)
-    out, gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
-    return out, (hidden_cache, hidden, gate_cache)
-
-
-# c' = gate(c, η), η = relu(W x): dx = W^T (dη where η > 0)
-def gated_mlp_backward(config, dout, cache):
-    """Gradients of carry, x and the parameters."""
-    _, gate_backward = GATES[config.gate]
-    hidden_cache, hidden, gate_cache = cache
-    dcarry, dhidden, dgate = gate_backward(dout, gate_cache)
-    dbefore = dhidden * (hidden > 0)
-    dx, dweight = linear_backward(dbefore, hidden_cache)
-    return dcarry, dx, {"mlp_hidden": dweight} | prefixed("mlp_gate.", dgate)
-
-
-# ----------------------------------------------------------------------------
 # starting values: how every parameter is drawn; a first reading skips them
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
@@ -1018,23 +812,28 @@ def init_layer(config, rng, layer):
     h = config.heads
     he = config.heads * config.head_width
     recurrent = layer + 1 in config.recurrent_layers
-    reads_state = config.feedback or recurrent
+    reads_states = layer + 1 in config.operations.reading_layers(config)
     p = init_norm("norm", d)
     for name in ("key", "value", "query"):
         p[name] = init_linear(rng, he, d)
     p["scale"] = np.full(h, config.attention_scale)  # decision 5: a learned scale
     # decision 6: variance 1/buckets
     p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))
-    if reads_state:
+    if reads_states:
         p["cross_query"] = init_linear(rng, he, d)
         p["cross_scale"] = np.full(h, config.attention_scale)
-    p["output"] = init_linear(rng, d, 2 * he if reads_state else he)
+    p["output"] = init_linear(rng, d, 2 * he if reads_states else he)
     p |= init_norm("mlp_norm", d)
     p["mlp_hidden"] = init_linear(rng, config.feed_forward, d)
     p["mlp_output"] = init_linear(rng, d, config.feed_forward)
     if recurrent:
         p |= prefixed("state.", init_recurrence(config, rng))
     return p
+
+
+def reading_layers(config):
+    """The layers whose tokens read states, counted from 1: the recurrent ones."""
+    return config.recurrent_layers
 
 
 def init_recurrence(config, rng):
@@ -1048,32 +847,22 @@ def init_recurrence(config, rng):
         p[name] = init_linear(rng, he, d)
     for name in ("scale", "cross_scale"):
         p[name] = np.full(config.heads, config.attention_scale)
+    return p | config.operations.init_gating(config, rng)
 
-    if config.configuration != "single":
-        p |= prefixed("attention_gate.", init_gate(config, rng, 2 * he))
-    if config.configuration == "dual":
-        p |= init_norm("mlp_norm", d)
-    if config.configuration != "skip":
-        fan_in = 2 * he if config.configuration == "single" else d
-        p["mlp_hidden"] = init_linear(rng, config.feed_forward, fan_in)
-        p |= prefixed("mlp_gate.", init_gate(config, rng, config.feed_forward))
-    return p
+
+def init_gating(config, rng):
+    """Parameters of the states' gate."""
+    attended = 2 * config.heads * config.head_width
+    return prefixed("attention_gate.", init_gate(config, rng, attended))
 
 
 def init_gate(config, rng, fan_in):
     """Section 3.5: biases N(0, 0.1^2), weights cut normal (decision 3: variance 0.1 / fan_in)."""
-    if config.gate == "fixed":
-        matrices = ("z",)
-        biases = ("z", "g")
-    else:
-        matrices = ("z", "i", "f")
-        biases = matrices
-    gate = {}
-    for name in matrices:
-        gate[f"weight_{name}"] = init_linear(rng, config.width, fan_in, 0.1**0.5)
-    for name in biases:
-        gate[f"bias_{name}"] = rng.normal(0, 0.1, config.width)
-    return gate
+    return {
+        "weight_z": init_linear(rng, config.width, fan_in, 0.1**0.5),
+        "bias_z": rng.normal(0, 0.1, config.width),
+        "bias_g": rng.normal(0, 0.1, config.width),
+    }
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
@@ -1092,7 +881,92 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# checks: what Config refuses; a first reading skips them
+# demonstration: the gradients checked, a tiny text fitted; a first reading skips it
+def demonstrate():
+    """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
+    rng = np.random.default_rng(0)
+    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5}
+    sizes |= {"feed_forward": 20, "window": 4, "segment": 12, "states": 3, "recurrent_layers": (2,)}
+    config = Config(**sizes, buckets=6, max_distance=5)
+    params = init_params(config, rng)
+    document = rng.integers(config.vocabulary, size=(2, 25))
+    first = (document[:, :12], document[:, 1:13])
+    second = (document[:, 12:24], document[:, 13:])
+    print("Block-Recurrent Transformer, 2 segments of 3 blocks; layer 2 is recurrent.")
+
+    _, grads = loss_and_gradients(params, config, [first, second])
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above = params | {name: params[name] + 1e-6 * direction}
+        below = params | {name: params[name] - 1e-6 * direction}
+        losses = [loss_and_gradients(moved, config, [first, second])[0] for moved in (above, below)]
+        numeric = (losses[0] - losses[1]) / 2e-6
+        if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
+            raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
+    print("All gradients are those of finite differences.")
+
+    for step in range(1, 151):
+        loss, grads = loss_and_gradients(params, config, [first, second])
+        rate = 0.02 * 0.98**step
+        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
+        if step in (1, 10, 50, 150):
+            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 48 random tokens")
+
+    tokens, targets = second
+    fresh = initial_state(params, config, 2)
+    _, carried, _ = forward(params, config, first[0], fresh)
+    cleared = carried._replace(states=fresh.states)
+    for label, state in {"carried": carried, "cleared": cleared, "and keys": fresh}.items():
+        logits, _, _ = forward(params, config, tokens, state)
+        nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        bits = nats / targets.size / np.log(2)
+        print(f"second segment, states {label:8}: {bits:.3f} bits for each token")
+
+
+# ----------------------------------------------------------------------------
+# operations and checks: what a variant replaces, what Config refuses; a first reading skips them
+PUBLISHED = {"gate": "fixed", "configuration": "skip", "feedback": False, "output_dropout": False}
+
+
+class Operations(NamedTuple):
+    """What a variant may replace, each by a function of the same signature."""
+
+    gating_forward: Callable
+    gating_backward: Callable
+    recurrence_forward: Callable
+    recurrence_backward: Callable
+    stack_forward: Callable
+    stack_backward: Callable
+    output_forward: Callable
+    output_backward: Callable
+    reading_layers: Callable
+    init_gating: Callable
+
+
+def published_operations():
+    """The paper's own."""
+    return Operations(
+        gating_forward,
+        gating_backward,
+        recurrence_forward,
+        recurrence_backward,
+        stack_forward,
+        stack_backward,
+        output_forward,
+        output_backward,
+        reading_layers,
+        init_gating,
+    )
+
+
+def operations_of(config):
+    """The published operations; a config that asks for a variant gets that variant's."""
+    if all(getattr(config, name) == value for name, value in PUBLISHED.items()):
+        return published_operations()
+    variants = importlib.import_module("reference.variants.block_recurrent")
+    return variants.operations_of(config)
+
+
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name, kind in Config.__annotations__.items():
@@ -1104,7 +978,8 @@ def check_config(config):
     if n % w:
         nearest = max(1, round(n / w)) * w
         raise ValueError(f"segment {n} is not a multiple of window {w}; the nearest is {nearest}")
-    check_variants(config)
+    check_recurrent_layers(config)
+    operations_of(config)  # raises ValueError for a variant that there is not
     if config.buckets < 2 or config.buckets % 2:
         raise ValueError(f"buckets is {config.buckets}; it must be even and at least 2")
     if config.max_distance <= config.buckets // 2:
@@ -1119,8 +994,8 @@ def check_config(config):
         )
 
 
-def check_variants(config):
-    """Raise ValueError for recurrent layers, a gate or a configuration that do not exist."""
+def check_recurrent_layers(config):
+    """Raise ValueError unless they are layers of the model, in ascending order."""
     recurrent = config.recurrent_layers
     if any(not 1 <= layer <= config.layers for layer in recurrent):
         raise ValueError(f"recurrent_layers names {recurrent}; they must lie in 1..{config.layers}")
@@ -1128,14 +1003,6 @@ def check_variants(config):
         raise ValueError(
             f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once"
         )
-    if config.gate not in GATES:
-        raise ValueError(f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'")
-    if config.configuration not in ("dual", "single", "skip"):
-        raise ValueError(
-            f"configuration is {config.configuration!r}; it must be 'dual', 'single' or 'skip'"
-        )
-    if config.feedback and not recurrent:
-        raise ValueError("feedback needs a recurrent layer; recurrent_layers has none")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import importlib
 import inspect
 import json
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.check import CheckError, exit_code, load
-from reference.memformer import Segment, subtree
-from reference.rollout import rollout_backward, rollout_forward
+from reference.memformer import subtree
+from reference.rollout import Segment, rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
 # Steps of the differences; smaller ones are tried because a kink of ReLU may lie inside the first
@@ -85,7 +84,9 @@ def fields_of(text: str) -> dict:
 
 def segment_of(reference: ModuleType, rows: dict) -> Segment:
     """A segment from its arrays."""
-    task = reference.Task(**subtree(rows, "task.")) if "task.kind" in rows else None
+    task = None
+    if "task.kind" in rows:
+        task = module_of(reference, "Task").Task(**subtree(rows, "task."))
     return Segment(rows["tokens"], rows["targets"], rows["scored"], rows["starts"], task)
 
 
@@ -100,10 +101,28 @@ def inputs_of(params: dict, state: NamedTuple) -> dict:
 
 # ----------------------------------------------------------------------------
 # derivatives: by finite differences, with what is stopped held at its value, and by hand
+def modules_of(reference: ModuleType) -> list[ModuleType]:
+    """The modules that a paper's functions stand in: its file, and its variants if it has any."""
+    if not hasattr(reference, "operations_of"):
+        return [reference]
+    paper = reference.__name__.rpartition(".")[2]
+    # By its own importlib: a changed copy of a file has a changed copy of its variants
+    return [reference, reference.importlib.import_module(f"reference.variants.{paper}")]
+
+
+def module_of(reference: ModuleType, name: str) -> ModuleType:
+    """The module of a paper that has a function or class; the paper's file if none has."""
+    return next((each for each in modules_of(reference) if hasattr(each, name)), reference)
+
+
+def function_of(reference: ModuleType, name: str) -> Callable:
+    """A paper's function, from its file or its variants."""
+    return getattr(module_of(reference, name), name)
+
+
 def stopped(case: Case) -> dict:
     """{function: the arguments that are data to it}."""
-    reference = case.reference
-    return reference.stopped(case.config) if hasattr(reference, "stopped") else {}
+    return getattr(case.reference, "stopped", lambda config: {})(case.config)
 
 
 class Holder:
@@ -123,17 +142,19 @@ class Holder:
 
         def called(*arguments):
             self.calls[function] += 1
-            call = (function, self.calls[function])
+            call = self.calls[function]
+
+            def held(name: str, value: Any) -> Any:
+                if name not in names:
+                    return value
+                return self.values.setdefault((function, call, name), value)
+
             given = signature.bind(*arguments).arguments
-            for name in names:
-                if name in given:
-                    given[name] = self.values.setdefault((*call, name), given[name])
-            result = function(**given)
+            result = function(**{name: held(name, value) for name, value in given.items()})
             if "return.1" not in names:
                 return result
             first, second, *rest = result
-            second = self.values.setdefault((*call, "return.1"), second)
-            return (first, second, *rest)
+            return (first, held("return.1", second), *rest)
 
         return called
 
@@ -159,15 +180,18 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
 @contextlib.contextmanager
 def held_functions(case: Case) -> Iterator[Holder]:
     """Inside the block the reference's functions hold what is stopped; gives the Holder."""
-    reference = case.reference
     holder = Holder()
-    before = {name: vars(reference)[name] for name in stopped(case)}
+    before = []
     for name, names in stopped(case).items():
-        vars(reference)[name] = holder.holding(before[name], names)
+        module = module_of(case.reference, name)
+        function = getattr(module, name)
+        before.append((module, name, function))
+        setattr(module, name, holder.holding(function, names))
     try:
         yield holder
     finally:
-        vars(reference).update(before)
+        for module, name, function in before:
+            setattr(module, name, function)
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
@@ -228,17 +252,17 @@ class Calls:
     """What a rollout called: the arguments of forward functions, and who called whom backwards."""
 
     def __init__(self, reference: ModuleType):
-        self.reference = reference
+        self.files = {module.__file__ for module in modules_of(reference)}
         self.given = collections.defaultdict(dict)  # {forward function: {their shapes: arguments}}
         self.inside = collections.defaultdict(set)  # {backward function: those that it called}
-        self.first_line = {}  # of each backward function, in the order of returning
+        self.places = {}  # {backward function: its module and line}, in the order of returning
         self.stack = [""]
 
     def notice(self, frame: FrameType, event: str, result: object) -> None:
         """The profile function."""
         code = frame.f_code
         name = code.co_name
-        if code.co_filename != self.reference.__file__:
+        if code.co_filename not in self.files:
             return
         if name.endswith("forward") and event == "call":
             given = dict(frame.f_locals)  # of a call that begins: its arguments
@@ -249,7 +273,7 @@ class Calls:
             self.stack.append(name)
         elif name.endswith("backward") and event == "return":
             self.stack.pop()
-            self.first_line.setdefault(name, code.co_firstlineno)
+            self.places.setdefault(name, (frame.f_globals["__name__"], code.co_firstlineno))
 
 
 def gradients_of(case: Case, calls: Calls | None = None) -> dict:
@@ -265,37 +289,35 @@ def gradients_of(case: Case, calls: Calls | None = None) -> dict:
     return inputs_of(grads, dstate)
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, array) of all arrays of numbers with fractions in a value, in order."""
+def mapped(value: Any, change: Callable, name: str = "") -> Any:
+    """A value with change(name, array) in the place of each array of numbers with fractions."""
     if isinstance(value, np.ndarray | np.floating):
-        if value.dtype.kind == "f":
-            yield name, value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(part, key)
-    elif isinstance(value, tuple | list):
-        fields = getattr(value, "_fields", [""] * len(value))
-        for field, part in zip(fields, value, strict=True):
-            yield from leaves(part, field or name)
+        return change(name, value) if value.dtype.kind == "f" else value
+    if isinstance(value, dict):
+        return {key: mapped(part, change, key) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        fields = getattr(value, "_fields", [name] * len(value))
+        pairs = zip(value, fields, strict=True)
+        parts = [mapped(part, change, field) for part, field in pairs]
+        return getattr(value, "_make", type(value))(parts)
+    return value
+
+
+def leaves(value: Any) -> list[tuple[str, Any]]:
+    """[(name, array)] of a value, in order."""
+    found = []
+    mapped(value, lambda name, array: found.append((name, array)))
+    return found
 
 
 def rebuilt(value: Any, arrays: Iterator) -> Any:
-    """A value with other arrays in the place of its `leaves`."""
-    if isinstance(value, np.ndarray | np.floating):
-        return next(arrays) if value.dtype.kind == "f" else value
-    if isinstance(value, dict):
-        return {key: rebuilt(part, arrays) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [rebuilt(part, arrays) for part in value]
-        make = getattr(value, "_make", type(value))
-        return make(parts)
-    return value
+    """A value with other arrays in the place of its own, in order."""
+    return mapped(value, lambda name, array: next(arrays))
 
 
 def random_like(value: Any, rng: np.random.Generator) -> Any:
     """A value with random numbers in the place of its arrays."""
-    drawn = (np.asarray(rng.standard_normal(array.shape)) for _, array in leaves(value))
-    return rebuilt(value, drawn)
+    return mapped(value, lambda name, array: np.asarray(rng.standard_normal(array.shape)))
 
 
 class Alone(NamedTuple):
@@ -311,8 +333,8 @@ class Alone(NamedTuple):
 def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
     """A backward function's call on random numbers of the shapes that were given to its forward."""
     rng = np.random.default_rng(0)
-    forward = vars(case.reference)[forward_of(name)]
-    backward = vars(case.reference)[name]
+    forward = function_of(case.reference, forward_of(name))
+    backward = function_of(case.reference, name)
     given = random_like(given, rng)
     names, arrays = zip(*leaves(given), strict=True)
     holder.values.clear()
@@ -355,8 +377,7 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
 def without_data(case: Case, gradient: Any) -> Any:
     """A gradient that is zero for the fields of a state that are data to what reads them."""
     data = {argument for arguments in stopped(case).values() for argument in arguments}
-    arrays = (0 * array if name in data else array for name, array in leaves(gradient))
-    return rebuilt(gradient, arrays)
+    return mapped(gradient, lambda name, array: array * (name not in data))
 
 
 def is_derivative(alone: Alone) -> bool:
@@ -418,7 +439,7 @@ def guilty(case: Case, calls: Calls) -> list[str]:
     wrong = []
     unchecked = []
     with held_functions(case) as holder:
-        for name in calls.first_line:
+        for name in calls.places:
             given = calls.given[forward_of(name)].values()
             if not given or name == "auxiliary_backward":
                 unchecked.append(name)
@@ -436,17 +457,9 @@ def is_right(case: Case, holder: Holder, name: str, given: dict) -> bool:
         return False
 
 
-def callers(calls: Calls, name: str) -> list[str]:
-    """The backward functions that call one, from the nearest to the whole backward."""
-    for caller, inside in calls.inside.items():
-        if name in inside and caller not in ("", name):
-            return [caller, *callers(calls, caller)]
-    return []
-
-
 # ----------------------------------------------------------------------------
 # the command line
-def check(paper: str, name: str, whole: bool) -> float:
+def check(paper: str, name: str) -> float:
     """Print what is found in a case, the verdict first; returns the largest relative error."""
     case = read_case(paper, name)
     calls = Calls(case.reference)
@@ -472,31 +485,20 @@ def check(paper: str, name: str, whole: bool) -> float:
         print_guilty(case, calls)
     else:
         print(f"{name:<40}{len(errors):>4} gradients right, relative error at most {largest:.1e}")
-    if whole:
-        print_table(grads, errors, wrong)
     return np.inf if wrong else largest
 
 
 def print_guilty(case: Case, calls: Calls) -> None:
-    """Print the functions to look at, and how their gradients come to the loss."""
+    """Print the functions to look at."""
     for name in guilty(case, calls):
-        print(f"  look at {name} ({case.reference.__name__}, line {calls.first_line[name]})")
-        print(f"  callers, on the way to the loss: {', '.join(callers(calls, name)) or 'none'}")
-
-
-def print_table(grads: dict, errors: dict, wrong: list) -> None:
-    """Print all gradients of a case beside finite differences."""
-    print("gradient of the objective, its shape, by hand, by differences, relative error")
-    for row, (by_hand, numeric, error) in errors.items():
-        shape = "x".join(map(str, grads[row].shape))
-        mark = "  WRONG" if row in wrong else ""
-        print(f"{row:<52}{shape:<10} {by_hand:+.6e} {numeric:+.6e} {error:.1e}{mark}")
+        module, line = calls.places[name]
+        print(f"  look at {name} ({module}, line {line})")
 
 
 def check_all(paper: str) -> bool:
     """Check all cases, and print how many are right; returns whether all are."""
     names = case_names(paper) or [""]  # read_case says what to do if there are none
-    errors = [check(paper, name, whole=False) for name in names]
+    errors = [check(paper, name) for name in names]
     right = sum(error <= TOLERANCE for error in errors)
     if right < len(errors):
         print(f"WRONG in {len(errors) - right} of {len(errors)} cases of {paper}")
@@ -507,17 +509,11 @@ def check_all(paper: str) -> bool:
 
 def parser_of(paper: str) -> argparse.ArgumentParser:
     """The command line of a reference."""
-    cases = f"cases: {', '.join(case_names(paper))}"
-    parser = argparse.ArgumentParser(
-        f"python -m reference.{paper}",
-        description="Without options: the demonstration.",
-        epilog=textwrap.fill(cases, 80, break_on_hyphens=False),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words = "Without options: the demonstration."
+    parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words)
     differences = "compare gradients with finite differences"
     parser.add_argument("--check", action="store_true", required=True, help=differences)
-    which = "the case to check, with a table of its gradients (default: all cases, without)"
-    parser.add_argument("--case", metavar="NAME", help=which)
+    parser.add_argument("--case", metavar="NAME", help="the case to check (default: all)")
     return parser
 
 
@@ -528,7 +524,7 @@ def main(paper: str, argv: list | None = None) -> int:
         case = parser_of(paper).parse_args(argv).case
         if case is None:
             return check_all(paper)
-        return check(paper, case, whole=True) <= TOLERANCE
+        return check(paper, case) <= TOLERANCE
 
     return exit_code(f"reference.{paper}", work)
 

@@ -348,107 +348,37 @@ def stopped(config):
     return {"retrieval_forward": ("memory_keys", "memory_values")}
 
 
-def check_gradients(loss, params, grads, rng):
-    """Compare grads with finite differences of loss(params), each along a random direction.
-
-    Exits with an error if they differ; else prints the largest relative error.
-    """
-    step = 1e-6
-    worst = 0.0
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        above = loss(params | {name: params[name] + step * direction})
-        below = loss(params | {name: params[name] - step * direction})
-        numeric = (above - below) / (2 * step)
-        analytic = (grad * direction).sum()
-        size = max(abs(numeric), abs(analytic), 1e-4)  # a difference is rounded to 1e-9 or so
-        error = abs(numeric - analytic) / size
-        if not error < 1e-4:
-            raise SystemExit(
-                f"WRONG: the gradient of {name} is {analytic:+.6e} by hand and {numeric:+.6e} by "
-                "differences; --check says which function to look at"
-            )
-        worst = max(worst, error)
-
-    print(
-        f"Largest relative error {worst:.1e}: the hand-written backward pass is the "
-        "forward pass's derivative.\n"
-    )
-
-
-def bits_per_token(params, config, segment, state):
-    """Mean loss of a segment (tokens, targets) that is read with this state, in bits."""
-    tokens, targets = segment
-    logits, _, _ = forward(params, config, tokens, state)
-    nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-    return nats / targets.size / np.log(2)
-
-
-def segments_of(config, document):
-    """[(tokens, targets)] of a document (B, n + 1): the target of a token is the next one."""
-    tokens = document[:, :-1]
-    targets = document[:, 1:]
-    segments = []
-    for start in range(0, tokens.shape[1], config.segment):
-        here = slice(start, start + config.segment)
-        segments.append((tokens[:, here], targets[:, here]))
-    return segments
-
-
 def demonstrate():
-    """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
+    """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
     rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=3,
-        heads=2,
-        head_width=5,
-        feed_forward=20,
-        segment=4,
-        memory_layer=2,
-        memory=10,
-        retrieved=3,
-        buckets=6,
-        max_distance=5,
-        dropout=0.0,
-    )
+    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5}
+    sizes |= {"feed_forward": 20, "segment": 4, "memory_layer": 2, "memory": 10, "retrieved": 3}
+    config = Config(**sizes, buckets=6, max_distance=5)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
-    segments = segments_of(config, document)
+    tokens = np.split(document[:, :-1], 4, axis=1)
+    targets = np.split(document[:, 1:], 4, axis=1)
+    segments = list(zip(tokens, targets, strict=True))
+    print("Memorizing Transformer, 4 segments; layer 2 looks up 3 of the last 10 keys.")
 
-    print(
-        "Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; "
-        "four segments, back-propagated as one."
-    )
     # no gradient flows into the memory, so it is held
     _, grads, held = loss_and_gradients(params, config, segments)
-    check_gradients(
-        lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, grads, rng
-    )
-    print(
-        "Fitting these 32 predictions of random tokens by the gradients' signs "
-        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
-    )
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above = params | {name: params[name] + 1e-6 * direction}
+        below = params | {name: params[name] - 1e-6 * direction}
+        losses = [loss_and_gradients(moved, config, segments, held)[0] for moved in (above, below)]
+        numeric = (losses[0] - losses[1]) / 2e-6
+        if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
+            raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
+    print("All gradients are those of finite differences.")
+
     for step in range(1, 151):
         loss, grads, _ = loss_and_gradients(params, config, segments)
         rate = 0.02 * 0.98**step
         params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 150):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
-
-    fresh = initial_state(params, config, 2)
-    carried = fresh
-    for tokens, _ in segments[:3]:
-        _, carried, _ = forward(params, config, tokens, carried)
-    starts = {
-        "memory carried": carried,
-        "memory cleared": State(carried.keys, carried.values, *fresh[2:]),
-        "cache cleared too": fresh,
-    }
-    for label, state in starts.items():
-        bits = bits_per_token(params, config, segments[3], state)
-        print(f"Fourth segment, {label}: {bits:.3f} bits per token")
+            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 32 random tokens")
 
 
 # ----------------------------------------------------------------------------

@@ -3,15 +3,13 @@
 GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window
 are pooled to one vector z. A small feed-forward network makes h_prev of z, and one layer of the
 next window attends to h_prev beside its own tokens. z is all that passes from window to window.
-GPT-2 and the new parameters are trained together, by back-propagation through the windows. A lane
-is one row of the batch; it reads documents one after another. vectors = 0 is exactly GPT-2.
+GPT-2 and the new parameters are trained together, by back-propagation through the windows.
 `forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to
 that of the incoming one. `params` are all parameters, {dotted name: array}, and `p` those of one
 part, without its prefix; `grads` and `d..._params` are gradients of parameters by name.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens            token ids of one window                        t_1 .. t_T   (B, N)
-    segment, overlap  tokens of a window; those also in the previous   T, o
     x                 a layer's input, then its output               h^(l)        (B, N, D)
     layer_scores      parameter; softmax makes the layers' shares    alpha; w     (L,)
     mixed             the layers' outputs, summed in those shares                 (B, N, D)
@@ -20,23 +18,25 @@ Glossary: code symbol, meaning, paper symbol, shape
     insertion_layers  the layers that see inserted                   l_ins
     present           whether a window came before                                (B,)
 
-N is T except in a short last window. B batch (lanes), D width (the paper's k), H heads, E head
-width, F feed-forward width, V vocabulary, L layers, S inserted vectors (1 in the paper). Layers are
-counted from 1, as in the paper; in the names of parameters from 0.
-Decisions: docs/decisions/pretrained_recurrence.md.
+N is T except in a short last window. B batch (lanes, each of which reads one document after
+another), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L
+layers, S inserted vectors (1 in the paper). Layers are counted from 1; in parameters' names from 0.
+Decisions: docs/decisions/pretrained_recurrence.md. Other poolings: reference/variants/.
 """
 
+import importlib
 import math
 import runpy
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 
 # ----------------------------------------------------------------------------
-# configuration: sizes and variants, and what a window hands to the next one
+# configuration: sizes, and what a window hands to the next one
 @dataclass(frozen=True)
 class Config:
     """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
@@ -53,8 +53,7 @@ class Config:
         vectors: S, vectors inserted into the next window; 0 gives plain GPT-2
         insertion_layers: layers at which the vectors are inserted, counted from 1
         pooling: how a window's positions become one vector: mean, max or attention
-        pool: which positions are pooled: all, or (advance) only those that the next window does
-            not read
+        pool: positions that are pooled: all, or (advance) those that the next window does not read
         pool_final_norm: pool the last layer's output after the final norm
         module_layers: hidden layers of the network that makes the vectors
         module_width: width of that network's hidden layers
@@ -82,43 +81,20 @@ class Config:
         check_config(self)
 
     @property
-    def stride(self):
-        """Tokens from the beginning of a window to that of the next, T - o."""
-        return self.segment - self.overlap
+    def operations(self):
+        """The paper's operations, or those that a variant puts in their place."""
+        return operations_of(self)
 
 
 class State(NamedTuple):
     """What a window hands to the next one; axis 0 of every field is the lane."""
 
-    pooled: np.ndarray  # (B, D), for plain GPT-2 (B, 0)
-    present: np.ndarray  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
+    pooled: np.ndarray  # (B, D)
+    present: np.ndarray  # (B,) bool, false before a document's first window
 
 
 # ----------------------------------------------------------------------------
 # the method: pool a window to z, make h_prev of it, attend to it in the next window; start here
-def pool_forward(p, config, outputs):
-    """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
-    length = outputs.shape[2]
-    rows = pooled_rows(config, length)
-    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])  # (B, rows, D)
-    pool_positions_forward, _ = POOLINGS[config.pooling]
-    pooled, pooling_cache = pool_positions_forward(p, mixed)
-    return pooled, (length, mix_cache, pooling_cache)
-
-
-# z = pooling(mix(h)): dh = mix'(pooling'(dz)), zero at positions that are not pooled
-def pool_backward(config, dpooled, cache):
-    """Gradients of outputs and of the parameters."""
-    length, mix_cache, pooling_cache = cache
-    _, pool_positions_backward = POOLINGS[config.pooling]
-    dmixed, grads = pool_positions_backward(dpooled, pooling_cache)
-    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L,), (L, B, rows, D)
-    not_pooled = (0, length - dpart.shape[2])
-    doutputs = np.pad(dpart, ((0, 0), (0, 0), not_pooled, (0, 0)))  # (L, B, N, D)
-    grads["layer_scores"] = dlayer_scores
-    return doutputs, grads
-
-
 def mix_forward(layer_scores, outputs):
     """The sum (B, N, D) of the layers' outputs (L, B, N, D), in shares by layer_scores (L,)."""
     shares, _ = softmax_forward(layer_scores)  # w of Eq. 1
@@ -136,16 +112,22 @@ def mix_backward(dmixed, cache):
     return dlayer_scores, doutputs
 
 
-def mean_over_positions_forward(p, mixed):
-    """(B, rows, D) -> (B, D); rows is the number of positions that are pooled."""
-    return mixed.mean(1), mixed.shape  # Eq. 1's sum over i, divided by T
+def pool_forward(params, config, outputs):
+    """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
+    p = subtree(params, "module.")
+    mixed, mix_cache = mix_forward(p["layer_scores"], outputs)  # (B, N, D)
+    pooled, pooling_cache = config.operations.pool_positions_forward(p, mixed)
+    return pooled, (mix_cache, pooling_cache)
 
 
-# z = sum_i m_i / rows: dm_i = dz / rows
-def mean_over_positions_backward(dpooled, shape):
-    """Gradients of mixed and, as there are none, of no parameters."""
-    dmixed = np.broadcast_to(dpooled[:, None] / shape[1], shape)
-    return dmixed, {}
+# z = pooling(mix(h)): dh = mix'(pooling'(dz))
+def pool_backward(config, dpooled, cache):
+    """Gradients of outputs and of the parameters."""
+    mix_cache, pooling_cache = cache
+    dmixed, grads = config.operations.pool_positions_backward(dpooled, pooling_cache)
+    dlayer_scores, doutputs = mix_backward(dmixed, mix_cache)  # (L,), (L, B, N, D)
+    grads["layer_scores"] = dlayer_scores
+    return doutputs, prefixed("module.", grads)
 
 
 def module_forward(p, config, pooled):
@@ -175,10 +157,9 @@ def module_backward(dinserted, cache):
 
 
 def window_attention_forward(p, config, x, inserted, present, rng):
-    """x (B, N, D) plus what its tokens find in inserted (B, S, D), if any, and in x (Figure 2)."""
+    """x (B, N, D) plus what its tokens find in inserted (B, S, D) and in x (Figure 2)."""
     query, key, value, projections_cache = window_projections_forward(p, config, x, inserted)
-    vectors = key.shape[2] - query.shape[2]  # S, or 0 without
-    mask = window_mask(x.shape[1], vectors, present)
+    mask = window_mask(x.shape[1], inserted.shape[1], present)
     # decision 10: dropout of the weights, those of inserted vectors too
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
@@ -193,65 +174,52 @@ def window_attention_backward(config, dy, cache):
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
-    dx, dinserted, dprojection_params = window_projections_backward(
-        dquery, dkey, dvalue, projections_cache
-    )
-    return dy + dx, dinserted, grads | dprojection_params
+    dx, dinserted, dparams = window_projections_backward(dquery, dkey, dvalue, projections_cache)
+    return dy + dx, dinserted, grads | dparams
 
 
 def window_projections_forward(p, config, x, inserted):
-    """Query of x (B, N, D); key and value of inserted (B, S, D), if any, and x, by head.
-
-    "301 inputs, 300 outputs" (3.1): query (B, H, N, E), key and value (B, H, S + N, E).
-    """
+    """Query of x (B, N, D); key and value of inserted (B, S, D) and x, by head (3.1)."""
     # decision 4: before the norm, without position, query and residual
-    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
+    source = np.concatenate([inserted, x], axis=1)  # (B, S + N, D), "301 inputs, 300 outputs"
     normed, norm_cache = layer_norm_forward(p, "norm", source)
-    vectors = source.shape[1] - x.shape[1]  # S, or 0 without
-    query, key, value, projections_cache = projections_forward(
-        p, config.heads, normed[:, vectors:], normed
-    )
-    return query, key, value, (norm_cache, projections_cache)
+    query, query_cache = affine_forward(p, "query", normed[:, inserted.shape[1] :])
+    key, key_cache = affine_forward(p, "key", normed)
+    value, value_cache = affine_forward(p, "value", normed)
+    by_head = [split_heads(rows, config.heads) for rows in (query, key, value)]
+    return *by_head, (norm_cache, query_cache, key_cache, value_cache)
 
 
 # n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n:
 # dn = dk W_k + dv W_v, plus dq W_q at x's positions
 def window_projections_backward(dquery, dkey, dvalue, cache):
     """Gradients of x (B, N, D), of inserted (B, S, D) and of the parameters."""
-    norm_cache, projections_cache = cache
-    dnormed_by_query, dnormed, grads = projections_backward(
-        dquery, dkey, dvalue, projections_cache
-    )  # (B, N, D), (B, S + N, D)
-    vectors = dnormed.shape[1] - dnormed_by_query.shape[1]  # S, or 0 without
-    dnormed[:, vectors:] += dnormed_by_query
+    norm_cache, query_cache, key_cache, value_cache = cache
+    dby_query, grads = affine_backward(merge_heads(dquery), query_cache)  # (B, N, D)
+    dby_key, dkey_params = affine_backward(merge_heads(dkey), key_cache)
+    # decision 13: exactly zero for the bias, which softmax cancels
+    dkey_params["key_bias"] = np.zeros_like(dkey_params["key_bias"])
+    dby_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    dnormed = dby_key + dby_value  # (B, S + N, D)
+    vectors = dnormed.shape[1] - dby_query.shape[1]  # S
+    dnormed[:, vectors:] += dby_query
     dsource, dnorm_params = layer_norm_backward(dnormed, norm_cache)
-    return dsource[:, vectors:], dsource[:, :vectors], grads | dnorm_params
+    grads |= dkey_params | dvalue_params | dnorm_params
+    return dsource[:, vectors:], dsource[:, :vectors], grads
 
 
 def window_mask(length, vectors, present):
-    """Which of [inserted | tokens] each token sees, (B, 1, N, S + N).
-
-    It sees inserted if a window came before, and no later token. S is 0 at layers without
-    insertion; plain GPT-2's present is (B, 0).
-    """
+    """Which of [inserted | tokens] each token sees: no later ones, (B, 1, N, S + N)."""
     batch = len(present)
-    # decision 5: nothing inserted in a first window
+    # decision 5: nothing inserted in a first window; S is 0 at layers without insertion
     sees_inserted = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
     causal = np.tril(np.ones((length, length), bool))
     tokens = np.broadcast_to(causal, (batch, length, length))
-    mask = np.concatenate([sees_inserted, tokens], axis=-1)
-    return mask[:, None]
+    return np.concatenate([sees_inserted, tokens], axis=-1)[:, None]
 
 
 # ----------------------------------------------------------------------------
 # the model: GPT-2, with a vector more at one layer; read it next
-def initial_state(params, config, batch):
-    """What a document starts with: nothing to insert."""
-    if config.vectors == 0:
-        return State(np.zeros((batch, 0)), np.zeros((batch, 0), bool))
-    return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
-
-
 def forward(params, config, tokens, state, rng=None):
     """Read one window: logits (B, N, V), the next state, the cache for `backward`.
 
@@ -266,10 +234,8 @@ def forward(params, config, tokens, state, rng=None):
             f"a window of {length} tokens; it must have 1 to {config.segment}, the segment"
         )
     module = subtree(params, "module.")
-    inserted = None
-    module_cache = None
-    if config.vectors:  # in a first window too, where the mask hides them
-        inserted, module_cache = module_forward(module, config, state.pooled)
+    # in a first window too, where the mask hides them
+    inserted, module_cache = config.operations.module_forward(module, config, state.pooled)
 
     positions = params["positions"][:length]  # decision 1: positions from 0 in every window
     x = params["embedding"][tokens] + positions
@@ -278,36 +244,22 @@ def forward(params, config, tokens, state, rng=None):
     hidden, norm_cache = layer_norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
 
-    next_state = state
-    pool_cache = None
-    if config.vectors:
-        last = hidden if config.pool_final_norm else outputs[-1]  # decision 2: raw unless asked
-        outputs = np.concatenate([outputs[:-1], last[None]])
-        pooled, pool_cache = pool_forward(module, config, outputs)
-        next_state = State(pooled, np.ones(len(tokens), bool))
+    # decision 2: the last layer's output before the final norm
+    pooled, pool_cache = config.operations.pool_forward(params, config, outputs)
     cache = (tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache)
-    return logits, next_state, cache
+    return logits, State(pooled, np.ones_like(state.present)), cache
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state.
-
-    dnext_state None stops the gradient at the window's end.
-    """
+    """Gradients of the parameters and of the incoming state; none arrives from a state of None."""
     tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache = cache
-    grads = {}
     dhidden, dembedding = linear_backward(dlogits, output_cache)
-    doutputs = np.zeros((config.layers, *dhidden.shape))  # (L, B, N, D)
-    if config.vectors and dnext_state is not None:
-        doutputs, dpool_params = pool_backward(config, dnext_state.pooled, pool_cache)
-        grads |= prefixed("module.", dpool_params)
-        if config.pool_final_norm:
-            dhidden = dhidden + doutputs[-1]
-            doutputs[-1] = 0
-    dlast, dnorm_params = layer_norm_backward(dhidden, norm_cache)
-    grads |= dnorm_params
+    dlast, grads = layer_norm_backward(dhidden, norm_cache)
+    doutputs = np.zeros((config.layers, *dlast.shape))  # (L, B, N, D)
+    if dnext_state is not None:
+        doutputs, dparams = config.operations.pool_backward(config, dnext_state.pooled, pool_cache)
+        add_into(grads, dparams)
     doutputs[-1] += dlast
-
     dx, dinserted, dlayer_params = layers_backward(config, doutputs, layer_caches)
     grads |= dlayer_params
     dx = dx * dropout_mask
@@ -316,22 +268,25 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     grads["embedding"] = dembedding
     grads["positions"] = np.pad(dx.sum(0), (not_read, (0, 0)))
 
-    dstate = initial_state(params, config, len(tokens))
-    if config.vectors:
-        dpooled, dmodule_params = module_backward(dinserted, module_cache)
-        dstate = dstate._replace(pooled=dpooled)
-        grads |= prefixed("module.", dmodule_params)
+    dpooled, dparams = config.operations.module_backward(dinserted, module_cache)
+    add_into(grads, prefixed("module.", dparams))
+    dstate = initial_state(params, config, len(tokens))._replace(pooled=dpooled)
     zeros = {name: np.zeros_like(value) for name, value in params.items()}
     return zeros | grads, dstate
+
+
+def initial_state(params, config, batch):
+    """What a document starts with: nothing to insert."""
+    return config.operations.empty_state(config, batch)
 
 
 def layers_forward(params, config, x, inserted, present, rng):
     """All layers over x (B, N, D); returns their outputs (L, B, N, D)."""
     outputs = []
     caches = []
-    for layer in range(1, config.layers + 1):
-        p = subtree(params, f"layers.{layer - 1}.")
-        own = inserted if layer in config.insertion_layers else None
+    for layer in range(config.layers):
+        p = subtree(params, f"layers.{layer}.")
+        own = inserted if layer + 1 in config.insertion_layers else inserted[:, :0]
         x, cache = layer_forward(p, config, x, own, present, rng)
         outputs.append(x)
         caches.append(cache)
@@ -339,10 +294,7 @@ def layers_forward(params, config, x, inserted, present, rng):
 
 
 def layers_backward(config, doutputs, caches):
-    """Gradients of x, of inserted and of the parameters, from those of all layers' outputs.
-
-    That of inserted is 0.0 if there was none.
-    """
+    """Gradients of x, of inserted and of the parameters, from those of all layers' outputs."""
     dx = np.zeros(doutputs.shape[1:])  # (B, N, D)
     dinserted = 0.0
     grads = {}
@@ -357,43 +309,30 @@ def layers_backward(config, doutputs, caches):
 
 
 def layer_forward(p, config, x, inserted, present, rng):
-    """The layer's output (B, N, D): attention, then feed-forward."""
+    """The layer's output (B, N, D): attention, then x + W_2 gelu(W_1 norm(x) + b_1) + b_2."""
     x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
-    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
-    return x, (attention_cache, mlp_cache)
-
-
-def layer_backward(config, dx, cache):
-    """Gradients of x, of inserted and of the parameters."""
-    attention_cache, mlp_cache = cache
-    dx, grads = gelu_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention_params = window_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention_params
-
-
-def gelu_mlp_forward(p, config, x, rng):
-    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
     normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     before, hidden_cache = affine_forward(p, "mlp_hidden", normed)
     hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
     out, dropout_mask = dropout(out, config.dropout, rng)
-    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
+    cache = (attention_cache, norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
+    return x + out, cache
 
 
-def gelu_mlp_backward(dy, cache):
-    """Gradients of x and of the parameters."""
-    norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
+def layer_backward(config, dy, cache):
+    """Gradients of x, of inserted and of the parameters."""
+    attention_cache, norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dbefore = gelu_backward(dhidden, gelu_cache)
     dnormed, dhidden_params = affine_backward(dbefore, hidden_cache)
     dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
-    grads |= dhidden_params | dnorm_params
-    return dy + dx, grads
+    dx, dinserted, dattention_params = window_attention_backward(config, dy + dx, attention_cache)
+    return dx, dinserted, grads | dhidden_params | dnorm_params | dattention_params
 
 
 # ----------------------------------------------------------------------------
-# through segments: a document in windows, its loss and gradients, and continuations
+# through segments: a document in windows, its loss and gradients
 class Window(NamedTuple):
     """A part of a document that is read at once; only predictions at scored positions count."""
 
@@ -409,196 +348,37 @@ def windows_of(config, document):
     the previous one, which has already scored its first o predictions.
     """
     predictions = document.shape[1] - 1
-    if predictions < 1:
-        return []
-    beyond_the_first = max(0, predictions - config.segment)
-    count = 1 + math.ceil(beyond_the_first / config.stride)
+    end = max(min(predictions, 1), predictions - config.overlap)  # of o left, all have been scored
     windows = []
-    for start in range(0, count * config.stride, config.stride):
+    for start in range(0, end, config.segment - config.overlap):
         stop = min(start + config.segment, predictions)  # decision 7: the last window is short
         tokens = document[:, start:stop]
         targets = document[:, start + 1 : stop + 1]
         scored_before = config.overlap if start else 0
-        scored = np.arange(stop - start) >= scored_before  # (N,)
-        windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
+        scored = np.arange(stop - start) + 0 * tokens >= scored_before  # (B, N)
+        windows.append(Window(tokens, targets, scored))
     return windows
 
 
-def segment_rng(seed, index):
-    """The generator of one segment's dropout, the same whenever it is computed, or None."""
-    return None if seed is None else np.random.default_rng([seed, index])
-
-
-def count_scored(segments):
-    """Scored tokens of a rollout, at least 1."""
-    return max(1, sum(int(segment.scored.sum()) for segment in segments))
-
-
 def loss_and_gradients(params, config, windows, seed=None):
-    """Mean loss of a document's scored tokens, its gradients through all windows, states read."""
-    count = count_scored(windows)
-    states = [initial_state(params, config, len(windows[0].tokens))]
+    """Mean loss of a document's scored tokens, and its gradients through all windows."""
+    count = sum(window.scored.sum() for window in windows)
+    state = initial_state(params, config, len(windows[0].tokens))
     loss = 0.0
     caches = []
     for t, window in enumerate(windows):
-        rng = segment_rng(seed, t)
-        logits, state, cache = forward(params, config, window.tokens, states[-1], rng)
+        rng = None if seed is None else np.random.default_rng([seed, t])
+        logits, state, cache = forward(params, config, window.tokens, state, rng)
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
         loss += part
-        states.append(state)
         caches.append((cache, loss_cache))
-
     grads = {}
     dstate = None
     for cache, loss_cache in reversed(caches):
         dlogits = cross_entropy_backward(1 / count, loss_cache)
         dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
-    return loss / count, grads, states[:-1]
-
-
-def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, from the z's, window by window (3.2).
-
-    decision 11: z alone is stored; on the way back each window is computed again.
-    """
-    count = count_scored(windows)
-    states = [initial_state(params, config, len(windows[0].tokens))]
-    for t, window in enumerate(windows[:-1]):
-        rng = segment_rng(seed, t)
-        _, state, _ = forward(params, config, window.tokens, states[-1], rng)
-        states.append(state)
-
-    loss = 0.0
-    grads = {}
-    dstate = None
-    for t in reversed(range(len(windows))):
-        window = windows[t]
-        rng = segment_rng(seed, t)
-        logits, _, cache = forward(params, config, window.tokens, states.pop(), rng)
-        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        dlogits = cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        loss = loss + part
-        add_into(grads, dparams)
     return loss / count, grads
-
-
-def greedy_continuation(params, config, context, count):
-    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3).
-
-    Returns them, (B, count). The context is read window by window. The continuation stands in a new
-    window, which knows of the context by h_prev and by the tokens that it begins with: the last, or
-    the last config.overlap. Raises ValueError if that window gets too long.
-    """
-    state = initial_state(params, config, len(context))
-    stop = context.shape[1] - config.overlap  # a rest of o tokens has been pooled
-    for start in range(0, stop, config.stride):
-        window = context[:, start : start + config.segment]
-        _, state, _ = forward(params, config, window, state)
-    text = context[:, -max(1, config.overlap) :]  # decision 12: the last is read again
-    for _ in range(count):
-        logits, _, _ = forward(params, config, text, state)
-        most_probable = logits[:, -1:].argmax(-1)  # (B, 1)
-        text = np.concatenate([text, most_probable], axis=1)
-    return text[:, text.shape[1] - count :]
-
-
-# ----------------------------------------------------------------------------
-# demonstration: the gradients checked, the windows computed again, a tiny text fitted
-def check_gradients(loss, params, grads, rng):
-    """Compare grads with finite differences of loss(params), each along a random direction.
-
-    Exits with an error if they differ; else prints the largest relative error.
-    """
-    step = 1e-6
-    worst = 0.0
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        above = loss(params | {name: params[name] + step * direction})
-        below = loss(params | {name: params[name] - step * direction})
-        numeric = (above - below) / (2 * step)
-        analytic = (grad * direction).sum()
-        size = max(abs(numeric), abs(analytic), 1e-4)  # a difference is rounded to 1e-9 or so
-        error = abs(numeric - analytic) / size
-        if not error < 1e-4:
-            raise SystemExit(
-                f"WRONG: the gradient of {name} is {analytic:+.6e} by hand and {numeric:+.6e} by "
-                "differences; --check says which function to look at"
-            )
-        worst = max(worst, error)
-
-    print(
-        f"Largest relative error {worst:.1e}: the hand-written backward pass is the "
-        "forward pass's derivative.\n"
-    )
-
-
-def demonstrate():
-    """Check gradients and checkpointing, then fit a tiny text; exits with an error if one fails."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=3,
-        heads=2,
-        feed_forward=20,
-        max_positions=6,
-        segment=6,
-        overlap=2,
-        module_width=16,
-    )
-    params = init_params(config, rng)
-    params = {name: a + 0.2 * rng.standard_normal(a.shape) for name, a in params.items()}
-    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    print("GPT-2 with recurrence, 4 windows of 6 tokens, each sharing 2 with the last.")
-
-    def loss(moved):
-        return loss_and_gradients(moved, config, windows)[0]
-
-    _, grads, _ = loss_and_gradients(params, config, windows)
-    check_gradients(loss, params, grads, rng)
-    check_checkpointed(params, replace(config, dropout=0.2), windows)
-    params, states = fit_windows(params, config, windows)
-
-    last = windows[-1]
-    carried = {"h_prev": states[-1], "memory cleared": initial_state(params, config, 2)}
-    for label, state in carried.items():
-        logits, _, _ = forward(params, config, last.tokens, state)
-        nats, _ = cross_entropy_forward(logits, last.targets, last.scored)
-        bits = nats / last.scored.sum() / np.log(2)
-        print(f"Last window, {label}: {bits:.3f} bits per token")
-
-
-def check_checkpointed(params, config, windows):
-    """Compare gradients of both methods; exits with an error if they differ."""
-    _, exact, _ = loss_and_gradients(params, config, windows, seed=1)
-    _, again = checkpointed(params, config, windows, seed=1)
-    for name, grad in exact.items():
-        if not np.allclose(again[name], grad, rtol=1e-9, atol=1e-12):
-            raise SystemExit(f"WRONG: checkpointing's gradient of {name} is another one")
-    print(
-        "Windows computed again from the pooled vectors, with dropout, have the same gradients.\n"
-    )
-
-
-def fit_windows(params, config, windows):
-    """Fit the windows in 200 steps by the gradients' signs; prints some of the losses.
-
-    Returns the parameters and the states that the last step has read.
-    """
-    print(
-        "Fitting these 36 predictions of random tokens by the gradients' signs "
-        f"(a guess costs {np.log2(config.vocabulary):.3f} bits):"
-    )
-    states = []
-    for step in range(1, 201):
-        loss, grads, states = loss_and_gradients(params, config, windows)
-        rate = 0.02 * 0.98**step
-        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 200):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token")
-    return params, states
 
 
 # ----------------------------------------------------------------------------
@@ -606,29 +386,15 @@ def fit_windows(params, config, windows):
 NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: GPT-2's epsilon
 
 
-def projections_forward(p, heads, x, source):
-    """Query of x (B, N, D); key and value of source (B, K, D), by head.
-
-    Their shapes are (B, H, N, E), (B, H, K, E) and, of a value, (B, H, K, E) or (B, H, K, D/H).
-    """
-    query, query_cache = affine_forward(p, "query", x)
-    key, key_cache = affine_forward(p, "key", source)
-    value, value_cache = affine_forward(p, "value", source)
-    query = split_heads(query, heads)
-    key = split_heads(key, heads)
-    value = split_heads(value, heads)
-    return query, key, value, (query_cache, key_cache, value_cache)
+def mean_over_positions_forward(p, mixed):
+    """(B, N, D) -> (B, D)."""
+    return mixed.mean(1), mixed.shape  # Eq. 1's sum over i, divided by T
 
 
-# q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
-def projections_backward(dquery, dkey, dvalue, cache):
-    """Gradients of x, of source and of the parameters."""
-    query_cache, key_cache, value_cache = cache
-    dx, grads = affine_backward(merge_heads(dquery), query_cache)
-    dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
-    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    grads |= dkey_params | dvalue_params
-    return dx, dsource_by_key + dsource_by_value, grads
+# z = sum_i m_i / N: dm_i = dz / N
+def mean_over_positions_backward(dpooled, shape):
+    """Gradients of mixed and, as there are none, of no parameters."""
+    return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
 
 
 def masked_attention_forward(query, key, value, mask, rate, rng):
@@ -734,15 +500,6 @@ def affine_backward(dy, cache):
     return dx, grads
 
 
-def affine_key_backward(dkey, cache):
-    """affine_backward of keys, which all share q·b: softmax cancels it, so db is exactly zero."""
-    # decision 13: exactly zero for the bias
-    dx, grads = affine_backward(dkey, cache)
-    if "key_bias" in grads:
-        grads["key_bias"] = np.zeros_like(grads["key_bias"])  # not the rounding of a sum
-    return dx, grads
-
-
 def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
     """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
@@ -817,59 +574,6 @@ def add_into(total, part):
 
 
 # ----------------------------------------------------------------------------
-# variants: other ways to make one vector of a window's positions; a first reading skips them
-def pooled_rows(config, length):
-    """How many positions are pooled, from the first on (decision 8: all by default)."""
-    return length if config.pool == "all" else max(1, length - config.overlap)
-
-
-def max_over_positions_forward(p, mixed):
-    """The largest value of each of the D numbers, (B, rows, D) -> (B, D).
-
-    decision 9: a maximum, by feature.
-    """
-    largest = mixed.argmax(1)[:, None]  # (B, 1, D)
-    pooled = np.take_along_axis(mixed, largest, axis=1)[:, 0]
-    return pooled, (largest, mixed.shape)
-
-
-# z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
-def max_over_positions_backward(dpooled, cache):
-    """Gradients of mixed and, as there are none, of no parameters."""
-    largest, shape = cache
-    dmixed = np.zeros(shape)
-    np.put_along_axis(dmixed, largest, dpooled[:, None], axis=1)
-    return dmixed, {}
-
-
-def attention_over_positions_forward(p, mixed):
-    """Positions weighted by how well they fit a learned fixed key f, (B, rows, D) -> (B, D)."""
-    scale = mixed.shape[-1] ** -0.5
-    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, rows)
-    pooled = (weights[..., None] * mixed).sum(1)
-    return pooled, (p["fixed_key"], scale, mixed, weights)
-
-
-# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i:
-# ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
-def attention_over_positions_backward(dpooled, cache):
-    """Gradients of mixed and of the fixed key."""
-    fixed_key, scale, mixed, weights = cache
-    dweights = (mixed * dpooled[:, None]).sum(-1)  # (B, rows)
-    dscores = softmax_backward(dweights, weights) * scale
-    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
-    dfixed_key = np.tensordot(dscores, mixed, 2)
-    return dmixed, {"fixed_key": dfixed_key}
-
-
-POOLINGS = {
-    "mean": (mean_over_positions_forward, mean_over_positions_backward),
-    "max": (max_over_positions_forward, max_over_positions_backward),
-    "attention": (attention_over_positions_forward, attention_over_positions_backward),
-}
-
-
-# ----------------------------------------------------------------------------
 # starting values: GPT-2's weights and the module's; a first reading skips them
 DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: GPT-2's own deviation
 
@@ -877,30 +581,25 @@ DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: GPT-2's own dev
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     d = config.width
-    params = {}
-    params["embedding"] = rng.normal(0, DEVIATION, (config.vocabulary, d))
+    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, d))}
     # decision 3: positions start smaller
     params["positions"] = rng.normal(0, 0.01, (config.max_positions, d))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     params |= init_norm("final_norm", d)
-    if config.vectors:
-        params |= prefixed("module.", init_module(config, rng))
-    return params
+    return params | prefixed("module.", config.operations.init_module(config, rng))
 
 
 def init_layer(config, rng):
     """A layer of GPT-2."""
     d = config.width
-    f = config.feed_forward
     residual = DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual
     p = init_norm("norm", d) | init_norm("mlp_norm", d)
     for name in ("query", "key", "value"):
         p |= init_gpt2(rng, name, d, d)
     p |= init_gpt2(rng, "output", d, d, residual)
-    p |= init_gpt2(rng, "mlp_hidden", f, d)
-    p |= init_gpt2(rng, "mlp_output", d, f, residual)
-    return p
+    p |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
 
 
 def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
@@ -909,25 +608,22 @@ def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
 
 
 def init_module(config, rng):
-    """The recurrence module: all that is added to GPT-2."""
+    """The recurrence module, all that is added to GPT-2 (decision 3: variance 1 / fan_in)."""
     p = {"layer_scores": np.zeros(config.layers)}  # decision 2: equal shares at first
-    if config.pooling == "attention":
-        p["fixed_key"] = np.zeros(config.width)  # decision 9: starts at zero
-    return p | init_network(config, rng, config.vectors * config.width)
-
-
-def init_network(config, rng, outputs):
-    """The network that makes so many outputs of z (decision 3: variance 1 / fan_in)."""
-    p = {}
     fan_in = config.width
     for layer in range(1, config.module_layers + 1):
         p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
         fan_in = config.module_width
-    return p | init_affine(rng, "inserted", outputs, fan_in)
+    return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
 
 
 def init_affine(rng, name, fan_out, fan_in):
     return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
+
+
+def empty_state(config, batch):
+    """The state in which no window came before."""
+    return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
@@ -946,8 +642,73 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# checks: what Config refuses; a first reading skips them
-POOLS = ("all", "advance")
+# demonstration: the gradients checked, a tiny text fitted; a first reading skips it
+def demonstrate():
+    """Check the gradients, then fit a tiny text; exits with an error if they are wrong."""
+    rng = np.random.default_rng(0)
+    config = Config(vocabulary=11, width=12, layers=3, segment=6, overlap=2)
+    params = init_params(config, rng)
+    params = {name: a + 0.2 * rng.standard_normal(a.shape) for name, a in params.items()}
+    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
+    print("GPT-2 with recurrence, 4 windows of 6 tokens, each sharing 2 with the last.")
+
+    _, grads = loss_and_gradients(params, config, windows)
+    direction = {name: rng.standard_normal(grad.shape) for name, grad in grads.items()}
+    by_differences = 0.0
+    for step in (1e-6, -1e-6):
+        moved = {name: params[name] + step * direction[name] for name in params}
+        loss, _ = loss_and_gradients(moved, config, windows)
+        by_differences += loss / (2 * step)
+    by_hand = sum(np.vdot(grads[name], direction[name]) for name in grads)
+    print(f"Gradient along a random direction: {by_hand:.8f}; by differences {by_differences:.8f}.")
+    if not np.isclose(by_hand, by_differences, rtol=1e-6):
+        raise SystemExit("WRONG: they differ; --check says which function to look at")
+    for step in range(1, 101):
+        loss, grads = loss_and_gradients(params, config, windows)
+        params = {name: params[name] - 0.01 * np.sign(grad) for name, grad in grads.items()}
+        if step in (1, 10, 100):
+            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 36 random tokens")
+
+
+# ----------------------------------------------------------------------------
+# operations and checks: what a variant replaces, what Config refuses; a first reading skips them
+PUBLISHED = ("mean", "all", False)  # pooling, pool, pool_final_norm
+
+
+class Operations(NamedTuple):
+    """What a variant may replace, each by a function of the same signature."""
+
+    module_forward: Callable
+    module_backward: Callable
+    pool_forward: Callable
+    pool_backward: Callable
+    pool_positions_forward: Callable
+    pool_positions_backward: Callable
+    empty_state: Callable
+    init_module: Callable
+
+
+def published_operations():
+    """The paper's own."""
+    return Operations(
+        module_forward,
+        module_backward,
+        pool_forward,
+        pool_backward,
+        mean_over_positions_forward,
+        mean_over_positions_backward,
+        empty_state,
+        init_module,
+    )
+
+
+def operations_of(config):
+    """The published operations; a config that asks for a variant gets that variant's."""
+    asked_for = (config.pooling, config.pool, config.pool_final_norm)
+    if asked_for == PUBLISHED and config.vectors > 0:
+        return published_operations()
+    variants = importlib.import_module("reference.variants.pretrained_recurrence")
+    return variants.operations_of(config)
 
 
 def check_config(config):
@@ -969,32 +730,15 @@ def check_config(config):
             f"max_positions is {config.max_positions}"
         )
     if not 0 <= config.overlap < config.segment:
-        raise ValueError(
-            f"overlap is {config.overlap}; it must lie in 0..{config.segment - 1} "
-            f"for segment {config.segment}"
-        )
-    if config.vectors:  # plain GPT-2 has no insertion layers
-        check_insertion_layers(config)
-    if config.pooling not in POOLINGS:
-        raise ValueError(f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}")
-    if config.pool not in POOLS:
-        raise ValueError(f"pool is {config.pool!r}; it must be one of {', '.join(POOLS)}")
+        raise ValueError(f"overlap is {config.overlap}; it must lie in 0..{config.segment - 1}")
+    operations_of(config)  # raises ValueError for a variant that there is not
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
-
-
-def check_insertion_layers(config):
-    """Raise ValueError if the layers at which vectors are inserted are none that there are."""
-    numbers = config.insertion_layers
-    ascending = isinstance(numbers, tuple) and tuple(sorted(set(numbers))) == numbers
-    if not (ascending and numbers):
-        raise ValueError(
-            f"insertion_layers {numbers} must be a tuple, ascending, each layer once, at least one"
-        )
+    numbers = config.insertion_layers if config.vectors else (1,)  # plain GPT-2 has none
+    if not (numbers and isinstance(numbers, tuple) and tuple(sorted(set(numbers))) == numbers):
+        raise ValueError(f"insertion_layers {numbers} must be a tuple, ascending, at least one")
     if numbers[0] < 1 or numbers[-1] > config.layers:
-        raise ValueError(
-            f"insertion_layers {numbers} must lie in 1..{config.layers}, the layers there are"
-        )
+        raise ValueError(f"insertion_layers {numbers} must lie in 1..{config.layers}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A rollout of any reference: segments, the objective that trains on them, and all gradients.
 
-gradients.py and the tests use it. A rollout is consecutive segments of the same lanes. Names are
-those of the conformance vectors (docs/porting.md): "0/logits" are the logits of the first segment,
-"grad/embedding" is the gradient of the embedding, "grad_state/memory" that of a field of the first
-state.
+gradients.py and the tests use it. A rollout is consecutive segments of the same lanes, in which
+documents start where they like. Names are those of the conformance vectors (docs/porting.md):
+"0/logits" are the logits of the first segment, "grad/embedding" is the gradient of the embedding,
+"grad_state/memory" that of a field of the first state.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.memformer import choose_lanes, count_scored
+
+class Segment(NamedTuple):
+    """One step of a rollout."""
+
+    tokens: np.ndarray  # (B, N)
+    targets: np.ndarray  # (B, N)
+    scored: np.ndarray  # (B, N) bool
+    starts: np.ndarray  # (B,) bool, where a document begins
+    task: tuple | None = None  # Memformer's; None is continuation
+
+
+def count_scored(segments: list) -> int:
+    """Scored tokens of a rollout, at least 1."""
+    return max(1, sum(int(segment.scored.sum()) for segment in segments))
+
+
+def choose_lanes(starts: np.ndarray, first: NamedTuple, second: NamedTuple) -> NamedTuple:
+    """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
+    fields = []
+    for a, b in zip(first, second, strict=True):
+        chosen = starts.reshape(-1, *[1] * (a.ndim - 1))  # (B, 1, ...), as many axes as the field
+        fields.append(np.where(chosen, a, b))
+    return first._make(fields)
 
 
 def named(prefix: str, state: NamedTuple) -> dict:
@@ -20,23 +42,42 @@ def named(prefix: str, state: NamedTuple) -> dict:
     return {prefix + name: field for name, field in state._asdict().items()}
 
 
+def state_read(
+    reference: ModuleType, params: dict, config: object, segment: Segment, state: NamedTuple
+) -> NamedTuple:
+    """The state that a segment reads: carried, or the initial one where a document starts."""
+    initial = reference.initial_state(params, config, len(segment.starts))
+    return choose_lanes(segment.starts, initial, state)
+
+
+def task_of(segment: Segment) -> dict:
+    """The argument of `forward` for a segment's task, if it has one."""
+    return {} if segment.task is None else {"task": segment.task}
+
+
 def rollout_forward(
-    reference: ModuleType, params: dict, config: object, segments: list, state: NamedTuple
+    reference: ModuleType,
+    params: dict,
+    config: object,
+    segments: list,
+    state: NamedTuple,
+    rngs: list | None = None,
 ) -> tuple[dict, list, NamedTuple]:
     """Read the segments: {name: array}, a cache for each segment, and the last state.
 
     The arrays are logits, losses, next states and the objective. The objective is the summed
     cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
+    rngs draw each segment's dropout; None turns it off.
     """
     rows = {}
     caches = []
     nats = 0.0
     auxiliary = 0.0
     for k, segment in enumerate(segments):
-        fresh = reference.initial_state(params, config, len(segment.starts))
-        state = choose_lanes(segment.starts, fresh, state)
-        task = {} if segment.task is None else {"task": segment.task}
-        logits, state, cache = reference.forward(params, config, segment.tokens, state, **task)
+        state = state_read(reference, params, config, segment, state)
+        rng = rngs[k] if rngs else None
+        task = task_of(segment)
+        logits, state, cache = reference.forward(params, config, segment.tokens, state, rng, **task)
         loss, loss_cache = reference.cross_entropy_forward(logits, segment.targets, segment.scored)
         losses = {}
         auxiliary_cache = []
@@ -57,15 +98,20 @@ def rollout_forward(
 
 
 def rollout_backward(
-    reference: ModuleType, params: dict, config: object, caches: list
+    reference: ModuleType,
+    params: dict,
+    config: object,
+    caches: list,
+    dstate: Any = None,
+    count: int | None = None,
 ) -> tuple[dict, NamedTuple]:
     """Gradients of the objective, {name: gradient} of the parameters and that of the first state.
 
-    The first state is the one before the first segment.
+    The first state is the one before the first segment. dstate is the gradient of the last state,
+    and count the scored tokens that the objective is divided by, if not those of the segments.
     """
     grads = {}
-    dstate: Any = None
-    for parts, before in segments_backward(reference, params, config, caches):
+    for parts, before in segments_backward(reference, params, config, caches, dstate, count):
         for part in parts:
             reference.add_into(grads, part)
         dstate = before
@@ -73,14 +119,18 @@ def rollout_backward(
 
 
 def segments_backward(
-    reference: ModuleType, params: dict, config: object, caches: list
+    reference: ModuleType,
+    params: dict,
+    config: object,
+    caches: list,
+    dstate: Any = None,
+    count: int | None = None,
 ) -> Iterator[tuple[list, NamedTuple]]:
     """Of each segment, from the last to the first: gradients, and that of the state before it.
 
     The gradients are dicts, by parameter, which have to be added.
     """
-    dstate: Any = None
-    count = count_scored([segment for segment, _, _, _ in caches])
+    count = count or count_scored([segment for segment, _, _, _ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
         dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
@@ -95,3 +145,54 @@ def segments_backward(
             parts += [reference.initial_state_backward(config, dinitial)]
         dstate = choose_lanes(segment.starts, zero, dstate)
         yield parts, dstate
+
+
+def through_time(
+    reference: ModuleType,
+    params: dict,
+    config: object,
+    segments: list,
+    state: NamedTuple,
+    seed: int | None = None,
+) -> tuple:
+    """(objective, its gradients, that of the first state, next state); a seed turns dropout on."""
+    rngs = [reference.segment_rng(seed, k) for k in range(len(segments))]
+    rows, caches, after = rollout_forward(reference, params, config, segments, state, rngs)
+    grads, dstate = rollout_backward(reference, params, config, caches)
+    return float(rows["objective"]), grads, dstate, after
+
+
+def memory_replay(
+    reference: ModuleType,
+    params: dict,
+    config: object,
+    segments: list,
+    state: NamedTuple,
+    seed: int | None = None,
+) -> tuple:
+    """The same by Algorithm 1 of Memformer, with one segment's cache at a time.
+
+    reference/memformer.py has it for documents that start together, and continue.
+    """
+    replay_buffer = [state]
+    for k, segment in enumerate(segments[:-1]):
+        before = state_read(reference, params, config, segment, replay_buffer[-1])
+        rng = reference.segment_rng(seed, k)
+        after = reference.advance(params, config, segment.tokens, before, rng, **task_of(segment))
+        replay_buffer.append(after)
+
+    count = count_scored(segments)
+    nats = 0.0
+    grads = {}
+    dstate = None
+    last = None
+    for k in reversed(range(len(segments))):
+        one = [segments[k]]
+        rngs = [reference.segment_rng(seed, k)]
+        before = replay_buffer.pop()
+        rows, caches, after = rollout_forward(reference, params, config, one, before, rngs)
+        part, dstate = rollout_backward(reference, params, config, caches, dstate, count)
+        reference.add_into(grads, part)
+        nats = nats + float(rows["0/loss"])
+        last = last or after
+    return nats / count, grads, dstate, last

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from accelerated import replay
 from accelerated.compressive import Compressive
-from accelerated.loss.chunks import IGNORED
-from accelerated.replay import logits_in_chunks, nats_of, summed_nats
+from accelerated.replay import IGNORED, cross_entropy_sum, logits_in_chunks, target_cross_entropy
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import gradients
@@ -94,10 +93,12 @@ def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
 
     def by_tails(x, matrix, aims):
         rows_of_tails = matrix.rows_of_tails(aims.numpy(), x.device)
-        return matrix.summed_nats(x, aims, rows_of_tails, nats_of)
+        return matrix.cross_entropy_sum(x, aims, rows_of_tails, cross_entropy_sum)
 
     expected = results(by_log_probabilities)
-    assert_agree(expected, results(lambda x, m, t: summed_nats(x[None], m, t[None])), 1e-12)
+    assert_agree(
+        expected, results(lambda x, m, t: target_cross_entropy(x[None], m, t[None])), 1e-12
+    )
     assert_agree(expected, results(by_tails), 1e-12)
 
 
@@ -122,7 +123,7 @@ def test_losses_are_float32_in_a_model_of_bfloat16():
     hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
     targets = torch.tensor([[0, 4, 9], [1, 2, 2]])
     assert matrix.log_probabilities(hidden).dtype == torch.float32
-    assert summed_nats(hidden, matrix, targets).dtype == torch.float32
+    assert target_cross_entropy(hidden, matrix, targets).dtype == torch.float32
 
 
 def test_a_chunk_counts_the_words_of_all_bands(monkeypatch):

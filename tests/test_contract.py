@@ -13,8 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accelerated.generation.any_model import Stream
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.protocol import computing_in, detach, keep_lanes
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
@@ -64,13 +63,12 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 
 @over(EVERY_VARIANT)
-def test_accelerated_equals_reference(paper, name, monkeypatch):
+def test_accelerated_equals_reference(paper, name):
     """Logits, states, losses and gradients over segments; then the weights after five steps.
 
     A document starts in the second segment. Every parameter gets gradient, except key biases and a
     compression without a loss.
     """
-    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     sides = both_sides(paper, name)
     config = sides.config
     params = sides.params

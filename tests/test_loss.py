@@ -39,7 +39,7 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
         monkeypatch.setattr(replay, "CHUNK", size)
         model.zero_grad()
         hidden = model.read(segment.tokens, state, *replay.task_of(segment)).hidden
-        nats = replay.nats_of_segment(hidden, model.output_matrix(), segment)
+        nats = replay.segment_cross_entropy(hidden, model.output_matrix(), segment)
         (3 * nats).backward()
         assert_agree(expected, {"nats": nats} | gradients(model), 1e-11, chunk)
 
@@ -56,7 +56,7 @@ def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
         monkeypatch.setattr(replay, "CHUNK", chunk)
         hidden = start.to(dtype, copy=True).requires_grad_()
         matrix = weight.to(dtype, copy=True).requires_grad_()
-        nats = replay.summed_nats(hidden, matrix, targets)
+        nats = replay.target_cross_entropy(hidden, matrix, targets)
         (nats / 200).backward()
         assert nats.dtype == torch.float32
         assert hidden.grad.dtype == matrix.grad.dtype == dtype
@@ -69,7 +69,7 @@ def test_the_matrixs_gradient_is_added_up_in_float32(monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 3)
     hidden = torch.ones(1, 2000, 4, dtype=torch.bfloat16)
     matrix = torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
-    replay.summed_nats(hidden, matrix, torch.zeros(1, 2000, dtype=torch.long)).backward()
+    replay.target_cross_entropy(hidden, matrix, torch.zeros(1, 2000, dtype=torch.long)).backward()
     expected = 2000 * torch.tensor([-2.0, 1.0, 1.0])[:, None].expand(3, 4) / 3
     assert_agree(expected, matrix.grad, 2e-2)
 
@@ -86,7 +86,7 @@ def saved_bytes(rows, vocabulary):
     matrix = torch.randn(vocabulary, 8, requires_grad=True)
     targets = torch.zeros(1, rows, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        nats = replay.summed_nats(hidden, matrix, targets)
+        nats = replay.target_cross_entropy(hidden, matrix, targets)
     nats.backward()
     return sum(held.values())
 

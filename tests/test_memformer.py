@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
+from reference import rollout
+from reference.variants import memformer as variants
 from tests.helpers.comparison import SEEDS, assert_agree, named
 from tests.helpers.rollouts import both_sides, random_segments, reference_segments
 from tests.helpers.variants import PAPERS, shaken
@@ -34,7 +36,7 @@ S = SMALL.slots  # 4
 
 def write(p, config, memory, encoded):
     """The next slots."""
-    written, _ = ref.slot_attention_forward(p, config, memory, encoded, None)
+    written, _ = config.operations.slot_attention_forward(p, config, memory, encoded)
     return written
 
 
@@ -54,7 +56,7 @@ def test_slots_never_mix(slots, changed, seed):
     assert moved.tolist() == [changed], f"slot {changed} changes the slots {moved}"
 
 
-@pytest.mark.parametrize("slot_value", ref.CHOICES["slot_value"])
+@pytest.mark.parametrize("slot_value", variants.CHOICES["slot_value"])
 def test_a_slot_that_attends_only_to_itself_becomes_its_own_value(slot_value):
     """Section 2.2.3, in each of thirty lanes: it does not change, bit for bit.
 
@@ -97,17 +99,18 @@ def test_biased_normalisation_reads_slots_on_the_unit_sphere(encoder_layers):
         read = written._replace(memory=unit)
 
 
-def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
+def by_equations(params, config, reading, memory, prompt, kind=0):
     """The decoder reads [task's token, prompt]. Row i predicts prompt[i].
 
     So continuation drops the first row, and a task the last.
     """
-    encoded, memory, _ = ref.encoder_forward(params, config, reading, memory[:, 0], readable, None)
+    state = ref.State(memory, reading)
+    encoded, after, _ = ref.encoder_forward(params, config, prompt, state, None)
     task_token = np.full((2, 1), V + 2 + kind)  # ids: V of text, begin, mask, the tasks
     asked = np.concatenate([task_token, prompt], axis=1)
-    hidden, _ = ref.decoder_forward(params, config, asked, encoded, readable, None)
+    hidden, _ = ref.decoder_forward(params, config, asked, encoded, None)
     rows = hidden[:, :-1] if kind else hidden[:, 1:]
-    return {"logits": rows @ params["embedding"][:V].T / math.sqrt(D), "memory": memory[:, None]}
+    return {"logits": rows @ params["embedding"][:V].T / math.sqrt(D), "memory": after.memory}
 
 
 def test_the_model_is_equations_5_to_7():
@@ -128,13 +131,14 @@ def test_the_model_is_equations_5_to_7():
 # Tasks (2.3)
 
 
-@pytest.mark.parametrize("kind", range(len(ref.TASKS)), ids=ref.TASKS)
+@pytest.mark.parametrize("kind", range(len(variants.TASKS)), ids=variants.TASKS)
 def test_task_tokens_and_rows(kind):
     config, rng, params, state, _, _ = both_sides("memformer", "encoder-decoder")
     tokens = rng.integers(V, size=(2, N))
     task = random_task(config, rng, [kind, kind])
-    rest = (task.reading, state.memory, task.prompt, kind, task.readable)
-    expected = by_equations(params, config, *rest) | {"previous": tokens}
+    doing = ref.with_task(config, task)  # attention leaves the padding out
+    rest = (task.reading, state.memory, task.prompt, kind)
+    expected = by_equations(params, doing, *rest) | {"previous": tokens}
     logits, after, _ = ref.forward(params, config, tokens, state, None, task)
     assert_agree(expected, {"logits": logits} | after._asdict(), 1e-12)
 
@@ -178,7 +182,7 @@ def test_the_references_tasks_are_the_lanes_tasks():
     """Its infilling and recall, field by field, agree with those of accelerated/data/tasks.py."""
     rng = np.random.default_rng(0)
     previous, earlier = rng.integers(V, size=(2, 3, N))
-    infilled, masked = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1))
+    infilled, masked = variants.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1))
     again = np.random.default_rng(1)
     for lane in range(3):
         text, masked_too = mask_spans(previous[lane], V + 1, again, 0.5, 2.0)  # V + 1 is the mask
@@ -187,7 +191,7 @@ def test_the_references_tasks_are_the_lanes_tasks():
         assert readable.tolist() == [place < len(text) for place in range(N)]
         assert masked[lane].tolist() == masked_too.tolist()
 
-    recalled = ref.recall(previous, earlier)
+    recalled = variants.recall(previous, earlier)
     for task, kind, prompt in ((infilled, 1, previous), (recalled, 2, earlier)):
         assert (task.kind == kind).all()
         assert (task.prompt == prompt).all()
@@ -237,7 +241,7 @@ def encoder_layer(x, memory, source):
     normal = norm(w, "attention.norm", x)
     y = x + attention(w, "attention", normal, normal)
     y = y + attention(w, "read", norm(w, "read.norm", y), norm(w, "read.memory_norm", memory))
-    out, _ = ref.encoder_layer_forward(p, SMALL, x[None].numpy(), memory[None].numpy(), None, None)
+    out, _ = ref.encoder_layer_forward(p, SMALL, x[None].numpy(), memory[None].numpy(), None)
     return {"out": y + mlp(w, y)}, {"out": out[0]}
 
 
@@ -248,7 +252,7 @@ def decoder_layer(x, memory, source):
     earlier = torch.ones(N, N, dtype=torch.bool).tril()
     y = x + attention(w, "attention", normal, normal, earlier)
     y = y + attention(w, "cross", norm(w, "cross.norm", y), source)
-    out, _ = ref.decoder_layer_forward(p, SMALL, x[None].numpy(), source[None].numpy(), None, None)
+    out, _ = ref.decoder_layer_forward(p, SMALL, x[None].numpy(), source[None].numpy(), None)
     return {"out": y + mlp(w, y)}, {"out": out[0]}
 
 
@@ -263,7 +267,7 @@ def memory_layer(x, memory, source):
     y = y + mlp(w, y)
     slots = memory[None].numpy()
     written = write(ref.subtree(p, "writer."), config, slots, y[None].numpy())
-    out, after, _ = ref.memory_layer_forward(p, config, x[None].numpy(), slots, None)
+    out, after, _ = variants.memory_layer_forward(p, config, x[None].numpy(), slots, None)
     return {"out": y, "memory": written}, {"out": out[0], "memory": after}
 
 
@@ -303,10 +307,31 @@ def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon,
     rows = random_segments("memformer", name, rng)[:horizon]
     segments = reference_segments(rows, rng.random((horizon, 2)) < 0.3)
     found = []
-    for method in (ref.through_time, ref.memory_replay):
-        loss, grads, dstate, after = method(params, config, segments, state, seed)
+    for method in (rollout.through_time, rollout.memory_replay):
+        loss, grads, dstate, after = method(ref, params, config, segments, state, seed)
         states = named("gradient", dstate) | named("state", after)
         found.append({"loss": loss} | grads | states)
+    assert_agree(*found, 1e-12, name)
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only-xl"])
+@pytest.mark.parametrize("method", [ref.through_time, ref.memory_replay])
+def test_algorithm_1_of_a_document_is_that_of_a_rollout(name, method):
+    """Its pairs of tokens and targets are segments whose tokens are all scored; dropout is on."""
+    config = dataclasses.replace(PAPER.variant(name), dropout=0.3)
+    rng = np.random.default_rng(0)
+    params = PAPER.random_params(config, rng)
+    state = PAPER.random_state(config, rng, 2)
+    pairs = [tuple(rng.integers(V, size=(2, 2, N))) for _ in range(3)]
+    rows = [(*pair, np.ones((2, N), bool)) for pair in pairs]
+    segments = reference_segments(rows, np.zeros((3, 2), bool))
+    found = []
+    for loss, grads, dstate, after in (
+        rollout.through_time(ref, params, config, segments, state, seed=1),
+        method(params, config, pairs, state, seed=1),
+    ):
+        found.append({"loss": loss} | grads | named("gradient", dstate) | named("state", after))
+    # No lane starts, so nothing reads the learned slots
     assert_agree(*found, 1e-12, name)
 
 
@@ -327,6 +352,6 @@ def test_distances_have_rows_as_far_as_they_occur(reach):
 def test_parameters_of_table_2(positions, count):
     """One self-attention of width 512 with 8 heads of 64."""
     config = ref.Config(width=512, heads=8, head_width=64, segment=64, positions=positions)
-    p = ref.init_self_attention(config, np.random.default_rng(0), "decoder")
+    p = config.operations.init_self_attention(config, np.random.default_rng(0), causal=True)
     found = sum(value.size for name, value in p.items() if not name.startswith("norm"))
     assert found == pytest.approx(count, rel=0.01)

@@ -51,7 +51,7 @@ def content_attention(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """The same as content_attention_plain, by the fastest path: SDPA on a GPU, either on a CPU."""
+    """The same as content_attention_plain by SDPA, unless the plain path is faster."""
     if takes_sdpa(query, key) or sdpa_is_faster_on_a_cpu(query, key, dropout):
         seen = None if hidden_keys is None else ~hidden_keys
         return sdpa(query, key, value, seen, dropout, causal)
@@ -59,7 +59,7 @@ def content_attention(
 
 
 def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:
-    """Whether SDPA takes less time than the plain path.
+    """Whether SDPA takes less time there than the plain path.
 
     It does not in bfloat16, nor if only keys need gradients: it computes the query's all the same.
     """

@@ -3,18 +3,51 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.on_a_cpu import ProjectUnitHeads
-
 NORM_EPSILON = 1e-6  # added under the square roots
-ALIGNMENT = 64  # of the columns of a product, on a GPU
+# Whether there is the room of faster paths, which can be deleted
+HAS_FAST_PATHS = Path(__file__).parents[1].joinpath("fast", "paths.py").exists()
 # Triton comes with torch's builds for CUDA, but not all; before torch 2.7 kernels took no tuples
 HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= "2.7"  # as versions
+
+Function = TypeVar("Function", bound=Callable)
+
+
+# Faster paths
+
+
+def with_fast_path(plain: Function) -> Function:
+    """A function that may be replaced by the faster one of its name in accelerated/fast/paths.py.
+
+    The faster one is given `plain`, to call for arguments for which it knows nothing better, and
+    then the arguments. Without the folder accelerated/fast `plain` stays as it is.
+    """
+    if not HAS_FAST_PATHS:
+        return plain
+    name = plain.__name__
+
+    @wraps(plain)
+    def call(*given: Any, **named: Any) -> Any:
+        from accelerated.fast import paths  # not before: its files import those of this room
+
+        return getattr(paths, name)(plain, *given, **named)
+
+    return cast(Function, call)
+
+
+def takes_sdpa(query: Tensor, key: Tensor) -> bool:
+    """Whether attention goes through torch's SDPA, as on a GPU.
+
+    A query that has only one key takes the plain path: its gradient is exactly zero, and SDPA would
+    leave rounding errors.
+    """
+    return query.device.type != "cpu" and key.shape[-2] > 1
 
 
 # Parameters and norms
@@ -33,21 +66,20 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
 
 
-class Declared(nn.Module):
-    """A module with parameters of its own, whose shapes it shows."""
+class ParameterModule(nn.Module):
+    """An nn.Module that holds its weights as parameters of its own, and prints their shapes."""
 
-    compiled = False  # whether its regions are
+    compiled = False  # whether its compilable methods are compiled
 
     def extra_repr(self) -> str:
         own = self.named_parameters(recurse=False)
         return ", ".join(f"{name} {tuple(value.shape)}" for name, value in own)
 
 
-def region(method: Callable) -> Callable:
-    """A method as a region: Inductor compiles it, if its module is `compiled` and trains.
+def compilable(method: Callable) -> Callable:
+    """Decorate a method: torch.compile compiles it if its module is `compiled` and trains.
 
-    Between two products a layer has norms, dropout, residuals and copies: kernels that each read
-    and write all tokens. Inductor joins them. A region is compiled once, and all layers use it.
+    It is compiled once, and all layers of its class use it.
     """
 
     @wraps(method)
@@ -79,7 +111,7 @@ class Layers(nn.ModuleList, Generic[LayerClass]):
         def __getitem__(self, index: int) -> LayerClass: ...
 
 
-class LayerNorm(Declared):
+class LayerNorm(ParameterModule):
     """Layer norm over the last axis, in the type of its parameters.
 
     They have the references' names.
@@ -115,58 +147,10 @@ def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
     return functional.embedding(tokens, table).to(embedding.dtype)
 
 
-def rows_missing(matrix: Tensor, multiple: int = ALIGNMENT) -> int:
-    """How many rows matrices (..., V, D) lack for a GPU's 16-bit products by them to be aligned.
-
-    A product with V = 50,257 takes seven times as long there as one with 50,304.
-    """
-    if matrix.device.type == "cpu" or matrix.itemsize != 2:
-        return 0
-    return -matrix.shape[-2] % multiple
-
-
-def aligned(matrix: Tensor, multiple: int = ALIGNMENT) -> Tensor:
-    """The matrix (V, D) with as many rows of zeros as it lacks to a multiple."""
-    missing = rows_missing(matrix, multiple)
-    return functional.pad(matrix, (0, 0, 0, missing)) if missing else matrix
-
-
+@with_fast_path
 def logits_from(hidden: Tensor, matrix: Tensor) -> Tensor:
     """Rows (..., D) times a vocabulary's matrix (V, D): (..., V)."""
-    return functional.linear(hidden, aligned(matrix))[..., : len(matrix)]
-
-
-# Which path to take
-
-
-def on_plain_cpu(x: Tensor) -> bool:
-    """Whether x is on a CPU and nothing is being compiled, as on_a_cpu.py's operations need."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def takes_sdpa(query: Tensor, key: Tensor) -> bool:
-    """Whether attention goes through torch's SDPA, as on a GPU.
-
-    On a CPU only content_attention gains by it, and decides for itself. A query that has only one
-    key takes the plain path: its gradient is exactly zero, and SDPA would leave rounding errors.
-    """
-    return query.device.type != "cpu" and key.shape[-2] > 1
-
-
-def takes_distance_attention(x: Tensor, width: int | None = None) -> bool:
-    """Whether attention with offsets by distance is one kernel (on_a_gpu.py).
-
-    It is for 16-bit numbers on a GPU since Ampere, with Triton, and heads of 16, 32, 64 or 128. The
-    width of a head is x's last axis, if it is not given.
-    """
-    return takes_kernels(x) and (width or x.shape[-1]) in (16, 32, 64, 128)
-
-
-def takes_kernels(x: Tensor) -> bool:
-    """Whether our kernels in Triton take x: 16-bit numbers on a GPU since Ampere."""
-    if x.device.type != "cuda" or x.itemsize != 2 or not HAS_TRITON:
-        return False
-    return torch.cuda.get_device_properties(x.device).major >= 8
+    return functional.linear(hidden, matrix)
 
 
 # Heads
@@ -206,7 +190,7 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def project_unit_heads_plain(
+def project_unit_heads(
     x: Tensor,  # (B, N, D)
     weight: Tensor,  # (m HE, D)
     heads: int,
@@ -216,15 +200,3 @@ def project_unit_heads_plain(
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     units = [unit_norm(vector) for vector in vectors]
     return (*units, value)
-
-
-def project_unit_heads(
-    x: Tensor,  # (B, N, D)
-    weight: Tensor,  # (m HE, D)
-    heads: int,
-    parts: int,
-) -> tuple[Tensor, ...]:
-    """The same as project_unit_heads_plain, by the fastest path for x."""
-    if on_plain_cpu(x):
-        return ProjectUnitHeads.apply(x, weight, heads, parts, NORM_EPSILON)
-    return project_unit_heads_plain(x, weight, heads, parts)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import future_keys, sdpa
-from accelerated.attention.heads import on_plain_cpu, takes_distance_attention, takes_sdpa
-from accelerated.attention.on_a_cpu import RelativeAttention
+from accelerated.attention.heads import takes_sdpa, with_fast_path
 
 
 def distance_sinusoids(length: int, width: int, lowest: int = 0) -> Tensor:
@@ -133,20 +132,6 @@ def scores_by_distance(query: Tensor, distance_key: Tensor, distance_bias: Tenso
     return torch.einsum("bhne,hre->bhnr", distance_query, distance_key)
 
 
-def scores_beside_own(
-    query: Tensor, distance_key: Tensor, distance_bias: Tensor, own: tuple[Tensor, Tensor]
-) -> Tensor:
-    """scores_by_distance of `own` and then of the others, (B, H, N, R' + R), without a copy."""
-    from accelerated.attention.on_a_gpu import products  # Triton: on a GPU alone
-
-    given = []
-    for key, bias in (own, (distance_key, distance_bias)):
-        by_head = distance_query_of(query, bias).transpose(0, 1).flatten(1, 2)  # (H, BN, E)
-        given += [by_head, key]
-    joined = products(*given)  # (H, BN, R' + R)
-    return joined.unflatten(1, (len(query), -1)).transpose(0, 1)
-
-
 def scores_by_key(
     query: Tensor,
     distance_key: Tensor,
@@ -166,6 +151,7 @@ def scores_by_key(
     return torch.cat([of_own[..., :compressed], by_key], -1)
 
 
+@with_fast_path
 def relative_attention(
     query: Tensor,
     key: Tensor,
@@ -178,35 +164,13 @@ def relative_attention(
     in_values: bool = False,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same as relative_attention_plain, by the fastest path for these arguments.
+    """The same as relative_attention_plain, on a GPU by SDPA.
 
-    Neither a GPU's kernel nor SDPA returns weights, which both `measure` and `in_values` need.
+    SDPA returns no weights, which both `measure` and `in_values` need.
     """
     given = (query, key, value, distance_key, content_bias, distance_bias)
-    needs_weights = measure or in_values
-    if takes_distance_attention(query) and not needs_weights:
-        from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
-
-        split = 0
-        skip = 0
-        if own is None:
-            by_distance = scores_by_distance(query, distance_key, distance_bias)
-        else:  # the kernel finds each key's column by itself
-            by_distance = scores_beside_own(query, distance_key, distance_bias, own)
-            skip = query.shape[2]
-            split = own[0].shape[1] - skip  # C
-        shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
-        content_query = query + content_bias[:, None]
-        scale = query.shape[-1] ** -0.5
-        out = distance_attention(
-            content_query, key, value, by_distance, shift, scale, dropout, split, skip
-        )
-        return out, None
-    if takes_sdpa(query, key) and not needs_weights:
+    if takes_sdpa(query, key) and not (measure or in_values):
         positioned = key.shape[2]
         future = future_keys(query.shape[2], positioned, query.device)
         return relative_attention_sdpa(*given, positioned, future, dropout, own), None
-    only_by_key = own is None and not in_values
-    if on_plain_cpu(query) and dropout == 0 and only_by_key:
-        return RelativeAttention.apply(*given, measure)
     return relative_attention_plain(*given, dropout, measure, in_values, own)

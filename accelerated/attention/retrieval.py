@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accelerated.attention.heads import with_fast_path
+
 
 class Memory(NamedTuple):
     """What queries are looked up in; it gets no gradient."""
@@ -33,54 +35,23 @@ def searchable(keys: Tensor, values: Tensor) -> Memory:
     return Memory(keys, values, offset[:, :, None])
 
 
+@with_fast_path
 def nearest_keys(query: Tensor, memory: Memory, retrieved: int) -> Tensor:
     """The K = retrieved keys of the memory that are most similar to each query, in any order.
 
     Returns indices (B, H, N, K) for query (B, H, N, E).
     """
     with torch.no_grad():
-        queries = query.flatten(0, 1)  # (BH, N, E)
-        keys = memory.keys.mT.flatten(0, 1)  # (BH, E, M)
-        on_a_gpu = query.device.type == "cuda"
-        if on_a_gpu and torch.compiler.is_compiling():
-            similarity = torch.bmm(queries, keys).unflatten(0, query.shape[:2])
-            return largest_by_columns(similarity, memory.offset, retrieved)
-        offset = memory.offset.flatten(0, 1)  # (BH, 1, M)
-        similarity = torch.baddbmm(offset, queries, keys)  # (BH, N, M), in one pass
-        similarity = similarity.unflatten(0, query.shape[:2])
-        if on_a_gpu:
-            return largest_by_columns(similarity, None, retrieved)
+        similarity = similarities(query, memory)
         return similarity.topk(retrieved, dim=-1, sorted=False).indices
 
 
-def largest_by_columns(x: Tensor, offset: Tensor | None, count: int) -> Tensor:
-    """Where the `count` largest of x + offset stand in rows of M, in any order: (..., N, count).
-
-    x (..., N, M), offset (..., 1, M) or None for zero. On a GPU torch's search in a long row takes
-    most of a lookup. The row is laid out as a matrix, and only the `count` columns with the largest
-    maxima are searched. Whatever stands in another column has these maxima above it. A compiled
-    region adds the offset where it reads x, so x + offset takes no memory. On a CPU this is slower.
-    """
-    length = x.shape[-1]
-    rows = 1
-    while rows * rows * count < length and length % (2 * rows) == 0:
-        rows *= 2
-    if length // rows < count:
-        total = x if offset is None else x + offset
-        return total.topk(count, dim=-1, sorted=False).indices
-    matrix = x.unflatten(-1, (rows, -1))  # (..., N, rows, M / rows)
-    total = matrix
-    if offset is not None:
-        offset = offset.unflatten(-1, (rows, -1)).expand_as(matrix)
-        total = matrix + offset
-    column = total.amax(-2).topk(count, dim=-1, sorted=False).indices  # (..., N, count)
-    every_row = column[..., None, :].expand(*matrix.shape[:-1], -1)
-    candidates = matrix.gather(-1, every_row)
-    if offset is not None:
-        candidates = candidates + offset.gather(-1, every_row)
-    place = candidates.flatten(-2).topk(count, dim=-1, sorted=False).indices
-    row = place // count
-    return row * matrix.shape[-1] + column.gather(-1, place % count)
+def similarities(query: Tensor, memory: Memory) -> Tensor:
+    """(B, H, N, M): q.k of each query (B, H, N, E) and key, minus infinity for empty rows."""
+    queries = query.flatten(0, 1)  # (BH, N, E)
+    keys = memory.keys.mT.flatten(0, 1)  # (BH, E, M)
+    offset = memory.offset.flatten(0, 1)  # (BH, 1, M)
+    return torch.baddbmm(offset, queries, keys).unflatten(0, query.shape[:2])
 
 
 def retrieval_attention(query: Tensor, memory: Memory, scale: Tensor, retrieved: int) -> Tensor:

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from accelerated.attention.content import future_keys
 from accelerated.attention.heads import (
-    Declared,
-    aligned,
+    ParameterModule,
     at_least_float32,
-    rows_missing,
     takes_sdpa,
+    with_fast_path,
 )
 from accelerated.attention.relative_shift import (
     distance_sinusoids,
@@ -25,8 +24,6 @@ from accelerated.attention.relative_shift import (
 )
 from accelerated.attention.sliding_window import by_query_and_key
 from reference.memformer import Config
-
-LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
@@ -40,16 +37,13 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     return one_hot.to(torch.get_default_dtype())
 
 
+@with_fast_path
 def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
-    """The rows (n, E) of a table (R, E) that one_hot (n, R) names, by an aligned product."""
-    table = aligned(table, LEAST_ALIGNMENT)
-    missing = len(table) - one_hot.shape[1]
-    if missing:
-        one_hot = functional.pad(one_hot, (0, missing))
+    """The rows (n, E) of a table (R, E) that one_hot (n, R) names."""
     return one_hot @ table
 
 
-class Distances(Declared):
+class Distances(ParameterModule):
     """What all self-attentions of a stack know of the distances i - j from query i to key j."""
 
     hidden_keys: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
@@ -86,6 +80,7 @@ def attention_weights(
     return functional.dropout(scores.softmax(-1), dropout)
 
 
+@with_fast_path
 def simplified_attention(
     query: Tensor,
     key: Tensor,
@@ -101,17 +96,6 @@ def simplified_attention(
     rows: R from far to near, (N + N' - 1, E); query i and key j take row N - 1 - i + j
     hidden_keys: true if a query must not see one of those N' keys; broadcasts to (B, H, N, N')
     """
-    missing = rows_missing(key, LEAST_ALIGNMENT)
-    if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
-        if hidden_keys is None:  # all N' are seen
-            positioned = rows.shape[0] - query.shape[2] + 1  # N'
-            hidden_keys = key.new_zeros(1, positioned, dtype=torch.bool)
-        hidden_keys = functional.pad(hidden_keys, (0, missing), value=True)
-        more_rows = (0, 0, 0, missing)
-        key = functional.pad(key, more_rows)
-        value = functional.pad(value, more_rows)
-        rows = functional.pad(rows, more_rows)
-
     pairs = by_query_and_key(at_least_float32(rows).T, query.shape[2])  # (E, N, N')
     positions = pairs.movedim(0, -1).to(query.dtype)  # (N, N', E)
 

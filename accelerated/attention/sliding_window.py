@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, unfold_tiles
-from accelerated.attention.heads import (
-    at_least_float32,
-    on_plain_cpu,
-    takes_distance_attention,
-    takes_sdpa,
-)
-from accelerated.attention.on_a_cpu import SlidingAttention
+from accelerated.attention.heads import at_least_float32, takes_sdpa, with_fast_path
 
 # What is added to the scores, by distance
 
@@ -92,16 +86,16 @@ def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
     return by_distance.unfold(-1, keys, 1).flip(-2)
 
 
-def offsets_for(x: Tensor, by_distance: Tensor, window: int, head_width: int) -> Tensor:
-    """What sliding_attention adds to the scores of x: (..., W, 2W) in its type.
-
-    A GPU's kernel takes the distances W .. 1 as they are, (..., W): a query sees no others.
-    """
-    if takes_distance_attention(x, head_width):
-        return by_distance[..., window - 1 : 2 * window - 1]
-    pairs = by_query_and_key(by_distance, window)
+def offset_of_tile(by_distance: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to a tile's scores, (H, W, 2W) in dtype, from (H, 3W - 1) by distance."""
+    pairs = by_query_and_key(by_distance, window_of(by_distance))
     # SDPA's fused kernels take dense rows alone; the second call is for a type that stays
-    return pairs.to(x.dtype, memory_format=torch.contiguous_format).contiguous()
+    return pairs.to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
+def window_of(by_distance: Tensor) -> int:
+    """W of what stands by a tile's distances, (..., 3W - 1)."""
+    return (by_distance.shape[-1] + 1) // 3
 
 
 # Attention
@@ -138,22 +132,18 @@ def sliding_attention_sdpa(
     return unfold_tiles(attended, len(query)).flatten(2, 3)
 
 
+@with_fast_path
 def sliding_attention(
-    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0
+    query: Tensor,  # (B, H, N, E), already scaled
+    keys: Tensor,  # (B, H, W + N, E), which begin with the previous segment's last block
+    values: Tensor,  # (B, H, W + N, E)
+    by_distance: Tensor,  # (H, 3W - 1), as score_offset has it
+    dropout: float = 0.0,
 ) -> Tensor:
-    """The same as sliding_attention_plain, by the fastest path for these arguments.
-
-    offset (H, W, 2W), or (H, W) for a GPU's kernel: see offsets_for.
-    """
-    if offset.dim() == 2:
-        from accelerated.attention.on_a_gpu import distance_attention  # Triton: on a GPU alone
-
-        return distance_attention(query, keys, values, offset, 0, 1.0, dropout)
-    if takes_sdpa(query, keys):
-        return sliding_attention_sdpa(query, keys, values, offset, dropout)
-    if on_plain_cpu(query) and dropout == 0:
-        return SlidingAttention.apply(query, keys, values, offset)
-    return sliding_attention_plain(query, keys, values, offset, dropout)
+    """Attention (B, H, N, E) of each block to the previous block and itself, on a GPU by SDPA."""
+    offset = offset_of_tile(by_distance, query.dtype)
+    attend = sliding_attention_sdpa if takes_sdpa(query, keys) else sliding_attention_plain
+    return attend(query, keys, values, offset, dropout)
 
 
 def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:

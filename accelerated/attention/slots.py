@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from accelerated.attention.heads import (
-    Declared,
     LayerNorm,
+    ParameterModule,
     at_least_float32,
+    compilable,
     merge_heads,
     parameter,
     project_heads,
-    region,
     split_heads,
 )
 from reference.memformer import Config
 
 
-class Writer(Declared):
+class Writer(ParameterModule):
     """Each slot attends to [itself | encoded], not to other slots.
 
     Its own value is the slot, or is projected from it as a token's.
@@ -39,7 +39,7 @@ class Writer(Declared):
         self.value = parameter(width, width)  # (D, D)
         self.value_bias = parameter(width)  # (D,)
 
-    @region
+    @compilable
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
         """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D).
 

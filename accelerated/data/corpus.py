@@ -133,7 +133,7 @@ def write_manifest(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         raise InputError(f"{source.name} changed while it was read; give the command again")
     _, checksum = open_cache(folder, tokenizer.dtype)
     with written_whole(folder / MANIFEST) as path:
-        path.write_text(checksum)
+        path.write_bytes(checksum.encode())
 
 
 def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
@@ -163,7 +163,7 @@ def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
                 write_manifest(source, tokenizer, folder)
     with contextlib.suppress(OSError, ValueError):  # if a file is missing or cut off
         corpus, checksum = open_cache(folder, tokenizer.dtype)
-        if (folder / MANIFEST).read_text() == checksum:
+        if (folder / MANIFEST).read_bytes() == checksum.encode():
             return corpus
     raise InputError(
         f"{folder} is damaged (a checksum is wrong); "

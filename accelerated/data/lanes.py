@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,6 @@ from accelerated.data.windows import (
     window_at,
 )
 from accelerated.program.errors import InputError
-
-if TYPE_CHECKING:
-    from accelerated.data.tasks import Task
-
 
 # A part of a document, (its number, start, stop): its predictions start .. stop - 1
 Span = tuple[int, int, int]
@@ -47,7 +43,7 @@ class Parts(Documents):
 
 
 def equal_spans(lengths: list[int], parts_of: list[int]) -> list[Span]:
-    """The spans that cut documents of these lengths into so many equal parts each, in order."""
+    """Spans, in order, that cut document i, of lengths[i] tokens, into parts_of[i] equal parts."""
     spans = []
     for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True)):
         for part in range(parts):
@@ -78,8 +74,8 @@ def cut_for_lanes(lanes: int, documents: Sequence[Document]) -> Sequence[Documen
     return Parts(documents, equal_spans(lengths, parts_of))
 
 
-def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
-    """About so many tokens from all over the documents, or the documents if they have no more.
+def evenly_spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence[Document]:
+    """About `tokens` tokens from all over the documents, or the documents if they have no more.
 
     Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter
     ones stay whole. The pieces are taken at even distances, always the same ones.
@@ -102,8 +98,8 @@ def spread(documents: Sequence[Document], tokens: int, longest: int) -> Sequence
     return Parts(documents, taken)
 
 
-def beginnings(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
-    """The first so many tokens of each document."""
+def truncated(documents: Sequence[Document], tokens: int) -> Sequence[Document]:
+    """The first `tokens` tokens of each document."""
     lengths = lengths_of(documents).tolist()
     spans = [(number, 0, min(length, tokens - 1)) for number, length in enumerate(lengths)]
     return Parts(documents, spans)
@@ -144,6 +140,15 @@ def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
     return field.to(device)
 
 
+class Task(NamedTuple):
+    """The task of every lane in one segment; axis 0 of every field is the lane."""
+
+    kind: torch.Tensor  # (B,) number in TASKS of data/config.py; Memformer's, section 2.3
+    reading: torch.Tensor  # (B, N) token ids that the encoder reads
+    readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
+    prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
+
+
 class Segment(NamedTuple):
     """One step of all lanes: N tokens of each of B lanes."""
 
@@ -155,12 +160,14 @@ class Segment(NamedTuple):
     # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
     place: np.ndarray | None = None
     # any_starts and scored_targets of a segment that `to` has moved: its device need not be asked
-    begins: bool | None = None
-    aims: np.ndarray | None = None
+    host_starts: bool | None = None
+    host_targets: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
         moved = self.changed(lambda field: move(field, device))
-        return moved._replace(place=self.place, begins=self.any_starts, aims=self.scored_targets)
+        return moved._replace(
+            place=self.place, host_starts=self.any_starts, host_targets=self.scored_targets
+        )
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
         """The Segment of some lanes, given as a slice or by their numbers."""
@@ -178,22 +185,22 @@ class Segment(NamedTuple):
             task,
         )
 
-    def begun_anew(self) -> Segment:
-        """The Segment, with a document's start in every lane."""
-        return self._replace(starts=torch.ones_like(self.starts), begins=True)
+    def with_all_starts(self) -> Segment:
+        """The Segment, as if a document started in every lane."""
+        return self._replace(starts=torch.ones_like(self.starts), host_starts=True)
 
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""
-        if self.begins is not None:
-            return self.begins
+        if self.host_starts is not None:
+            return self.host_starts
         return bool(self.starts.cpu().numpy().any())
 
     @property
     def scored_targets(self) -> np.ndarray:
         """The targets (B, N) on the host, -1 if they are not scored."""
-        if self.aims is not None:
-            return self.aims
+        if self.host_targets is not None:
+            return self.host_targets
         return np.where(self.scored.cpu().numpy(), self.targets.cpu().numpy(), -1)
 
 
@@ -201,8 +208,8 @@ def count_bytes(segments: Iterable[Segment], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored tokens of segments spell; the segments are on the host."""
     count = 0
     for segment in segments:
-        targets = segment.targets.numpy()[segment.scored.numpy()]
-        count += int(tokenizer.token_bytes[targets].sum())
+        targets = segment.scored_targets
+        count += int(tokenizer.token_bytes[targets[targets >= 0]].sum())
     return count
 
 
@@ -334,7 +341,7 @@ class Lanes(Iterator[Segment]):
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents; raises ValueError if it is none."""
+        """Continue from a position() of the same documents; raises ValueError if it is not one."""
         self.passes = position["passes"]
         self.dealt = position["dealt"]
         self.order = self._shuffle(self.passes)

@@ -6,7 +6,6 @@ corpus.py tokenises them; named_sets.py adds the papers' sets and what the packa
 import codecs
 import hashlib
 import os
-import shlex
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,12 +72,9 @@ def read_text(path: Path, name: str) -> bytes:
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        place = f"{name} is not UTF-8 text (byte {error.start})"
-        advice = "convert it, or move it out of --data"
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            place = f"{name} is UTF-16 text"
-            advice = f"convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
-        raise InputError(f"{place}; {advice}") from None
+        raise InputError(
+            f"{name} is not UTF-8 text (byte {error.start}); convert it, or move it out of --data"
+        ) from None
     if content.startswith(codecs.BOM_UTF8):
         say_once(
             "files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr

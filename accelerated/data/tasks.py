@@ -10,27 +10,17 @@ spans; recall predicts segment i - 2. Without such a segment the lane continues 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from accelerated.data.config import CONTINUATION, TASKS, TaskConfig
-from accelerated.data.lanes import Lanes, Segment
+from accelerated.data.lanes import Lanes, Segment, Task
 
 MASKED = 0.3  # the fraction of tokens that infilling masks; ours
 SPAN = 3.5  # the mean length of a masked span; section 2.3
-NEEDED = np.array([0, 1, 2])  # segments read before, by task
+SEGMENTS_NEEDED = np.array([0, 1, 2])  # segments read before, by task
 HISTORY = ("previous", "earlier", "age")  # of every lane, in a MultiTask
-
-
-class Task(NamedTuple):
-    """The task of every lane in one segment; axis 0 of every field is the lane."""
-
-    kind: torch.Tensor  # (B,) index into TASKS
-    reading: torch.Tensor  # (B, N) token ids that the encoder reads
-    readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
-    prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:
@@ -112,7 +102,7 @@ class MultiTask:
         tokens = segment.tokens.numpy()
         self.age[starts] = 0
         self.previous[starts] = self.special("begin")
-        kind = np.where(self.age >= NEEDED[drawn], drawn, CONTINUATION)
+        kind = np.where(self.age >= SEGMENTS_NEEDED[drawn], drawn, CONTINUATION)
 
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading = self.previous.copy()

@@ -10,7 +10,6 @@ import base64
 import codecs
 import hashlib
 import re
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -38,11 +37,6 @@ UNKNOWN = "<unk>"
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
 MOST_IDS = 1 << 24
-PROBE = """
-import sys, tokenizers
-characters = [chr(code) for code in range(1 << 16) if not 0xD800 <= code < 0xE000]
-tokenizers.Tokenizer.from_str(sys.stdin.buffer.read().decode()).encode("".join(characters))
-"""
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 ADVICE = (
     "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, "
@@ -112,8 +106,10 @@ class BpeTokenizer(Tokenizer):
         spelled |= {number: token.encode() for token, number in encoding._special_tokens.items()}
         # Some encodings leave ids unused
         spellings = [spelled.get(token, b"") for token in range(encoding.n_vocab)]
-        shown = [base64.b64encode(spelling) for spelling in spellings]
-        ranks = b"".join(b"%b %d\n" % (line, rank) for rank, line in enumerate(shown))
+        lines = []
+        for rank, spelling in enumerate(spellings):
+            lines.append(b"%b %d\n" % (base64.b64encode(spelling), rank))
+        ranks = b"".join(lines)
         fingerprint = hashlib.sha256(ranks + encoding._pat_str.encode()).hexdigest()
         super().__init__(name, spellings, ranks, fingerprint)
 
@@ -132,8 +128,6 @@ class PackagedTokenizer(Tokenizer):
 
     def __init__(self, name: str, content: bytes):
         package = tokenizers_package("a tokenizer.json")
-        if b'"Precompiled"' in content:
-            check_precompiled(content)
         self.model = package.Tokenizer.from_str(content.decode())
         self.model.encode("\ue000")  # raises if the model needs an unknown token and has none
         self.model.encode_special_tokens = True
@@ -182,16 +176,6 @@ class SentencePieceTokenizer(Tokenizer):
         return np.array(self.model.encode(as_string(text)), self.dtype)
 
 
-def check_precompiled(content: bytes) -> None:
-    """Raise ValueError if a normalizer's table, which the package does not check, ends a process.
-
-    Its faults can abort the process that meets them, so they are looked for in another one.
-    """
-    probe = [sys.executable, "-c", PROBE]
-    if subprocess.run(probe, input=content, capture_output=True).returncode:
-        raise ValueError("its Precompiled normalizer is damaged")
-
-
 def as_string(text: str | bytes) -> str:
     """The text; bytes that are not UTF-8 become replacement characters."""
     return text if isinstance(text, str) else text.decode(errors="replace")
@@ -220,17 +204,15 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
     (tiktoken's own reader keeps a copy of a file by its path, and would read that when the file has
     changed.)
     """
-    ranks = {}
     lines = [line.split() for line in content.splitlines() if line]
     try:
-        for token, rank in lines:
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except ValueError:
-        raise ValueError(NO_RANKS) from None
+        ranks = {}
     each_once = sorted(ranks.values()) == list(range(len(lines)))
-    if not each_once or not ranks.keys() >= set(SINGLE_BYTES):
-        raise ValueError(NO_RANKS)
-    return ranks
+    if each_once and ranks.keys() >= set(SINGLE_BYTES):
+        return ranks
+    raise ValueError(NO_RANKS)
 
 
 def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
@@ -318,11 +300,11 @@ def byte_of_symbol() -> dict[str, int]:
     Printable Latin-1 characters stand for their own bytes; characters from 256 on stand for the
     other bytes, in order.
     """
-    symbols = set(tokenizers_package().pre_tokenizers.ByteLevel.alphabet())
-    own = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
-    other_symbols = sorted(symbols - own.keys())
-    other_bytes = sorted(set(range(256)) - set(own.values()))
-    return own | dict(zip(other_symbols, other_bytes, strict=True))
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    symbols = {chr(byte): byte for byte in own}
+    for byte in sorted(set(range(256)) - set(own)):
+        symbols[chr(256 + len(symbols) - len(own))] = byte
+    return symbols
 
 
 def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:

@@ -74,7 +74,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     }
     what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     with written_whole(folder / "README.md", ADVICE) as path:
-        path.write_text(README.format(what=what, names=names))
+        path.write_bytes(README.format(what=what, names=names).encode())
     write_settings(folder, published | about | settings_contents(run.settings), ADVICE)
 
     paths = [path for path in folder.rglob("*") if path.is_file()]

@@ -57,6 +57,7 @@ TEMPERATURE = number(
     "0 for the most probable token, or at least 0.001",
 )
 PROBABILITY = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
+SHARE = number(float, lambda value: 0 <= value <= 1, "in 0..1")
 POSITIVE = number(float, lambda value: 0 < value < math.inf, "positive and finite")
 SEED = number(int, lambda value: 0 <= value < 1 << 32, "at least 0 and below 2^32")
 
@@ -88,6 +89,24 @@ READING = (  # of reports that read documents
         "N",
     ),
     option("--recall-pairs", "of --data recall: facts (default as trained)", at_least(1), "N"),
+    option(
+        "--recall-begin",
+        "of --data recall: tokens before the facts (default as trained)",
+        at_least(0),
+        "N",
+    ),
+    option(
+        "--recall-rewrites",
+        "of --data recall: how often a key is told again (default as trained)",
+        at_least(0),
+        "N",
+    ),
+    option(
+        "--recall-distractors",
+        "of --data recall: share of facts' signs in the filler (default as trained)",
+        SHARE,
+        "SHARE",
+    ),
     option(
         "--carry-over-documents",
         "carry memory from document to document, as in one text (default as trained)",
@@ -183,7 +202,7 @@ FOLDER = option(
 
 
 def check_sampling(**values: Any) -> None:
-    """Raise InputError if one of {name: value} is none that `eval.py sample` takes."""
+    """Raise InputError if `eval.py sample` would refuse one of {name: value}."""
     kinds = {name: how["type"] for name, how in SAMPLING if "type" in how}
     for name, value in values.items():
         kind = kinds[option_name(name)]

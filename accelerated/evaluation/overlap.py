@@ -14,7 +14,8 @@ from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import Answer, TrainedRun, as_cell, evaluate, score_record
 from accelerated.program.errors import InputError
 from accelerated.training.fields import changed
-from reference.pretrained_recurrence import Config, pooled_rows
+from reference.pretrained_recurrence import Config
+from reference.variants.pretrained_recurrence import pooled_rows
 
 
 def model_name(config: dict) -> str:

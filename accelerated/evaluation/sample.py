@@ -50,7 +50,7 @@ def write_continuation(
 def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
     """The tokens to continue.
 
-    Raises InputError if there are none, or if the options do not fit together or the run.
+    Raises InputError if the prompt has no tokens, or if options contradict each other or the run.
     """
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")

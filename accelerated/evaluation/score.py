@@ -221,7 +221,7 @@ def carried_through(
 ) -> Iterator[Carried]:
     """Read documents with the state carried through each, segment by segment. Shows its progress.
 
-    clear_every: every so many-th segment of a document starts with the initial state; 1 for all
+    clear_every: K, to start every K-th segment of a document from the initial state; 0 for none
     predict: if it is false, nothing is predicted, which costs less
     """
     size = model.config.segment
@@ -282,7 +282,7 @@ def evaluate(
 ) -> Score:
     """The Score of documents; the state is carried through each.
 
-    With clear_memory it starts anew at every segment.
+    With clear_memory every segment starts from the initial state.
     """
     score = Score()
     for segment, _, _, predictions in carried_through(model, documents, lanes, int(clear_memory)):

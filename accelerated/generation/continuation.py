@@ -9,8 +9,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.generation.any_model import Stepper, Stream
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import Stepper, Stream, stepper_of
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 from accelerated.protocol import Model, evaluating, overlap_of

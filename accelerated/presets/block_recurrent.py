@@ -1,6 +1,14 @@
-"""What others must know of the Block-Recurrent Transformer without loading it: its presets."""
+"""Presets of the Block-Recurrent Transformer; imports no torch."""
 
-from accelerated.presets import ASSOCIATION, BUCKETED, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import (
+    AGREEMENT_SIZES,
+    ASSOCIATION,
+    BENCHMARK_SIZES,
+    BUCKETS,
+    FAR,
+    ON_A_GPU,
+    TEST_SIZES,
+)
 from reference.block_recurrent import Config
 
 # Block-Recurrent Transformer, section 4. No weight decay, a momentum of 0.9 and dropout before the
@@ -63,10 +71,10 @@ PRESETS = {
     "recall-16": FAR | RECALL | {"window": 16, "steps": 1000, "horizon": 6},
 }  # fmt: skip
 
-SMALL = Config(
-    **TESTED,
+TEST_CONFIG = Config(
+    **TEST_SIZES,
     layers=3,
-    **BUCKETED,
+    **BUCKETS,
     width=6,
     head_width=5,
     window=4,
@@ -74,8 +82,8 @@ SMALL = Config(
     recurrent_layers=(2,),
     states=3,
 )
-SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED
+BENCHMARK = {  # lab/speed/variants.py says what these are
+    "sizes": BENCHMARK_SIZES
     | {
         "layers": 6,
         "head_width": 64,
@@ -85,7 +93,7 @@ SPEED = {  # lab/speed/variants.py says what these are
         "recurrent_layers": (4,),
         "dropout": 0.0,
     },
-    "small": COMPARED
+    "small": AGREEMENT_SIZES
     | {"layers": 2, "window": 32, "segment": 128, "states": 32, "recurrent_layers": (2,)},
     "segments": 1,
     "lanes": {"cpu": 4, "cuda": 8},

@@ -1,6 +1,6 @@
-"""What others must know of the Compressive Transformer without loading it: its presets."""
+"""Presets of the Compressive Transformer; imports no torch."""
 
-from accelerated.presets import ASSOCIATION, COMPARED, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import AGREEMENT_SIZES, ASSOCIATION, BENCHMARK_SIZES, ON_A_GPU, TEST_SIZES
 from reference.compressive import Config
 
 EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them after training
@@ -101,8 +101,8 @@ PRESETS["enwik8-xl"]["memory"] = 2304
 # Transformer-XL large of the same Table 1
 PRESETS["memformer-large-xl"] = PRESETS["memformer-xl"] | {"layers": 16, "memory": 64}
 
-SMALL = Config(
-    **TESTED,
+TEST_CONFIG = Config(
+    **TEST_SIZES,
     layers=3,
     width=6,
     head_width=5,
@@ -111,8 +111,8 @@ SMALL = Config(
     compressed_memory=5,
     compression_rate=4,
 )
-SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED
+BENCHMARK = {  # lab/speed/variants.py says what these are
+    "sizes": BENCHMARK_SIZES
     | {
         "layers": 6,
         "head_width": 64,
@@ -121,7 +121,7 @@ SPEED = {  # lab/speed/variants.py says what these are
         "compressed_memory": 64,
         "compression_rate": 4,
     },
-    "small": COMPARED | {"layers": 2, "segment": 64, "memory": 64, "compressed_memory": 32},
+    "small": AGREEMENT_SIZES | {"layers": 2, "segment": 64, "memory": 64, "compressed_memory": 32},
     "segments": 4,
     "lanes": {"cpu": 4, "cuda": 8},
     "baseline": (

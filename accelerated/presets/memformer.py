@@ -1,6 +1,13 @@
-"""What others must know of Memformer without loading it: its presets."""
+"""Presets of Memformer; imports no torch."""
 
-from accelerated.presets import ASSOCIATION, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from accelerated.presets import (
+    AGREEMENT_SIZES,
+    ASSOCIATION,
+    BENCHMARK_SIZES,
+    FAR,
+    ON_A_GPU,
+    TEST_SIZES,
+)
 from reference.memformer import Config
 
 # Memformer, section 3.1: segments of 64, the widths and heads of all its models, no dropout. The
@@ -64,8 +71,8 @@ PRESETS = {
     },
 }  # fmt: skip
 
-SMALL = Config(
-    **TESTED,
+TEST_CONFIG = Config(
+    **TEST_SIZES,
     width=10,
     encoder_layers=2,
     decoder_layers=3,
@@ -74,10 +81,10 @@ SMALL = Config(
     slots=4,
     max_distance=9,
 )
-SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED
+BENCHMARK = {  # lab/speed/variants.py says what these are
+    "sizes": BENCHMARK_SIZES
     | {"encoder_layers": 3, "decoder_layers": 3, "head_width": 64, "segment": 64, "slots": 32},
-    "small": COMPARED | {"encoder_layers": 1, "decoder_layers": 2},
+    "small": AGREEMENT_SIZES | {"encoder_layers": 1, "decoder_layers": 2},
     "segments": 16,
     "backprop": "memory_replay",
     "lanes": {"cpu": 8, "cuda": 32},

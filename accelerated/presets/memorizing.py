@@ -1,6 +1,13 @@
-"""What others must know of the Memorizing Transformer without loading it: its presets."""
+"""Presets of the Memorizing Transformer; imports no torch."""
 
-from accelerated.presets import ASSOCIATION, BUCKETED, COMPARED, FAR, MEASURED, TESTED
+from accelerated.presets import (
+    AGREEMENT_SIZES,
+    ASSOCIATION,
+    BENCHMARK_SIZES,
+    BUCKETS,
+    FAR,
+    TEST_SIZES,
+)
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
 from reference.memorizing import Config
 
@@ -32,10 +39,10 @@ PRESETS = {
     for name, task in {"recall": ASSOCIATION | {"batch": 64}, "recall-16": FAR}.items()
 }  # fmt: skip
 
-SMALL = Config(
-    **TESTED,
+TEST_CONFIG = Config(
+    **TEST_SIZES,
     layers=3,
-    **BUCKETED,
+    **BUCKETS,
     width=6,
     head_width=5,
     segment=4,
@@ -43,8 +50,8 @@ SMALL = Config(
     memory=13,
     retrieved=10,
 )
-SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED
+BENCHMARK = {  # lab/speed/variants.py says what these are
+    "sizes": BENCHMARK_SIZES
     | {
         "layers": 6,
         "head_width": 64,
@@ -54,7 +61,7 @@ SPEED = {  # lab/speed/variants.py says what these are
         "retrieved": 32,
         "dropout": 0.0,
     },
-    "small": COMPARED | {"layers": 2, "segment": 32, "memory_layer": 2, "memory": 48},
+    "small": AGREEMENT_SIZES | {"layers": 2, "segment": 32, "memory_layer": 2, "memory": 48},
     "segments": 8,
     "lanes": {"cpu": 4, "cuda": 8},
     "baseline": ("Transformer-XL", lambda config: {"memory": 0}),

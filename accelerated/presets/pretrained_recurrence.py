@@ -1,8 +1,8 @@
-"""What others must know of GPT-2 with recurrence without loading it: its presets."""
+"""Presets of GPT-2 with recurrence; imports no torch."""
 
 from dataclasses import dataclass
 
-from accelerated.presets import COMPARED, MEASURED, TESTED
+from accelerated.presets import AGREEMENT_SIZES, BENCHMARK_SIZES, TEST_SIZES
 from reference.pretrained_recurrence import Config
 
 EVALUATION_SIZES = ("segment", "overlap", "pool")  # eval.py can change them after training
@@ -100,10 +100,18 @@ PRESETS |= {
     },
 }
 
-SMALL = Config(**TESTED, layers=3, width=10, max_positions=9, segment=6, overlap=2, module_width=5)
-SPEED = {  # lab/speed/variants.py says what these are
-    "sizes": MEASURED | {"layers": 6, "max_positions": 256, "segment": 128},
-    "small": COMPARED | {"layers": 3},
+TEST_CONFIG = Config(
+    **TEST_SIZES,
+    layers=3,
+    width=10,
+    max_positions=9,
+    segment=6,
+    overlap=2,
+    module_width=5,
+)
+BENCHMARK = {  # lab/speed/variants.py says what these are
+    "sizes": BENCHMARK_SIZES | {"layers": 6, "max_positions": 256, "segment": 128},
+    "small": AGREEMENT_SIZES | {"layers": 3},
     "segments": 4,
     "lanes": {"cpu": 8, "cuda": 32},
     "baseline": ("plain GPT-2", lambda config: {"vectors": 0}),

@@ -5,24 +5,21 @@ import difflib
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType, ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 OUT_OF_MEMORY = (
     "out of memory; give a smaller --batch or smaller sizes; "
     "train.py also takes --accumulate and memory_replay"
 )
-SAID_WITHOUT_MEMORY = (  # by torch, in a RuntimeError or another
-    "out of memory",
-    "can't allocate",
-    "Storage size calculation overflowed",
-    "Overflow when unpacking",
-    "int too big",
-    "array is too big",
-    "Maximum allowed dimension exceeded",
+# What torch says of it, in a RuntimeError or another
+SAID_WITHOUT_MEMORY = re.compile(
+    "out of memory|can't allocate|Storage size calculation overflowed|Overflow when unpacking"
+    "|int too big|array is too big|Maximum allowed dimension exceeded"
 )
 
 
@@ -72,7 +69,7 @@ def begin_program(name: str, options: str) -> Any:
     From here to run_program, Ctrl-C ends the program with one line.
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
-    with errors_in_one_line(name):
+    with errors_in_one_line(name, heard=True):
         given = importlib.import_module(options).parse(sys.argv[1:])
         importlib.import_module("torch")  # here a missing one is answered in one line
         return given
@@ -85,12 +82,11 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     is full or gone stops it only if it must be `heard`; a full one is answered at the end.
     """
     signal.signal(signal.SIGINT, lambda _, frame: interrupt(name, frame))
-    with errors_in_one_line(name, ("stderr",) if heard else ("stdout", "stderr")):
+    with errors_in_one_line(name, heard):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
-        lost = Unheard.lost.get(1)
-        if lost and not isinstance(lost, BrokenPipeError):
-            raise lost
+        if Unheard.full:
+            raise Unheard.full
     if "WORLD_SIZE" in os.environ:
         # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
@@ -111,43 +107,40 @@ def interrupt(name: str, frame: FrameType | None) -> NoReturn:
 class Unheard(io.FileIO):
     """An output that drops what cannot be written: its reader may go away, its disk be full."""
 
-    lost: ClassVar[dict[int, OSError]] = {}  # the last error of each
+    full: OSError | None = None  # the error of a stdout that is full
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            self.lost[self.fileno()] = error
+            if self.fileno() == 1 and not isinstance(error, BrokenPipeError):
+                Unheard.full = error
             return memoryview(data).nbytes
 
 
-def open_outputs(unheard: Collection[str]) -> None:
-    """Make the outputs of these names Unheard, and those that were closed, as by `>&-`.
+def open_outputs(heard: bool) -> None:
+    """Open stdout and stderr anew: Unheard, unless stdout must be `heard`.
 
-    A closed one gets its place back, which the next file to be opened would take.
+    What they cannot encode is escaped. One that was closed, as by `>&-`, gets its place back, which
+    the next file to be opened would take.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+    while os.open(os.devnull, os.O_RDWR) <= 2:
         pass
-    os.close(number)
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        is_own = stream is getattr(sys, f"__{name}__")  # or somebody has put it there
-        if is_own and (stream is None or name in unheard):
-            output = io.BufferedWriter(Unheard(number, "w", closefd=False))
+        if stream is getattr(sys, f"__{name}__"):  # nobody has put another there
+            kind = io.FileIO if heard and number == 1 else Unheard
+            output = io.BufferedWriter(kind(number, "w", closefd=False))
             encoding = stream and stream.encoding
-            setattr(sys, name, io.TextIOWrapper(output, encoding, line_buffering=True))
+            opened = io.TextIOWrapper(output, encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)
 
 
 @contextlib.contextmanager
-def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Iterator[None]:
-    """Inside, errors that a user can mend end the program with one line.
-
-    What the output cannot encode is escaped. Outputs that are `unheard` stop no work.
-    """
-    open_outputs(unheard)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
+    """Inside, errors that a user can mend end the program with one line."""
+    open_outputs(heard)
     try:
         yield
     except InputError as error:
@@ -158,7 +151,8 @@ def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Ite
         advice = f"install what {name} needs: pip install torch==2.13.0 -e ."
         end(name, f"the package {error.name} is missing; {advice}")
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        if not is_out_of_memory(error):
+        is_out_of_memory = isinstance(error, MemoryError) or SAID_WITHOUT_MEMORY.search(str(error))
+        if not is_out_of_memory:
             raise
         end(name, OUT_OF_MEMORY)
     except KeyboardInterrupt as interrupt:
@@ -167,23 +161,15 @@ def errors_in_one_line(name: str, unheard: Collection[str] = ("stderr",)) -> Ite
         end_without_file(name, error)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory cannot be allocated.
-
-    torch raises RuntimeError, for a GPU a subclass of it.
-    """
-    said = any(words in str(error) for words in SAID_WITHOUT_MEMORY)
-    return isinstance(error, MemoryError) or said
-
-
 def end_without_file(name: str, error: OSError) -> NoReturn:
     """Say which file cannot be used, or that the output cannot be written, and exit."""
     if error.filename is not None:
-        is_forbidden = isinstance(error, PermissionError)
-        advice = "change its permissions, or give another" if is_forbidden else "give another"
+        advice = "give another"
+        if isinstance(error, PermissionError):
+            advice = "change its permissions, or give another"
         end(name, f"cannot use {error.filename}: {error.strerror}; {advice}")
     # The output: nothing more is written to it, or Python reports it again when it ends
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):  # it was closed, as in: python eval.py RUN | head
         sys.exit(1)
     end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
@@ -203,4 +189,4 @@ def end_interrupted(name: str, advice: str = "") -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     print(f"\n{name}: interrupted{advice and '; '}{advice}", file=sys.stderr, flush=True)
-    os._exit(128 + signal.SIGINT)  # as shells expect it
+    os._exit(130)  # as shells expect it

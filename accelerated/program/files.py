@@ -4,7 +4,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import secrets
 import sys
 import tempfile
@@ -13,11 +12,13 @@ from pathlib import Path
 
 from accelerated.program.errors import InputError
 
-# Of a file that is not complete: its name, eight digits that no other file's has, and this
-WRITING = ".writing"
-UNFINISHED = re.compile(rf".+\.[0-9a-f]{{8}}\{WRITING}")
+# A file that is not complete has its name, eight digits that no other file's has, and .writing
+UNFINISHED = f"*.{'[0-9a-f]' * 8}.writing"
 READ_SIZE = 1 << 20  # bytes
 DATA_ADVICE = "give another --data-dir"
+WRITABLE = "make it writable"
+FREE = "free some space"
+RESUME = f"the last checkpoint is as it was; {WRITABLE} and resume"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,15 +31,21 @@ def regular(path: Path) -> Path:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
-    """Turn the error of a full or read-only disk into an InputError that ends with the advice."""
+    """Turn an error of writing to the disk into an InputError that ends with the advice.
+
+    If the disk is full, the advice is to free some space: instead of making it writable, or else of
+    following the advice.
+    """
     try:
         yield
     except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         # RuntimeError is torch.save's if the disk is full
-        is_full = isinstance(error, RuntimeError) or error.errno in FULL
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        free = "free some space, or " if is_full else ""
-        raise InputError(f"cannot write {path}: {reason}; {free}{advice}") from None
+        if isinstance(error, RuntimeError) or getattr(error, "errno", None) in FULL:
+            reason = "the disk is full"
+            freed = advice.replace(WRITABLE, FREE)
+            advice = freed if freed != advice else f"{FREE}, or {advice}"
+        raise InputError(f"cannot write {path}: {reason}; {advice}") from None
 
 
 def check_writable(path: Path, advice: str) -> None:
@@ -56,7 +63,7 @@ def written_whole(path: str | Path, advice: str = DATA_ADVICE, new: bool = False
     deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{WRITING}")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.writing")
     try:
         with disk_errors(path, advice):
             yield temporary
@@ -75,9 +82,8 @@ def remove_unfinished(folder: Path) -> None:
 
     Call it only while the folder is locked.
     """
-    for path in folder.glob(f"*{WRITING}"):
-        if UNFINISHED.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for path in folder.glob(UNFINISHED):
+        path.unlink(missing_ok=True)
 
 
 def file_checksum(path: Path) -> str:

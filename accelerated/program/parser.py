@@ -2,34 +2,37 @@
 
 import argparse
 import difflib
-import re
 import shlex
-import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NoReturn
 
 MOST = 1 << 63
-EMPTY = re.compile(r"--[\w-]+=")
 SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 
 
 class OptionParser(argparse.ArgumentParser):
     """An ArgumentParser with errors of one line, which for an unknown option name the nearest."""
 
+    @property
+    def known(self) -> list[str]:
+        """The options of this parser."""
+        return list(self._option_string_actions)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
         """As of argparse; an empty word, such as an unset variable, stands for no default."""
-        words = sys.argv[1:] if args is None else args
-        for before, word in zip(["a word", *words], words, strict=False):
-            option = word.removesuffix("=") if EMPTY.fullmatch(word) else before
-            if word == "" or option != before:
+        words = list(args or ())
+        for before, word in pairwise(["a word", *words]):
+            option = word.removesuffix("=") if word.startswith("--") else before
+            if not word or option + "=" == word:
                 self.error(f"{option} is empty; give a value, or leave it out")
         return super().parse_known_args(words, namespace)
 
     def parse(
-        self, argv: list[str], place_of: Callable[[str], str] | None = None
+        self, argv: list[str], place_of: Callable[[str], str] = lambda option: ""
     ) -> argparse.Namespace:
         """Read the options of argv.
 
@@ -38,22 +41,18 @@ class OptionParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option = unknown[0].split("=")[0]
-            place = place_of(option) if place_of else ""
-            self.error(self.about_unknown(option, place))
+            self.error(self.about_unknown(option, place_of(option)))
         return options
 
     def about_unknown(self, option: str, place: str) -> str:
         """The message about an option that this parser does not have."""
-        known = list(self._option_string_actions)
-        is_misspelt = difflib.get_close_matches(option, known, cutoff=0.85)
-        if place and not is_misspelt:
+        known = self.known
+        if place and not difflib.get_close_matches(option, known, cutoff=0.85):
             return f"{option} is an option of {place}; leave it out or choose that"
         if "--data" in known and not option.startswith("-"):  # a file alone
             nearest = f"--data {shlex.quote(option)}"
-        elif option in SHORT and SHORT[option] in known:
-            nearest = SHORT[option]
         else:
-            [nearest] = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
+            [nearest] = difflib.get_close_matches(SHORT.get(option, option), known, 1, 0)
         return f"unknown option {option}; did you mean {nearest}? --help lists all"
 
 
@@ -70,8 +69,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     if text == "none":
         return ()
     try:
-        return tuple(integer(number) for number in text.split(","))
+        return tuple(map(integer, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; give numbers joined by commas, like 4,10, or none"
-        ) from None
+        advice = "give numbers joined by commas, like 4,10, or none"
+        raise argparse.ArgumentTypeError(f"{text!r}; {advice}") from None

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -32,6 +33,10 @@ class Progress(tqdm):
         show: bool = True,
     ):
         self.lines = not sys.stderr.isatty()
+        pace: dict[str, Any] = {"mininterval": 0.5}
+        if self.lines:
+            pace = dict.fromkeys(("delay", "mininterval", "maxinterval"), SECONDS)
+            pace["bar_format"] = LINE
         super().__init__(
             over,
             desc=title,
@@ -41,10 +46,7 @@ class Progress(tqdm):
             unit_scale=unit in ("token", "B"),
             leave=False,
             disable=not show,
-            delay=SECONDS if self.lines else 0.0,
-            mininterval=SECONDS if self.lines else 0.5,
-            maxinterval=SECONDS if self.lines else 10.0,
-            bar_format=LINE if self.lines else None,
+            **pace,
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

@@ -13,7 +13,7 @@ import torch
 from accelerated.data.tokenizers import Tokenizer, run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import file_checksum, written_whole
+from accelerated.program.files import RESUME, file_checksum, written_whole
 from accelerated.protocol import Model
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
 from accelerated.training.process import check_memory
@@ -24,7 +24,7 @@ MEND = (
     "copy the run's other one, best.pt or checkpoint.pt, over it, or train again with another --out"
 )
 FOREIGN = "another program or release wrote it; train again with another --out"
-OF_WEIGHTS = {  # what an exported run has, too
+EXPORT_FIELDS = {  # what an exported run has, too
     "model": str,
     "model_config": dict,
     "training": dict,
@@ -36,7 +36,7 @@ OF_WEIGHTS = {  # what an exported run has, too
     "corpus": str,  # a digest; empty if documents are generated, or unknown
     "tokenizer": str,  # a fingerprint; empty if it is unknown
 }
-FIELDS = OF_WEIGHTS | {  # of the contents of a checkpoint
+FIELDS = EXPORT_FIELDS | {  # of the contents of a checkpoint
     "optimizer": dict,  # a state_dict
     "state": tuple,  # of all lanes
     "lanes": dict,  # what each lane reads next
@@ -53,8 +53,7 @@ UNKNOWN = {"step": 0, "corpus": "", "tokenizer": ""}  # what a GPT-2 does not sa
 
 def save_checkpoint(path: Path, contents: dict) -> None:
     """Write a checkpoint; a crash while writing leaves the old file intact."""
-    advice = "an earlier checkpoint there stays as it was"
-    with written_whole(path, advice) as temporary, open(temporary, "wb") as file:
+    with written_whole(path, RESUME) as temporary, open(temporary, "wb") as file:
         torch.save({"format": FORMAT} | contents, file)
 
 
@@ -117,7 +116,7 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
     """The contents, as of a checkpoint, of a run, an exported run or a published decoder.
 
     Of a run it is the checkpoint of that name, last or best. The others have only the fields
-    OF_WEIGHTS. Raises InputError if it is none of these, or is damaged.
+    EXPORT_FIELDS. Raises InputError if it is none of these, or is damaged.
     """
     path = Path(path)
     weights = path if path.suffix == ".safetensors" else path / WEIGHTS
@@ -147,7 +146,7 @@ def load_exported(weights: Path, described: dict) -> dict:
             f"{weights} is damaged or missing: {config.name} has another checksum; export it again"
         )
     contents = UNKNOWN | described | {"parameters": safetensors.load_file(weights)}
-    check_contents(contents, OF_WEIGHTS, config)
+    check_contents(contents, EXPORT_FIELDS, config)
     if described.get("model_type") == "gpt2":
         from accelerated.gpt2_weights import of_gpt2, renamed  # here: few runs need it
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ def field_help(config_class: type) -> dict[str, str]:
     """
     texts = {}
     for kind in reversed(config_class.__mro__[:-1]):
-        text = Path(inspect.getfile(kind)).read_text()
+        text = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
         _, _, after = text.partition(f"\nclass {kind.__name__}")
         described, _, _ = after.partition('"""\n\n')
         _, _, fields = described.partition("Fields:\n")
@@ -40,7 +41,7 @@ def add_options(
     title: str,
     config: Any,
     prefix: str = "",
-    leave_out: tuple[str, ...] = (),
+    leave_out: Collection[str] = (),
 ) -> None:
     """Add an option for each field of config, a dataclass instance, with its value as default."""
     texts = field_help(type(config))

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import UNFINISHED, disk_errors, regular, written_whole
+from accelerated.program.files import RESUME, UNFINISHED, disk_errors, regular, written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -21,7 +21,6 @@ CHECKPOINTS = ("checkpoint.pt", "best.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken")
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
-ADVICE = "make it writable, then --resume"
 
 
 def checkpoint_path(run: str | Path) -> Path:
@@ -34,9 +33,11 @@ def check_new(run: Path) -> None:
 
     It is new, or empty, or a start was killed there before its first checkpoint.
     """
+    if "\0" in str(run):
+        raise InputError(f"--out {str(run)!r} is no path; give another")
     if not run.is_dir():
         return
-    names = {path.name for path in run.iterdir() if not UNFINISHED.fullmatch(path.name)}
+    names = {path.name for path in run.iterdir() if not path.match(UNFINISHED)}
     if LOCK in names:
         names -= {LOCK, *TOKENIZERS}
     if not names:
@@ -69,13 +70,13 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
     The checkpoint has them too, and is what is resumed.
     """
     with written_whole(run / SETTINGS, advice) as path:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        path.write_bytes(json.dumps(settings, indent=2).encode() + b"\n")
 
 
 def read_settings(run: Path) -> dict:
     """What a folder's config.json holds, with tuples for lists; {} if it is no such file."""
     try:
-        held = json.loads(regular(run / SETTINGS).read_text(), object_hook=with_tuples)
+        held = json.loads(regular(run / SETTINGS).read_bytes(), object_hook=with_tuples)
     except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
@@ -100,7 +101,7 @@ def read_metrics(run: str | Path) -> list[dict]:
     if not path.exists():
         return []
     records = []
-    for line in regular(path).read_text(errors="replace").splitlines():
+    for line in regular(path).read_text("utf-8", "replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
@@ -114,7 +115,7 @@ def is_finished(run: str | Path, step: int) -> bool:
 
 
 class Log:
-    """Writes a run's metrics.jsonl, in the first of several processes alone."""
+    """Writes a run's metrics.jsonl; only the process of rank 0 does."""
 
     def __init__(self, run: Path, writing: bool = True):
         self.path = run / METRICS
@@ -129,11 +130,11 @@ class Log:
             is_redone = record["step"] == step and "validation_loss" in record and not validated
             if record["step"] <= step and not is_redone:
                 kept.append(json.dumps(record) + "\n")
-        with written_whole(self.path, ADVICE) as temporary:
-            temporary.write_text("".join(kept))
+        with written_whole(self.path, RESUME) as temporary:
+            temporary.write_bytes("".join(kept).encode())
 
     def write(self, **record: float) -> None:
         """Write one line."""
         if self.writing:
-            with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
+            with disk_errors(self.path, RESUME), open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

@@ -8,16 +8,14 @@ import dataclasses
 import math
 import os
 import shlex
-import subprocess
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from accelerated.data.corpus import Corpus, load_corpus, open_source
-from accelerated.data.lanes import Lanes, beginnings, cut_for_lanes, joined_for_lanes, spread
+from accelerated.data.lanes import Lanes, cut_for_lanes, evenly_spread, joined_for_lanes, truncated
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import (
     Tokenizer,
@@ -35,7 +33,7 @@ from accelerated.protocol import Model, computing_in, overlap_of, repeat_lane
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, parameter_type
 from accelerated.training.folder import LOCK, Log, check_new, checkpoint_path, write_settings
-from accelerated.training.optimization import backprop_of, make_optimizer, prepare_layers
+from accelerated.training.optimization import backprop_of, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -50,7 +48,7 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
     Raises InputError if training cannot begin; the checks that need no data come first.
     """
     device = check_machine(settings, start)
-    with process.connected(device), own_folder(start):
+    with process.process_group(device), own_folder(start):
         tokenizer, corpus = load_data(settings, start)
         process.keep_freed_memory()
         yield build(settings, start, device, tokenizer, corpus)
@@ -66,7 +64,7 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     learns = data.train_bpe or data.train_words
     if learns and not (start.resumed or start.initial):
         tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
-    device = process.choose_device(training.device)
+    device = process.choose_device(training.device, training.dtype)
     lanes = process.lane_count(training.batch)
     if lanes % training.accumulate:
         raise InputError(
@@ -88,9 +86,9 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
     if training.compile != "inductor" or device.type != "cpu":
         return
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if not compiles(compiler):
+    if not shutil.which(compiler):
         raise InputError(
-            f"--compile inductor needs a C++ compiler on a CPU, and {compiler} compiles nothing; "
+            f"--compile inductor needs a C++ compiler on a CPU, and {compiler} is not here; "
             "install one and name it in CXX, or omit --compile"
         )
     if training.dtype == "bfloat16":
@@ -99,16 +97,6 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
             "crashed on a CPU: torch 2.13 writes beyond its memory; "
             "give one of them"
         )
-
-
-def compiles(compiler: str) -> bool:
-    """Whether a C++ compiler makes a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "made")
-        command = [compiler, "-x", "c++", "-c", os.devnull, "-o", made]
-        with contextlib.suppress(OSError):
-            subprocess.run(command, capture_output=True)
-        return made.exists()
 
 
 @contextlib.contextmanager
@@ -121,7 +109,8 @@ def own_folder(start: Start) -> Iterator[None]:
         yield
         return
     folder = start.folder
-    path = checkpoint_path(start.folder)
+    path = checkpoint_path(folder)
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     with disk_errors(folder, "give another --out"):
         folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {folder}; wait until it ends, or give another folder"
@@ -134,7 +123,15 @@ def own_folder(start: Start) -> Iterator[None]:
         if not start.resumed:
             check_new(folder)
         remove_unfinished(folder)
-        yield
+        try:
+            yield
+        except InputError:
+            if made and not path.exists():  # a refused run leaves no folder
+                shutil.rmtree(folder)
+                with contextlib.suppress(OSError):  # one that holds another run by now stays
+                    for parent in made[1:]:
+                        parent.rmdir()
+            raise
 
 
 # The tokenizer and the data
@@ -143,7 +140,7 @@ def own_folder(start: Start) -> Iterator[None]:
 def load_data(settings: Settings, start: Start) -> tuple[Tokenizer, Corpus]:
     """Return (tokenizer, Corpus); raises InputError if the data of a resumed run has changed."""
     data = settings.data
-    with process.first_process_first():
+    with process.rank_zero_first():
         tokenizer = choose_tokenizer(settings, start)
         corpus = load_corpus(data, tokenizer, settings.recall, start.data_dir)
     for split in ("train", "valid"):
@@ -196,7 +193,7 @@ def documents_of(
     documents = corpus.splits["train"]
     validation = corpus.splits["valid"]
     if training.validation_prefix:
-        validation = beginnings(validation, training.validation_prefix)
+        validation = truncated(validation, training.validation_prefix)
     if settings.data.carry_over_documents:
         documents = joined_for_lanes(training.batch, documents, training.seed)
         validation = joined_for_lanes(training.batch, validation, least=segment)
@@ -208,10 +205,10 @@ def documents_of(
     longest = max(FILLING * segment, math.ceil(tokens / training.batch))
     if settings.data.data == "recall":  # questions need their document's facts
         longest = settings.recall.length
-    return documents, spread(validation, max(tokens, longest), longest)
+    return documents, evenly_spread(validation, max(tokens, longest), longest)
 
 
-def with_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
+def epochs_to_steps(settings: Settings, documents: Sequence[Document], start: Start) -> Settings:
     """The Settings with --epochs turned into --steps, if it was given."""
     training = settings.training
     config = settings.model_config
@@ -244,7 +241,7 @@ def build(
 ) -> Run:
     """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     documents, validation = documents_of(settings, corpus)
-    settings = with_steps(settings, documents, start)
+    settings = epochs_to_steps(settings, documents, start)
     training = settings.training
     config = settings.model_config
 
@@ -255,7 +252,6 @@ def build(
         state = repeat_lane(model.initial_state(1), process.lane_count(training.batch))
     load_weights_of(start, model)
 
-    prepare_layers(model, training)
     is_first = process.rank() == 0
     run = Run(
         settings=settings,
@@ -310,16 +306,16 @@ def load_weights_of(start: Start, model: Model) -> None:
     if not start.initial:
         return
     parameters = start.initial.contents["parameters"]
-    ours = of_recurrence(model.state_dict())
-    theirs = of_recurrence(parameters)
+    ours = recurrence_parameters(model.state_dict())
+    theirs = recurrence_parameters(parameters)
     if not (ours and theirs):
         others = {name: value for name, value in parameters.items() if name not in theirs}
         parameters = others | ours
     load_parameters(model, parameters, start.initial.path)
 
 
-def of_recurrence(parameters: dict) -> dict:
-    """The parameters of a recurrence module; {} if there is none."""
+def recurrence_parameters(parameters: dict) -> dict:
+    """The parameters of the recurrence module; empty for a model without one."""
     return {name: value for name, value in parameters.items() if name.startswith("module.")}
 
 
@@ -344,12 +340,11 @@ def introduce(run: Run) -> None:
 
 def how_much_is_read(run: Run) -> str:
     """The tokens of each split, and how often the run reads those of training."""
-    tokens = {split: int(lengths_of(texts).sum()) for split, texts in run.corpus.splits.items()}
     training = run.settings.training
     config = run.settings.model_config
+    tokens = {split: lengths_of(texts).sum() for split, texts in run.corpus.splits.items()}
+    sizes = ", ".join(f"{split} {count:,}" for split, count in tokens.items())
     segments = training.steps * training.batch * training.horizon
     read = segments * config.segment  # padding and repeated tokens included
-    new = segments * (config.segment - overlap_of(config))
-    sizes = ", ".join(f"{split} {count:,}" for split, count in tokens.items())
-    passes = f"{new / tokens['train']:.3g} passes"
-    return f"tokens: {sizes}; {counted(training.steps, 'step')} read {read:,}, {passes}"
+    passes = (read - segments * overlap_of(config)) / tokens["train"]
+    return f"tokens: {sizes}; {counted(training.steps, 'step')} read {read:,}, {passes:.3g} passes"

@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from accelerated.attention.heads import HAS_TRITON, Declared
-from accelerated.captured import CapturedBackprop
+from accelerated.attention.heads import HAS_TRITON, ParameterModule, with_fast_path
 from accelerated.program.errors import InputError
-from accelerated.protocol import Model, Recomputable
+from accelerated.protocol import CheckpointableLayer, Model
 from accelerated.replay import BACKPROP, Result
 from accelerated.training.settings import TrainingConfig
 
-# Parameters of a model whose regions a GPU compiles by default: that takes 10 to 35 seconds
+# Parameters of a model whose layers a GPU compiles by default: that takes 10 to 35 seconds
 LARGE = 2 * 10**7
 
 
@@ -76,7 +75,7 @@ def average_and_clip(model: Model, iterations: int, limit: float) -> torch.Tenso
 
 
 class AveragedAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor, of whose updates a running average is subtracted, as optax has it.
+    """torch's Adafactor with momentum: subtracts a running average of its updates, as optax does.
 
     The Block-Recurrent Transformer's authors train so (decision 15).
     """
@@ -135,35 +134,30 @@ def check_finite(step: int, values: dict[str, float]) -> None:
 
 
 def prepare_layers(model: Model, training: TrainingConfig) -> None:
-    """Tell the layers --checkpoint-layers and --compile, before gradients are computed."""
-    compiles = takes_regions(training, model)
+    """Set the model's layers as --checkpoint-layers and --compile say."""
+    compiles = compiles_methods(training, model)
     for module in model.modules():
-        if isinstance(module, Recomputable):
-            module.recomputed = training.checkpoint_layers
-            module.drops = model.config.dropout > 0
-        if isinstance(module, Declared):
+        if isinstance(module, CheckpointableLayer):
+            module.checkpointed = training.checkpoint_layers
+            module.preserves_rng = model.config.dropout > 0
+        if isinstance(module, ParameterModule):
             module.compiled = compiles
 
 
 def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """How the gradients of a model are computed, as --backprop and --compile say.
+    """Prepare the model's layers; returns how its gradients are computed, as --backprop says."""
+    prepare_layers(model, training)
+    return backprop_method(model, training)
 
-    What layers do by themselves, prepare_layers tells them.
-    """
-    if model.recordable and takes_graphs(training, model.embedding.device):
-        return CapturedBackprop(model, training.backprop)
+
+@with_fast_path
+def backprop_method(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """The function of replay.py; --compile may put a faster one in its place."""
     return BACKPROP[training.backprop]
 
 
-def takes_graphs(training: TrainingConfig, device: torch.device) -> bool:
-    """Whether back-propagation is by CUDA graphs; what is computed again is not recorded."""
-    computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
-    is_asked_for = training.compile in ("auto", "cudagraphs")
-    return device.type == "cuda" and is_asked_for and not computes_again
-
-
-def takes_regions(training: TrainingConfig, model: Model) -> bool:
-    """Whether regions are compiled: if asked for, and on a GPU those of a large model."""
+def compiles_methods(training: TrainingConfig, model: Model) -> bool:
+    """Whether compilable methods are compiled: if asked for, and on a GPU in a large model."""
     if training.compile != "auto":
         return training.compile == "inductor"
     parameters = sum(parameter.numel() for parameter in model.parameters())

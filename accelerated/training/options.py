@@ -26,12 +26,12 @@ from accelerated.training.settings import (
     settings_from,
 )
 
-RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
-OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
+RECALL = "recall"  # this --data has options of its own, and takes no option of texts
+TOKENIZER_FIELDS = ("tokenizer", "train_bpe", "train_words")
 # A checkpoint's tensors depend on them
 FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")
 # Sizes that the weights of a GPT-2 decide
-OF_A_GPT2 = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")
+GPT2_SIZES = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")
 
 
 class Saved(NamedTuple):
@@ -48,7 +48,7 @@ class Start:
     folder: Path
     data_dir: Path
     resumed: Saved | None = None  # the run's own checkpoint
-    written: float = 0.0  # when that was written, as its file says; 0 if there is none
+    written: float = 0.0  # its modification time; 0 without one
     initial: Saved | None = None  # --init: another run, or a GPT-2
 
 
@@ -61,7 +61,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if first.resume:
         return parse_resumed(argv, first)
     if first.init:
-        return parse_begun(argv, first)
+        return parse_init(argv, first)
     return parse_new(argv, first)
 
 
@@ -82,12 +82,14 @@ def other_options(argv: list[str], defaults: Settings) -> tuple[dict, dict[str, 
     return options, asked
 
 
-def with_options(defaults: Settings, asked: dict[str, dict]) -> Settings:
-    """The Settings that options have changed; raises InputError that names an impossible one."""
+def with_options(defaults: Settings, asked: dict[str, dict], options: dict) -> Settings:
+    """The Settings that options have changed; raises InputError if they do not work together."""
     parts = {}
     for part, prefix in PREFIXES.items():
         parts[part] = changed(getattr(defaults, part), asked[part], prefix)
-    return defaults._replace(**parts)
+    settings = defaults._replace(**parts)
+    check(settings, options)
+    return settings
 
 
 # A run that goes on
@@ -103,9 +105,8 @@ def parse_resumed(argv: list[str], first: argparse.Namespace) -> tuple[Settings,
     saved = load_checkpoint(path)
     held = settings_from(saved, run)
     options, asked = other_options(argv, held)
-    settings = with_options(held, asked)
+    settings = with_options(held, asked, options)
     check_resumed(run, settings, options, held, saved["step"])
-    check(settings, options)
     start = Start(Path(run), options["data_dir"], resumed=Saved(path, saved), written=written)
     return settings, start
 
@@ -140,7 +141,7 @@ def check_resumed(run: str, settings: Settings, options: dict, held: Settings, s
 # A run that begins with weights
 
 
-def parse_begun(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Start]:
+def parse_init(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Start]:
     """--init: the model and tokenizer of a run or a published GPT-2, trained as a preset says."""
     from accelerated.training.checkpoint import load_weights  # here: it imports torch
 
@@ -154,11 +155,10 @@ def parse_begun(argv: list[str], first: argparse.Namespace) -> tuple[Settings, S
     defaults = settings_of_gpt2(first, held) if is_published else settings_of_run(first, held)
     options, asked = other_options(argv, defaults)
     adjust(asked)
-    settings = with_options(defaults, asked)
-    check_begun(first.init, settings.data, options, defaults)
-    check(settings, options)
-    initial = Saved(first.init, saved)
-    return settings, Start(new_folder(first.out, settings), options["data_dir"], initial=initial)
+    settings = with_options(defaults, asked, options)
+    check_init(first.init, settings.data, options, defaults)
+    folder = new_folder(first.out, settings)
+    return settings, Start(folder, options["data_dir"], initial=Saved(first.init, saved))
 
 
 def settings_of_run(first: argparse.Namespace, held: Settings) -> Settings:
@@ -173,7 +173,7 @@ def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     preset = chosen_preset(held.model, first, "gpt2")
     own = held.model_config
     added = preset.model_config
-    sizes = vars(added) | {name: getattr(own, name) for name in OF_A_GPT2}
+    sizes = vars(added) | {name: getattr(own, name) for name in GPT2_SIZES}
     layers = {min(number, own.layers) for number in added.insertion_layers}
     sizes["insertion_layers"] = tuple(sorted(layers))
     sizes["segment"] = min(added.segment, own.max_positions)
@@ -189,13 +189,13 @@ def with_data(data: DataConfig, name: str | None) -> DataConfig:
     """The DataConfig of other data, if it is named, for weights that keep their tokenizer."""
     if not name:
         return data
-    kept: dict[str, Any] = {field: getattr(data, field) for field in OF_A_TOKENIZER}
+    kept: dict[str, Any] = {field: getattr(data, field) for field in TOKENIZER_FIELDS}
     if name != RECALL:
         kept["carry_over_documents"] = data.carry_over_documents
     return DataConfig(name, **kept)
 
 
-def check_begun(run: str, data: DataConfig, options: dict, held: Settings) -> None:
+def check_init(run: str, data: DataConfig, options: dict, held: Settings) -> None:
     """Raise InputError if the weights of --init do not go with the options or the data.
 
     `held` are the settings before options changed them.
@@ -206,7 +206,7 @@ def check_begun(run: str, data: DataConfig, options: dict, held: Settings) -> No
             f"--heads is {options['heads']}, the weights of --init {run} have {weights.heads}; "
             "leave it out"
         )
-    if options.keys() & {*OF_A_TOKENIZER}:
+    if options.keys() & {*TOKENIZER_FIELDS}:
         raise InputError(
             f"--init {run} keeps the tokenizer of its weights; "
             "leave --tokenizer and --train-... out"
@@ -230,8 +230,7 @@ def parse_new(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Sta
     asked["model_config"]["vocabulary"] = vocabulary_of(data)
     if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:
         asked["model_config"].setdefault("cutoffs", ())  # the preset's are those of its words
-    settings = with_options(defaults, asked)
-    check(settings, options)
+    settings = with_options(defaults, asked, options)
     return settings, Start(new_folder(first.out, settings), options["data_dir"])
 
 
@@ -298,8 +297,8 @@ def adjust(asked: dict[str, dict]) -> None:
         training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
-    if any(data.get(name) for name in OF_A_TOKENIZER):
-        for name in OF_A_TOKENIZER:
+    if any(data.get(name) for name in TOKENIZER_FIELDS):
+        for name in TOKENIZER_FIELDS:
             data.setdefault(name, getattr(DataConfig, name))
 
 
@@ -307,7 +306,7 @@ def check(settings: Settings, options: dict) -> None:
     """Raise InputError if options do not work together, as the model's presets say it too."""
     training = settings.training
     data = settings.data
-    tokenizers = [n for n in OF_A_TOKENIZER if getattr(data, n) != getattr(DataConfig, n)]
+    tokenizers = [n for n in TOKENIZER_FIELDS if getattr(data, n) != getattr(DataConfig, n)]
     if len(tokenizers) > 1:
         raise InputError(
             "--tokenizer names a tokenizer, --train-bpe and --train-words learn it; "
@@ -350,8 +349,8 @@ def training_parser(defaults: Settings) -> OptionParser:
     add_data_dir(parser)
     recall = defaults.data.data == RECALL
     if recall:
-        of_texts = {field.name for field in dataclasses.fields(DataConfig)} - {"data"}
-        add_options(parser, "data", defaults.data, leave_out=(*of_texts,))
+        of_texts = field_help(DataConfig).keys() - {"data"}
+        add_options(parser, "data", defaults.data, leave_out=of_texts)
         add_options(parser, "recall task", defaults.recall, "recall_")
     else:
         title = "data (--data recall has options of its own)"
@@ -360,8 +359,10 @@ def training_parser(defaults: Settings) -> OptionParser:
     if getattr(presets, "TAKES_TASKS", False):
         title = "training tasks (of the encoder-decoder)"
         add_options(parser, title, defaults.tasks, "task_")
-    others = ("cutoffs", "div_value") if recall else ()
-    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary", "base", *others))
+    left_out = {"vocabulary", "base"}
+    if recall:
+        left_out |= {"cutoffs", "div_value"}
+    add_options(parser, "model", defaults.model_config, leave_out=left_out)
     return parser
 
 
@@ -397,14 +398,6 @@ def place_of(option: str) -> str:
         return "--data recall"
     if option in map(option_name, field_help(DataConfig)):
         return "--data with texts"
-    having = [name for name in NAMES if takes(name, option)]
+    parsers = {name: training_parser(preset_settings(name, "tiny")) for name in NAMES}
+    having = [name for name, parser in parsers.items() if option in parser.known]
     return f"--model {' or '.join(having)}" if having else ""
-
-
-def takes(model: str, option: str) -> bool:
-    """Whether an option is for this model."""
-    presets = presets_of(model)
-    if option.startswith("--task-"):
-        return getattr(presets, "TAKES_TASKS", False)
-    sizes = field_help(presets.Config).keys() - {"vocabulary"}
-    return option in map(option_name, sizes)

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed
 
-from accelerated.models import ModelConfig, model_class
+from accelerated.models import model_class
+from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError
 from accelerated.protocol import State
 
@@ -25,33 +26,37 @@ M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 M_MMAP_MAX = -4
 
 
-def check_device(device: str | torch.device) -> None:
-    """Raise InputError if torch knows no such device, or it is a GPU that does not exist."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"device {device!r} is none of torch's; give cpu or cuda") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {str(device)!r}: torch finds no GPU here; give cpu")
+def choose_device(name: str | torch.device, dtype: str = "float32") -> torch.device:
+    """The torch device of that name: auto takes a GPU if there is one.
 
-
-def choose_device(name: str) -> torch.device:
-    """The torch device of --device: auto takes a GPU if there is one.
-
-    Each process of torchrun has its own. Raises InputError if the GPU does not exist.
+    Each process of torchrun has a GPU of its own. Raises InputError if torch has no such device
+    here, or if it does not compute in dtype.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    number = set_by_torchrun("LOCAL_RANK", torch.cuda.current_device())
+    is_here = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        name = "cuda" if is_here["cuda"] else "cpu"
+    kind, _, number = str(name).partition(":")
+    if not is_here.get(kind) or not f"0{number}".isdecimal():
+        found = " or ".join(kind for kind, here in is_here.items() if here)
+        raise InputError(f"device {name}: torch finds none here; give {found}")
+    if kind == "mps":
+        print("nobody here could try mps; compare the losses with --device cpu", file=sys.stderr)
+        if dtype != "float32":
+            raise InputError(f"mps takes float32, not {dtype}; leave --dtype out, or --device")
+    if kind != "cuda":
+        return torch.device(kind)
+    own = int(number or set_by_torchrun("LOCAL_RANK", torch.cuda.current_device()))
     gpus = torch.cuda.device_count()
-    if number >= gpus:
+    if own >= gpus:
         raise InputError(
-            f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; "
-            "start one for each"
+            f"GPU {own} is asked for, and torch finds {gpus}, from 0 on; "
+            "torchrun starts one process for each"
         )
-    return torch.device("cuda", number)
+    return torch.device(kind, own)
 
 
 def check_memory(
@@ -102,8 +107,8 @@ def set_by_torchrun(name: str, alone: int) -> int:
 
 
 @contextlib.contextmanager
-def connected(device: torch.device) -> Iterator[None]:
-    """Inside the block, be connected to the other processes: by NCCL on GPUs, otherwise by gloo."""
+def process_group(device: torch.device) -> Iterator[None]:
+    """Inside the block, join the process group: NCCL on GPUs, gloo otherwise."""
     if world_size() == 1:
         yield
         return
@@ -126,7 +131,7 @@ def wait_for_all() -> None:
 
 
 @contextlib.contextmanager
-def first_process_first() -> Iterator[None]:
+def rank_zero_first() -> Iterator[None]:
     """Run the block in the first process, then in the others.
 
     They run it even if it raises there, to raise the same error.
@@ -160,8 +165,8 @@ def own_lanes(batch: int) -> slice:
     return slice(rank() * count, (rank() + 1) * count)
 
 
-def summed(values: list, device: torch.device) -> list:
-    """Sum each number of a list over all processes."""
+def all_reduce_sum(values: list, device: torch.device) -> list:
+    """Each number of a list, summed over all processes."""
     if world_size() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -176,12 +181,12 @@ def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
     """
     stacked = torch.stack([*measured.values()])
     numbers = {}
-    for name, total in zip(measured, summed(stacked.tolist(), stacked.device), strict=True):
+    for name, total in zip(measured, all_reduce_sum(stacked.tolist(), stacked.device), strict=True):
         numbers[name] = total if name == "loss" else total / world_size()
     return numbers
 
 
-def all_lanes(state: State) -> State:
+def gather_lanes(state: State) -> State:
     """The states of all processes' lanes, in their order, on the CPU."""
     if world_size() == 1:
         return state
@@ -201,7 +206,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
     if world_size() == 1:
         return
     parameters = list(parameters)
-    users = summed([float(parameter.grad is not None) for parameter in parameters], device)
+    users = all_reduce_sum([float(parameter.grad is not None) for parameter in parameters], device)
     for parameter, count in zip(parameters, users, strict=True):
         if count:
             if parameter.grad is None:

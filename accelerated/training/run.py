@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -31,20 +31,7 @@ from accelerated.training.optimization import check_finite
 from accelerated.training.settings import Settings, settings_contents
 
 # Options that change what a validation measures: no other's best is a rival
-OF_VALIDATION = ("validation_tokens", "validation_prefix", "clear_memory")
-
-
-class Score(Protocol):
-    """What a run must know of a validation; evaluation/score.py measures it."""
-
-    @property
-    def nats(self) -> float: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def bits_per_byte(self) -> float: ...
-    @property
-    def accuracy(self) -> float: ...
+VALIDATION_FIELDS = ("validation_tokens", "validation_prefix", "clear_memory")
 
 
 @dataclass
@@ -66,7 +53,7 @@ class Run:
     log: Log
 
     step: int = 0  # iterations done
-    gathered: int = 0  # iterations since the last update
+    since_update: int = 0  # iterations since the last update
     gradient_norm: float = math.nan  # of the last update; NaN before the first
     nats: float = 0.0  # -log p of the tokens scored since the last line of the log
     scored: int = 0  # tokens, since then
@@ -75,7 +62,7 @@ class Run:
 
     save_due: bool = False  # after the next update
     validation_due: bool = False  # after the next update, or after the checkpoint that is resumed
-    score: Score | None = None  # of the last validation
+    score: Any = None  # of the last validation: a Score of evaluation/score.py
     best: float = math.inf  # lowest validation loss in bits per byte
     is_best: bool = False  # whether the last validation is the best so far, and not yet saved
 
@@ -104,7 +91,7 @@ class Run:
 
     # What is due
 
-    def note_what_is_due(self) -> None:
+    def mark_what_is_due(self) -> None:
         """Note whether this step asks for a validation and a checkpoint.
 
         Both wait for the next update.
@@ -123,7 +110,7 @@ class Run:
 
         There is one in --log-every steps, one at the end, and one before each validation.
         """
-        validates = self.validation_due and not self.gathered
+        validates = self.validation_due and not self.since_update
         return validates or self.ended or self.step % self.settings.training.log_every == 0
 
     # The log
@@ -146,9 +133,7 @@ class Run:
         self.scored = 0
         self.text_bytes = 0
 
-    def log_validation(
-        self, carried: Score, cleared: Score | None = None, final: bool = False
-    ) -> None:
+    def log_validation(self, carried: Any, cleared: Any = None, final: bool = False) -> None:
         """Write a validation, and the one with the memory cleared if that was measured."""
         record = {
             "step": self.step,
@@ -166,7 +151,7 @@ class Run:
 
     # What is said
 
-    def note_score(self, score: Score) -> str:
+    def note_score(self, score: Any) -> str:
         """Note the Score of this step's validation, and log it. Returns a line about it."""
         before = self.best
         self.score = score
@@ -190,7 +175,7 @@ class Run:
         whole = lengths_of(self.corpus.splits["valid"]).sum()
         return lengths_of(self.validation).sum() / whole
 
-    def last_lines(self, carried: Score, cleared: Score | None) -> str:
+    def last_lines(self, carried: Any, cleared: Any) -> str:
         """What is printed of the last Score, and of the one with the memory cleared.
 
         That is None if no memory is carried.
@@ -222,7 +207,7 @@ class Run:
         contents = settings_contents(self.settings) | {
             "parameters": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "state": tuple(process.all_lanes(self.state)),
+            "state": tuple(process.gather_lanes(self.state)),
             "lanes": self.reader.position(),
             "random": torch.get_rng_state(),
             "step": self.step,
@@ -262,5 +247,5 @@ class Run:
         self.step = contents["step"]
         self.gradient_norm = contents["gradient_norm"]
         before = contents["training"]
-        if all(before.get(name) == getattr(training, name) for name in OF_VALIDATION):
+        if all(before.get(name) == getattr(training, name) for name in VALIDATION_FIELDS):
             self.best = contents["best"]  # of the same measurement

@@ -16,7 +16,7 @@ from accelerated.program.errors import InputError, check_choice
 from accelerated.program.parser import MOST
 
 COMPILERS = ("auto", "none", "inductor", "cudagraphs")
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 CHOICES = {
     "backprop": ("through_time", "checkpointed", "memory_replay"),  # the functions of replay.py
     "optimizer": ("adamw", "adam", "adafactor", "adafactor_momentum"),
@@ -25,24 +25,14 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
 }
-LEAST = {  # value of a field
-    "steps": 0,
-    "epochs": 0,
+LEAST = {  # of a number; of all others it is 0
     "batch": 1,
     "horizon": 1,
     "accumulate": 1,
-    "warmup": 0,
-    "weight_decay": 0,
-    "clip": 0,
     "update_every": 1,
-    "update_every_from": 0,
-    "seed": 0,
     "save_every": 1,
     "validate_every": -1,
-    "validation_tokens": 0,
-    "validation_prefix": 0,
     "log_every": 1,
-    "sample": 0,
 }
 PREFIXES = {  # of the options of a part of the Settings
     "model_config": "",
@@ -86,7 +76,7 @@ class TrainingConfig:
             --update-every-from
         update_every_from: number of iterations at the beginning that each make an update
         seed: seed of the weights, the order of documents and dropout
-        device: auto (a GPU if there is one), cpu or cuda
+        device: auto (a GPU if there is one), cpu, cuda, or mps (untried, in float32)
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
         compile: auto (on a GPU cudagraphs, and inductor from 20M parameters on), none, inductor
             (parts of layers by torch.compile; on a CPU it needs a C++ compiler), or cudagraphs (the
@@ -132,22 +122,21 @@ class TrainingConfig:
     sample: int = 200
 
     def __post_init__(self):
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} is {value}; it must be finite and at least {least}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate is {self.learning_rate}; it must be positive and finite"
             )
+        for name, value in vars(self).items():
+            least = LEAST.get(name, 0)
+            if name not in CHOICES and not least <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be finite and at least {least}")
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(
                 f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or 0"
             )
         for name in ("initial_fraction", "final_fraction"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must lie in 0..1")
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
         if self.validation_prefix == 1:
             raise ValueError("validation_prefix is 1, of which nothing is predicted; give more")
         for name, possible in CHOICES.items():

@@ -1,11 +1,11 @@
-"""The open book: python -m docs.book --out FOLDER writes docs/ as a site, chapters beside their
-code and a real run of it.
+"""The open book: python -m docs.book shows docs/ as a site, chapters beside their code and a real
+run of it, in a browser on this machine. With --out FOLDER it writes the pages instead.
 
 record.py runs a reference and keeps what its variables held, replay.py does so for memory replay,
 text.py makes HTML of a page and formula.py of its formulas, method.py collects what a chapter shows
-beside its text, and site.py writes all pages. Pages load nothing from elsewhere. It needs NumPy,
-markdown-it-py, latex2mathml and Pygments, and no torch: `pip install numpy markdown-it-py
-latex2mathml Pygments`.
+beside its text and values.py keeps it, site.py makes pages and serve.py shows them. Pages load
+nothing from elsewhere. It needs NumPy, markdown-it-py, latex2mathml and Pygments, and no torch:
+`pip install numpy markdown-it-py latex2mathml Pygments`.
 """
 
 import argparse
@@ -25,12 +25,14 @@ NEEDED = {
 def main(argv: list[str] | None = None) -> int:
     """Build the book; returns the exit code."""
     parser = argparse.ArgumentParser(
-        "python -m docs.book", description="Write the book, a folder of pages for a browser."
+        "python -m docs.book", description="Show the book in a browser, from this machine."
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="the folder; index.html is its first page"
-    )
-    out = parser.parse_args(argv).out
+    out = "write all pages into this folder instead; index.html is the first"
+    parser.add_argument("--out", type=folder_name, metavar="FOLDER", help=out)
+    port = "where the browser finds it (default: 8765, or a free one if that is taken)"
+    parser.add_argument("--port", type=port_number, default=8765, metavar="N", help=port)
+    parser.add_argument("--no-browser", action="store_true", help="print the address alone")
+    options = parser.parse_args(argv)
     missing = " ".join(pip for module, pip in NEEDED.items() if find_spec(module) is None)
     if missing:
         print(
@@ -38,7 +40,31 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
 
-    from docs.book.site import build  # after the check of what it imports
+    if options.out is None:
+        from docs.book.serve import serve  # after the check of what it imports
+
+        serve(options.port, opens=not options.no_browser)
+        return 0
+    return write(options.out)
+
+
+def folder_name(text: str) -> Path:
+    """The folder that --out names."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError("expected the name of a folder")
+    return Path(text)
+
+
+def port_number(text: str) -> int:
+    """The port that --port names."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError("expected a number from 0 to 65535")
+    return int(text)
+
+
+def write(out: Path) -> int:
+    """Write all pages; returns the exit code."""
+    from docs.book.site import build
 
     try:
         sizes = build(out)

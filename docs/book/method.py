@@ -14,6 +14,7 @@ from reference.check import load
 from reference.gradients import (
     Case,
     case_names,
+    function_of,
     gradients_of,
     holding_what_is_stopped,
     inputs_of,
@@ -103,8 +104,8 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
         document = np.concatenate([segment.tokens for segment in segments], axis=1)
         windows = reference.windows_of(case.config, document)
         yield reference.loss_and_gradients, *given, windows
-        yield reference.checkpointed, *given, windows
-        yield reference.greedy_continuation, *given, document, 2
+        yield function_of(reference, "checkpointed"), *given, windows
+        yield function_of(reference, "greedy_continuation"), *given, document, 2
     else:
         pairs = [(segment.tokens, segment.targets) for segment in segments]
         yield reference.loss_and_gradients, *given, pairs
@@ -165,7 +166,7 @@ def function_data(function: Function, recorder: Recorder, sizes: dict[str, int])
         places.append([".".join(place.path), letters])
     addresses = {name: f"#{name}" for name in recorder.functions}
     code = code_html(function.source, addresses, function.first, function.places)
-    return {"line": function.first, "code": code, "places": places}
+    return {"file": function.file, "line": function.first, "code": code, "places": places}
 
 
 def sizes_of(case: Case) -> dict[str, int]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from docs.excerpts import definitions, excerpt
+from docs.excerpts import definitions, excerpt, files_of
+from reference.gradients import function_of
 
 STEP = 1e-5  # of differences
 TOLERANCE = 1e-5  # relative, of what counts as equal
@@ -35,6 +36,7 @@ class Function(NamedTuple):
     """A function of a reference, or a class, which has no places."""
 
     name: str
+    file: str  # below reference/
     first: int  # line of the file, from 1, with the comments above
     source: str
     places: list[Place]
@@ -116,15 +118,18 @@ def places_in(function: ast.FunctionDef) -> list[Place]:
 
 
 def functions_of(reference: Path) -> dict[str, Function]:
-    """The functions and classes of a file by name, in its order."""
+    """The functions and classes of a reference and of its variants by name, in their order."""
     found = {}
-    for node in ast.parse(reference.read_text()).body:
-        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            continue
-        places = places_in(node) if isinstance(node, ast.FunctionDef) else []
-        source = excerpt(reference, node.name).removesuffix("\n")
-        line = definitions(reference)[node.name].first + 1
-        found[node.name] = Function(node.name, line, source, places)
+    for path in files_of(reference):
+        file = path.relative_to(reference.parent).as_posix()
+        for node in ast.parse(path.read_text()).body:
+            is_shown = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in found
+            if not is_shown:
+                continue
+            places = places_in(node) if isinstance(node, ast.FunctionDef) else []
+            source = excerpt(reference, node.name).removesuffix("\n")
+            line = definitions(reference)[node.name].first + 1
+            found[node.name] = Function(node.name, file, line, source, places)
     return found
 
 
@@ -220,7 +225,7 @@ class Recorder:
         self.codes = {}  # {function: its code}
         for name, function in self.functions.items():
             if function.places:
-                self.codes[name] = getattr(reference, name).__code__
+                self.codes[name] = function_of(reference, name).__code__
         self.calls: list[Call] = []
         self.values = Values()
         self.stack = []  # numbers of the calls that have not returned

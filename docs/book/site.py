@@ -3,10 +3,8 @@
 A page is page/page.html, with book.css, its scripts, a text and data inside: it loads nothing.
 """
 
-import base64
 import errno
 import html
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -14,19 +12,21 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from markdown_it import MarkdownIt
 
-from docs.book.method import method_data
-from docs.book.replay import replay_data
+from docs.book.search import index_script
 from docs.book.text import REPLAY, file_text, markdown_of, page_text
+from docs.book.values import as_json, is_kept, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
 PAGE = Path(__file__).parent / "page"
 MARK = b"<!-- A page of the book"
 # its colours and its helper `make` are ours too
 VIEW = ROOT / "accelerated" / "evaluation" / "view.html"
-METHODS = [path.stem for path, its in reference_of_pages().items() if path.stem == its.stem]
+CHAPTERS = [
+    path for path, its in reference_of_pages().items() if path == ROOT / "docs" / f"{its.stem}.md"
+]
+METHODS = [path.stem for path in CHAPTERS]
 MENU = {  # {group: patterns of its pages}
     "Begin": ["README.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
     "Chapters": [
@@ -38,9 +38,13 @@ MENU = {  # {group: patterns of its pages}
     "Results": ["docs/claims.md", "docs/results/*.md"],
     "Use it": [f"docs/{name}.md" for name in ("training", "evaluation", "library", "speed")],
     "Check it, extend it": ["docs/trust.md", "docs/porting.md", "tests/README.md", "docs/*.md"],
+    "Details": ["docs/details/*.md"],
     "Decisions": ["docs/decisions/*.md"],
     "More": ["docs/**/*.md"],
 }
+NOTHING = "{}"  # data of a page of text
+WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
+INDEX = "search-index.js"  # what the search box finds
 NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
 
 
@@ -127,22 +131,23 @@ def neighbours_html(here: Path) -> str:
     return f'<nav class="neighbours" aria-label="Pages before and after">{"".join(links)}</nav>'
 
 
-def encoded(value: object) -> dict:
-    """What JSON has no form for: an array, whose numbers are float32 in base64, and a call."""
-    if not isinstance(value, np.ndarray):
-        return vars(value)
-    with np.errstate(over="ignore"):  # the lowest float64 becomes -inf
-        numbers = value.astype(np.float32)
-    data = base64.b64encode(numbers.tobytes()).decode()
-    return {"shape": value.shape, "kind": value.dtype.kind, "data": data}
+def is_chapter(path: Path) -> bool:
+    """Whether a page shows a reference's code beside its text."""
+    return path in CHAPTERS
 
 
-def data_of(path: Path) -> dict:
-    """All that a page shows beside its text."""
-    data = method_data(path.stem) if path.stem in METHODS and path.parent.name == "docs" else {}
-    if path.suffix == ".md" and REPLAY in path.read_text():
-        data["replay"] = replay_data()
-    return data
+def data_of(path: Path, whole: bool) -> str:
+    """JSON of all that a page shows beside its text.
+
+    A chapter's values may be missing yet; `whole` waits for them.
+    """
+    if is_chapter(path):
+        return values_of(path.stem) if whole or is_kept(path.stem) else WAITING
+    if path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8"):
+        from docs.book.replay import replay_data  # NumPy and a reference
+
+        return as_json({"replay": replay_data()})
+    return NOTHING
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:
@@ -150,50 +155,48 @@ def addresses_of_functions(path: Path) -> dict[str, str]:
     reference = reference_of_pages().get(path)
     if reference is None:
         return {}
-    page = "" if path.stem in METHODS else f"{reference.stem}.html"
+    page = "" if is_chapter(path) else f"{reference.stem}.html"
     return {name: f"{page}#{name}" for name in definitions(reference)}
 
 
-def scripts_for(data: dict) -> str:
+def scripts_for(path: Path, data: str) -> str:
     """The JavaScript of a page, without what it does not need."""
-    needed = ["book.js"]
-    if data:
-        needed.append("heat.js")
-    if "replay" in data:
-        needed.append("replay.js")
-    if "functions" in data:
-        needed.append("panel.js")
-    make = re.search(r"^function make\(.*?^\}", VIEW.read_text(), re.M | re.S)[0]
-    return "\n".join([make, *((PAGE / name).read_text() for name in needed)])
+    needed = ["book.js", "search.js"]
+    if data == WAITING:
+        needed.append("waiting.js")
+    elif data != NOTHING:
+        needed += ["heat.js", "panel.js" if is_chapter(path) else "replay.js"]
+    make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
+    return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 
 
-def write_page(out: Path, path: Path) -> int:
-    """Write a page of the book and return its size in bytes.
-
-    In its JSON no < stands, so that no text can end the script.
-    """
-    data = data_of(path)
+def page_of(path: Path, whole: bool = False) -> str:
+    """A page of the book; `whole` waits until a chapter's values are recorded."""
+    data = data_of(path, whole)
     if path.suffix in (".md", ".ipynb"):
         text = page_text(path, pages(), addresses_of_functions(path))
     else:
         text = file_text(path, str(path.relative_to(ROOT)))
-    light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(), re.S)
-    script = json.dumps(data, separators=(",", ":"), default=encoded)
+    light, dark = re.findall(r":root \{(.*?)\}", VIEW.read_text(encoding="utf-8"), re.S)
     parts = {
         "TITLE": html.escape(title_of(path)),
         "LIGHT": light,
         "DARK": dark,
-        "STYLE": (PAGE / "book.css").read_text(),
-        "KIND": "method" if "functions" in data else "text",
+        "STYLE": (PAGE / "book.css").read_text(encoding="utf-8"),
+        "KIND": "method" if is_chapter(path) and data != WAITING else "text",
         "MENU": menu_html(path),
         "CONTENTS": text.contents,
         "TEXT": text.article + neighbours_html(path),
-        "DATA": script.replace("<", "\\u003c"),
-        "SCRIPT": scripts_for(data),
+        "DATA": data,
+        "SCRIPT": scripts_for(path, data),
     }
-    blank = (PAGE / "page.html").read_text()
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
-    return (out / pages()[path]).write_bytes(page.encode())
+    blank = (PAGE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
+
+
+def write_page(out: Path, path: Path) -> int:
+    """Write a page of the book and return its size in bytes."""
+    return (out / pages()[path]).write_bytes(page_of(path, whole=True).encode())
 
 
 def build(out: Path) -> dict[str, int]:
@@ -205,4 +208,5 @@ def build(out: Path) -> dict[str, int]:
     for page in map(out.joinpath, pages().values()):
         if page.exists() and MARK not in page.read_bytes():
             raise OSError(errno.EEXIST, f"{page.name} is there and is no page of the book")
+    (out / INDEX).write_text(index_script(pages()), encoding="utf-8")
     return {page: write_page(out, path) for path, page in pages().items()}

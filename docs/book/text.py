@@ -100,6 +100,13 @@ def coloured(kind: tuple, text: str) -> str:
     return text
 
 
+def anchor_of(heading: str, before: Counter) -> str:
+    """The anchor that GitHub gives a heading; `before` counts those of the page so far."""
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    before[anchor] += 1
+    return anchor if before[anchor] == 1 else f"{anchor}-{before[anchor] - 1}"
+
+
 def inline_math(state: object, silent: bool) -> bool:
     """The rule of $`formula`$."""
     match = INLINE_MATH.match(state.src, state.pos)
@@ -205,11 +212,7 @@ class Page(RendererHTML):
     def heading_open(self, tokens, at, options, env) -> str:
         """A heading, with the anchor that GitHub gives it and the function of the panel."""
         tag = tokens[at].tag
-        words = re.sub(r"[^\w\- ]", "", tokens[at + 1].content.lower())
-        anchor = words.replace(" ", "-")
-        env["anchors"][anchor] += 1
-        if env["anchors"][anchor] > 1:
-            anchor += f"-{env['anchors'][anchor] - 1}"
+        anchor = anchor_of(tokens[at + 1].content, env["anchors"])
         env["headings"].append((tag, anchor, tokens[at + 1]))
         after = tokens[at + 3] if at + 3 < len(tokens) else tokens[at]
         panel = PANEL.match(after.content)
@@ -257,9 +260,9 @@ def address_of_picture(path: Path) -> str:
 def markdown_of(path: Path) -> str:
     """The Markdown of a page; of a notebook, its cells and what they printed."""
     if path.suffix != ".ipynb":
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     parts = []
-    for cell in json.loads(path.read_text())["cells"]:
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):
@@ -292,5 +295,5 @@ def file_text(path: Path, name: str) -> Text:
         shown = f'<img src="{address_of_picture(path)}" alt="{name}">'
     else:
         lexer = find_lexer_class_for_filename(path.name) or TextLexer
-        shown = f"<pre>{code_html(path.read_text(), lexer=lexer)}</pre>"
+        shown = f"<pre>{code_html(path.read_text(encoding='utf-8'), lexer=lexer)}</pre>"
     return Text(f"<h1><code>{html.escape(name)}</code></h1>{shown}", "")

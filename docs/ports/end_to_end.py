@@ -23,8 +23,9 @@ from accelerated.generation.continuation import Sampling, continue_text
 from accelerated.program.errors import InputError, option_name, run_program
 from accelerated.training import opening, optimization, options
 from accelerated.training.folder import read_metrics
-from reference import memformer, vectors
-from reference.gradients import Case
+from reference import vectors
+from reference.gradients import Case, function_of
+from reference.rollout import Segment
 
 TEXT = Path(__file__).parents[1] / "results" / "log.md"
 OPTIONS = (
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
     with opening.open_run(settings, start) as run:
         case = read_ahead(run)
         batch = case._replace(segments=case.segments[: training.horizon])
-        rows = vectors.rows_of(batch, "", detailed=True)
+        rows = vectors.rows_of(batch)
         write(run, "batch", vectors.given_of(batch) | rows, {})
         if train.train(run) is None:
             write_steps(run, case)
@@ -64,8 +65,11 @@ def read_ahead(run: opening.Run) -> Case:
     segments = []
     for segment in run.reader.rollout(STEPS * run.settings.training.horizon):
         arrays = (field.numpy() for field in segment[:4])
-        task = segment.task and reference.Task(*(field.numpy() for field in segment.task))
-        segments.append(memformer.Segment(*arrays, task))
+        task = None
+        if segment.task:
+            make = function_of(reference, "Task")
+            task = make(*(field.numpy() for field in segment.task))
+        segments.append(Segment(*arrays, task))
     run.reader.seek(place)
     params = parameters_of(run)
     fresh = reference.initial_state(params, run.model.config, 1)

@@ -10,7 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file, tasks_of
+from docs.practice.answering import CAN_LIMIT
+from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file
+from docs.practice.tasks import tasks_of
 from reference.check import CheckError, exit_code
 
 
@@ -76,6 +78,8 @@ def copied_or_all_done(options: argparse.Namespace) -> bool:
     chosen = files_and_tasks(options.names)
     all_done = True
     print(f"in {options.folder}")
+    if not CAN_LIMIT:
+        print("this system sets no limit on an answer's memory; its time is limited")
     for file, task in chosen:
         verdicts = judge_file(options.folder, file, task)
         report(file, verdicts, whole=bool(options.names))

@@ -1,37 +1,40 @@
-"""Runs answers and judges them: on fixed examples of different sizes, then on random small ones.
+"""Judges answers: on fixed examples of different sizes, then on random small ones.
 
-__main__.py and test_practice.py use it. An answer that loops, prints, raises, changes its arguments
-or returns something else than arrays is refused with one sentence, and the next one is judged.
+__main__.py and test_practice.py use it. Each file is run in a process of its own (answering.py),
+which is ended if it takes too long, and what it returned is compared here. An answer that loops,
+prints, raises, ends Python, changes its arguments or returns something else than arrays is refused
+with one sentence, and the next one is judged.
 """
 
 import contextlib
 import copy
-import importlib
-import inspect
+import functools
 import io
+import json
 import os
-import runpy
 import signal
+import subprocess
 import sys
-import traceback
-import warnings
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+from docs.practice.answering import NOT_BEGUN, Refused, results_of
 from docs.practice.symptoms import Example, drawing, symptom_of, where_wrong
-from docs.practice.tasks import Task, mistaken
+from docs.practice.tasks import Task, mistaken, tasks_of
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 BEGIN = HERE / "begin"
 FILES = ("transformer", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
 SECONDS = 5.0  # that an answer may take for one example; a right one takes a thousandth
-CATCHES = 5  # how often an answer may catch that it takes too long
+START = 60.0  # that Python may take to start
 FIXED = 4  # examples of different sizes, by which a symptom is named
 RANDOM = 40  # examples that Hypothesis draws
 SEARCH = settings(
@@ -42,14 +45,7 @@ SEARCH = settings(
     phases=(Phase.generate, Phase.shrink),
     suppress_health_check=[*HealthCheck],
 )
-
-
-class Refused(Exception):
-    """An answer that cannot be compared; the message is the sentence to print."""
-
-
-class TooLong(BaseException):
-    """An answer took too long; `except Exception` does not catch it."""
+Ask = Callable[[dict, int], dict]  # (sizes, seed of an example) -> {result: array}, or Refused
 
 
 class Verdict(NamedTuple):
@@ -61,135 +57,102 @@ class Verdict(NamedTuple):
 
 
 # ----------------------------------------------------------------------------
-# running
+# the process that runs a reader's file
+class Runner:
+    """Asks a process for the results of a file's answers; one that was ended is started again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.process: Any = None
+
+    def ask(self, task: str, sizes: dict, seed: int) -> dict:
+        """{result: array} of an answer on an example; Refused if there is none to compare."""
+        self.start()
+        request = {"path": str(self.path), "task": task, "sizes": sizes, "seed": seed}
+        with self.ending_after(SECONDS) as rung:
+            with contextlib.suppress(OSError):  # it has ended: no reply follows
+                self.process.stdin.write(json.dumps(request).encode() + b"\n")
+                self.process.stdin.flush()
+            results = self.reply()
+        if results is not None:
+            return results
+        self.end()
+        if rung:
+            raise Refused(f"it loops: no result after {SECONDS:.0f} seconds, on small arrays")
+        raise Refused("it ends Python, or uses too much memory")
+
+    def reply(self) -> dict | None:
+        """{result: array}, or None if the process ended before; Refused as the process says."""
+        try:
+            head = json.loads(self.process.stdout.readline())
+            if "refused" in head:
+                raise Refused(str(head["refused"]))
+            body = io.BytesIO(self.process.stdout.read(head["bytes"]))
+            with np.load(body, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (ValueError, KeyError, TypeError, OSError):  # no reply, or not all of it
+            return None
+
+    def start(self) -> None:
+        """Start the process, unless it runs, and wait until it listens."""
+        if self.process is not None:
+            return
+        command = [sys.executable, "-m", "docs.practice.answering"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=ROOT, **pipes)
+        with self.ending_after(START):
+            self.process.stdout.readline()
+
+    @contextlib.contextmanager
+    def ending_after(self, seconds: float) -> Iterator[list]:
+        """End the process if the block takes longer; the list then has an item."""
+        rung: list = []
+
+        def ring() -> None:
+            rung.append(True)
+            kill(self.process)
+
+        timer = threading.Timer(seconds, ring)
+        timer.start()
+        try:
+            yield rung
+        finally:
+            timer.cancel()
+
+    def end(self) -> None:
+        """End the process and all that it started."""
+        if self.process is not None:
+            kill(self.process)
+            self.process.communicate()
+            self.process = None
+
+
+def kill(process: subprocess.Popen) -> None:
+    """End a process, and its group where there are such."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooLong in the block if it takes longer; without an alarm clock, on Windows, never.
-
-    It is raised again and again: a bare except in the block catches it. After some times the
-    program ends.
-    """
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    rung = []
-
-    def ring(number, frame):
-        rung.append(number)
-        if len(rung) > CATCHES:
-            os.write(2, b"an endless loop in a bare except cannot be ended; name the error\n")
-            os._exit(1)
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, ring)
-    another = signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)  # of pytest-timeout
+def running(path: Path) -> Iterator[Runner]:
+    """A Runner of a file, whose process is ended after the block."""
+    runner = Runner(path)
     try:
-        yield
+        yield runner
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *another)
-        signal.signal(signal.SIGALRM, before)
-
-
-def load(path: Path) -> dict:
-    """{name: value} of the reader's file; Refused if Python cannot run it."""
-    if not path.is_file():
-        raise Refused(f"{path}: no such file; --copy FOLDER makes the files")
-    try:
-        with at_most(SECONDS), contextlib.redirect_stdout(io.StringIO()):
-            return runpy.run_path(str(path))
-    except TooLong:
-        raise Refused(f"{path.name} does not end when it is read") from None
-    except (Exception, SystemExit) as error:
-        words = f"{path.name} cannot be read: {type(error).__name__}: {error}"
-        raise Refused(words) from None
-
-
-def results_of(task: Task, answer: Callable, given: dict) -> dict:
-    """{result: array} of a call; Refused if there is none that can be compared."""
-    before = copy.deepcopy(given)
-    printed = io.StringIO()
-    try:
-        with (
-            at_most(SECONDS),
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
-            warnings.catch_warnings(),
-            np.errstate(all="ignore"),
-        ):
-            warnings.simplefilter("ignore")
-            returned = task.call(answer, given)
-    except TooLong:
-        words = f"it loops: no result after {SECONDS:.0f} seconds, on arrays of a few numbers"
-        raise Refused(words) from None
-    except NotImplementedError as error:
-        name = traceback.extract_tb(error.__traceback__)[-1].name
-        if name == task.name:
-            raise
-        raise Refused(f"it calls {name}, which is not written yet") from None
-    except Refused:
-        raise
-    except (Exception, SystemExit) as error:
-        raise Refused(f"it raises {raised(error, answer)}") from None
-    for name, value in before.items():
-        if not same(given[name], value):
-            words = f"it changes its argument {name}: the caller still needs it, so copy it first"
-            raise Refused(words)
-    if printed.getvalue():
-        first = printed.getvalue().splitlines()[0]
-        raise Refused(f"it prints {first[:60]!r}: take that out")
-    return named_results(task, returned)
-
-
-def raised(error: BaseException, answer: Callable) -> str:
-    """An error in words, with its line in the reader's file."""
-    code = getattr(inspect.unwrap(answer), "__code__", None)
-    file = code.co_filename if code else ""
-    lines = [
-        place.lineno
-        for place in traceback.extract_tb(error.__traceback__)[1:]
-        if place.filename == file
-    ]
-    where = f" in line {lines[-1]} of {Path(file).name}" if lines else ""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"
-
-
-def same(one: object, two: object) -> bool:
-    """Whether an argument is what it was."""
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, two, equal_nan=True)
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    return True
-
-
-def named_results(task: Task, returned: object) -> dict:
-    """{result: array} of what an answer returned; Refused if it is of another kind."""
-    names = [*task.returns]
-    several = len(names) > 1
-    expected = f"expected {'a tuple' if several else 'a NumPy array'}: {', '.join(names)}"
-    parts = returned if several else (returned,)
-    if returned is None:
-        raise Refused(f"it returns nothing; {expected}")
-    if not isinstance(parts, tuple):
-        raise Refused(f"it returns a {type(returned).__name__}; {expected}")
-    if len(parts) != len(names):
-        raise Refused(f"it returns {len(parts)} results; {expected}")
-    for name, part in zip(names, parts, strict=True):
-        if not isinstance(part, np.ndarray | np.generic | float | int):
-            what = f"as {name} " if several else ""
-            raise Refused(f"it returns {what}a {type(part).__name__}; {expected}")
-    return {name: np.asarray(part) for name, part in zip(names, parts, strict=True)}
+        runner.end()
 
 
 # ----------------------------------------------------------------------------
 # judging
-def judge(task: Task, answer: Callable) -> Verdict:
-    """What is said of an answer."""
+def judge(task: Task, ask: Ask) -> Verdict:
+    """What is said of the answer that `ask` runs."""
     try:
-        wrong = wrong_examples(task, answer)
-    except NotImplementedError:
-        return Verdict(task.name, "not begun")
+        wrong = wrong_examples(task, ask)
     except Refused as refused:
+        if str(refused) == NOT_BEGUN:
+            return Verdict(task.name, NOT_BEGUN)
         return Verdict(task.name, "wrong", (str(refused),))
     if not wrong:
         return Verdict(task.name, "done")
@@ -211,21 +174,21 @@ def judge(task: Task, answer: Callable) -> Verdict:
     return Verdict(task.name, "wrong", lines)
 
 
-def wrong_examples(task: Task, answer: Callable) -> list[Example]:
+def wrong_examples(task: Task, ask: Ask) -> list[Example]:
     """Fixed examples that are wrong, and the smallest one that Hypothesis finds, last; or none."""
     wrong = []
     for seed, sizes in enumerate(sizes_of(task)):
-        one = example_of(task, answer, sizes, seed)
+        one = example_of(task, ask, sizes, seed)
         if one.wrong:
             wrong.append(one)
 
     def is_wrong(drawn: tuple) -> list:
-        return example_of(task, answer, *drawn).wrong
+        return example_of(task, ask, *drawn).wrong
 
     letters = {letter: st.integers(*ends) for letter, ends in task.sizes.items()}
     drawn = st.tuples(st.fixed_dictionaries(letters), st.integers(0, 99))
     with contextlib.suppress(NoSuchExample):
-        wrong.append(example_of(task, answer, *find(drawn, is_wrong, settings=SEARCH)))
+        wrong.append(example_of(task, ask, *find(drawn, is_wrong, settings=SEARCH)))
     return [explained(task, one) for one in wrong]
 
 
@@ -252,13 +215,13 @@ def sizes_of(task: Task) -> list[dict]:
     return chosen
 
 
-def example_of(task: Task, answer: Callable, sizes: dict, seed: int) -> Example:
+def example_of(task: Task, ask: Ask, sizes: dict, seed: int) -> Example:
     """An answer's call beside the right one's."""
     given = task.given(np.random.default_rng(seed), sizes)
     right = results_of(task, task.right, copy.deepcopy(given))
-    found = results_of(task, answer, copy.deepcopy(given))
-    for name, array in found.items():
-        check_type(name, array, right[name])
+    found = ask(sizes, seed)
+    for name, array in right.items():
+        check_type(name, found[name], array)
     return Example(sizes, given, found, right, task.returns, [])
 
 
@@ -270,23 +233,8 @@ def check_type(name: str, found: np.ndarray, right: np.ndarray) -> None:
         raise Refused(f"{name} is an array of {found.dtype}; expected {expected}")
 
 
-def tasks_of(file: str) -> list[Task]:
-    """The tasks of a file, in order."""
-    return importlib.import_module(f"docs.practice.judged.{file}").TASKS
-
-
 def judge_file(folder: Path, file: str, only: str = "") -> list[Verdict]:
     """What is said of the answers of a file, or of one of them."""
     chosen = [task for task in tasks_of(file) if only in ("", task.name)]
-    try:
-        answers = load(folder / f"{file}.py")
-    except Refused as refused:
-        return [Verdict(task.name, "wrong", (str(refused),)) for task in chosen]
-    verdicts = []
-    for task in chosen:
-        if callable(answers.get(task.name)):
-            verdicts.append(judge(task, answers[task.name]))
-        else:
-            words = f"{file}.py has no function {task.name}"
-            verdicts.append(Verdict(task.name, "wrong", (words,)))
-    return verdicts
+    with running((folder / f"{file}.py").absolute()) as runner:
+        return [judge(task, functools.partial(runner.ask, task.name)) for task in chosen]

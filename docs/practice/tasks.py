@@ -7,14 +7,17 @@ reference.
 """
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+
+from reference.gradients import modules_of
 
 
 def called_plainly(answer: Callable, given: dict) -> object:
@@ -45,6 +48,11 @@ class Task(NamedTuple):
         return normals(rng, sizes, self.inputs)
 
 
+def tasks_of(file: str) -> list[Task]:
+    """The tasks of a file, in order."""
+    return importlib.import_module(f"docs.practice.judged.{file}").TASKS
+
+
 class Mistake(NamedTuple):
     """A text in a function on the way to the right answer, and what is written instead."""
 
@@ -57,7 +65,7 @@ class Mistake(NamedTuple):
 
 def blocks(path: Path) -> Iterator[Mistake]:
     """The mistakes of a text; an empty line is between two."""
-    for block in path.read_text().strip().split("\n\n"):
+    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
         head, *lines = block.splitlines()
         names, _, sentence = head.partition(": ")
         task, _, function = names.partition(" in ")
@@ -82,27 +90,48 @@ def with_mistake(judged: ModuleType, mistake: Mistake) -> ModuleType:
     if not function:
         return changed(judged, task, old, new)
     whole = changed(judged, task, "", "")
-    whole.reference = changed(judged.reference, function, old, new)  # type: ignore[attr-defined]
+    modules = modules_of(changed(judged.reference, function, old, new))
+    vars(whole).update(zip(("reference", "variants"), modules, strict=False))
     return whole
 
 
 def changed(module: ModuleType, function: str, old: str, new: str) -> ModuleType:
-    """A module with another text in a function, or anywhere if that is ""; ValueError without it.
+    """A copy of a module with another text in a function, or anywhere if that is "".
 
-    An empty old text changes nothing.
+    The copy of a paper's file has a copy of its variants, in which the text may stand. An empty old
+    text changes nothing. Raises ValueError without the text.
     """
-    whole = inspect.getsource(module)
-    source = inspect.getsource(getattr(module, function)) if function else whole
-    if old not in source:
+    modules = modules_of(module)
+    texts = [inspect.getsource(each) for each in modules]
+    sources = texts
+    if function:
+        defined = [getattr(each, function, None) for each in modules]
+        sources = [inspect.getsource(each) if each else "" for each in defined]
+    found = [old in source for source in sources]
+    if not any(found):
         raise ValueError(f"{module.__name__}.{function} has no {old!r}")
-    text = whole.replace(source, source.replace(old, new)) if old else whole
-    copy = ModuleType(f"changed_{module.__name__}")
+    if old:
+        at = found.index(True)
+        texts[at] = texts[at].replace(sources[at], sources[at].replace(old, new))
+    copy, *variants = map(executed, modules, texts)
+    for variant in variants:
+        vars(variant)["paper"] = copy
+        # What the copy imports when a config asks for a variant
+        imported = {f"reference.variants.{module.__name__.rpartition('.')[2]}": variant}
+        vars(copy)["importlib"] = SimpleNamespace(import_module=imported.__getitem__)
+    return copy
+
+
+def executed(module: ModuleType, text: str) -> ModuleType:
+    """A module of another text, with the name and the file of a module."""
+    copy = ModuleType(module.__name__)
     copy.__file__ = str(module.__file__)
+    before = sys.modules[copy.__name__]
     sys.modules[copy.__name__] = copy  # dataclasses look there
     try:
         exec(compile(text, copy.__file__, "exec"), vars(copy))
     finally:
-        del sys.modules[copy.__name__]
+        sys.modules[copy.__name__] = before
     return copy
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.practice.judging import BEGIN, FILES, HERE, judge_file, tasks_of
+from docs.practice.judging import BEGIN, FILES, HERE, judge_file
+from docs.practice.tasks import tasks_of
 
 FOLDER = Path(__file__).parent
 TASKS = [(file, task.name) for file in FILES for task in tasks_of(file)]

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.retrieval import largest_by_columns, retrieval_attention, searchable
+from accelerated.attention.retrieval import retrieval_attention, searchable
+from accelerated.fast.retrieval import largest_by_columns
 from reference import memorizing
 from tests.helpers.comparison import SEEDS, SIZES, assert_agree, beside_one, mixture
 

@@ -3,15 +3,17 @@
 It is compared by operation, in whole models, and with dropout.
 """
 
+import math
 import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from tests.attention.test_paths import relative_inputs, sliding_inputs
-from tests.helpers.comparison import TOLERANCE, assert_agree
+from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
 from tests.helpers.rollouts import both_sides, check_rollout, random_segments
 from tests.helpers.variants import ONE_OF_EACH, over, pairs
 
@@ -22,6 +24,122 @@ THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attenti
     memformer="encoder-decoder-xl decoder-only-xl",
     pretrained_recurrence="several-vectors one-token",
 )
+
+
+def drawn(**shapes):
+    """{name: normal random numbers}."""
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
+    """What sliding attention takes; `size` is that of the queries and of the offset.
+
+    The first block's keys are zeros, as a document's are.
+    """
+    rows = (batch, heads, (blocks + 1) * window, width)
+    inputs = drawn(
+        query=(batch, heads, blocks * window, width),
+        keys=rows,
+        values=rows,
+        offset=(heads, window, 2 * window),
+    )
+    for name in ("keys", "values"):
+        inputs[name][:, :, :window] = 0
+    _, seen = sliding_window.tables_by_distance(window, 4, 8)
+    seen = sliding_window.by_query_and_key(seen, window)
+    inputs["query"] = size * inputs["query"]
+    inputs["offset"] = (size * inputs["offset"]).masked_fill(~seen, -math.inf)
+    return inputs
+
+
+def by_distance(inputs):
+    """The same with an offset by distance, as sliding_attention takes it."""
+    offset = inputs.pop("offset")
+    heads, window, _ = offset.shape
+    return inputs | {"by_distance": torch.randn(heads, 3 * window - 1)}
+
+
+def relative_inputs(batch, heads, length, before, width, size=1.0):
+    """What relative attention takes; `size` is that of the queries and the biases."""
+    keys = before + length
+    inputs = drawn(
+        query=(batch, heads, length, width),
+        key=(batch, heads, keys, width),
+        value=(batch, heads, keys, width),
+        distance_key=(heads, keys, width),
+        content_bias=(heads, width),
+        distance_bias=(heads, width),
+    )
+    for name in ("query", "content_bias", "distance_bias"):
+        inputs[name] = size * inputs[name]
+    return inputs
+
+
+def gradients(function, inputs, *rest, **options):
+    """The outputs of a function and the gradients of its inputs, by name."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    returned = function(*leaves.values(), *rest, **options)
+    if not isinstance(returned, tuple):
+        returned = (returned,)
+    outs = {f"out {k}": out for k, out in enumerate(returned) if out is not None}
+    total = 0.0
+    for out in outs.values():
+        if out.requires_grad:
+            weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype)
+            total = total + (out * weights.view(out.shape)).sum()
+    total.backward()
+    return outs | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
+
+
+def in_type(inputs, dtype):
+    return {name: x.to(dtype) for name, x in inputs.items()}
+
+
+def types_for(size):
+    """Usual scores are compared in float32 too; large ones would need other tolerances."""
+    return (torch.float64, torch.float32) if size == 1 else (torch.float64,)
+
+
+sizes = st.integers(1, 3)
+
+
+@given(
+    batch=sizes,
+    heads=sizes,
+    blocks=st.integers(1, 4),
+    window=st.integers(1, 9),
+    width=st.integers(1, 6),
+    size=SIZES,
+)
+def test_sliding_attention_by_sdpa_equals_plain(batch, heads, blocks, window, width, size):
+    inputs = sliding_inputs(batch, heads, blocks, window, width, size)
+    expected = gradients(sliding_window.sliding_attention_plain, inputs)
+    for dtype in types_for(size):
+        actual = gradients(sliding_window.sliding_attention_sdpa, in_type(inputs, dtype))
+        assert {x.dtype for x in actual.values()} == {dtype}
+        tolerance = 10 * TOLERANCE["cpu", dtype]  # sizes are up to 30
+        assert_agree(beside_one(expected), beside_one(actual), tolerance)
+
+
+@given(
+    batch=sizes,
+    heads=sizes,
+    length=st.integers(1, 9),
+    before=st.integers(0, 7),
+    width=st.integers(1, 6),
+    size=SIZES,
+)
+def test_relative_attention_by_sdpa_equals_plain(batch, heads, length, before, width, size):
+    inputs = relative_inputs(batch, heads, length, before, width, size)
+    keys = before + length
+    future = content.future_keys(length, keys)
+    expected = gradients(relative_shift.relative_attention_plain, inputs)
+    for dtype in types_for(size):
+        typed = in_type(inputs, dtype)
+        actual = gradients(relative_shift.relative_attention_sdpa, typed, keys, future)
+        assert {x.dtype for x in actual.values()} == {dtype}
+        assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])
 
 
 @pytest.fixture
@@ -45,8 +163,6 @@ def as_on_a_gpu(monkeypatch, calls):
             continue
         if hasattr(module, "takes_sdpa"):
             monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
-        if hasattr(module, "on_plain_cpu"):
-            monkeypatch.setattr(module, "on_plain_cpu", lambda x: False)
     return calls
 
 
@@ -106,7 +222,7 @@ def rates(calls):
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_attention_is_one_call_off_the_cpu(rate, calls):
     """The device meta stands for a GPU. Only the plain path has the weights that usage needs."""
-    sliding_window.sliding_attention(*on("meta", sliding_inputs(2, 3, 2, 4, 5)), rate)
+    sliding_window.sliding_attention(*on("meta", by_distance(sliding_inputs(2, 3, 2, 4, 5))), rate)
     assert rates(calls) == [rate]
     relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
     _, usage = relative_shift.relative_attention(*relative, rate)
@@ -127,7 +243,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
 
 def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
     """By content, without dropout, in float32 or float64, unless only keys need gradients."""
-    sliding_window.sliding_attention(*on("cpu", sliding_inputs(2, 3, 2, 4, 5)))
+    sliding_window.sliding_attention(*on("cpu", by_distance(sliding_inputs(2, 3, 2, 4, 5))))
     relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
     relative_shift.relative_attention(*relative)
     query, key, value, _, bias, _ = relative
@@ -148,3 +264,15 @@ def test_one_key_takes_the_plain_path(device, calls):
     content.content_attention(query, one_key, one_value)
     sliding_window.scaled_attention(query, one_key, one_value, bias[:, 0])
     assert not rates(calls), "of one key the gradient of query and key must be exactly zero"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_usage_is_measured_only_if_it_is_asked_for(dropout):
+    """Before weights are dropped."""
+    inputs = relative_inputs(2, 3, 4, 5, 6).values()
+    _, usage = relative_shift.relative_attention(*inputs, dropout)
+    assert usage is None
+    _, usage = relative_shift.relative_attention(*inputs, dropout, measure=True)
+    _, expected = relative_shift.relative_attention_plain(*inputs, measure=True)
+    assert usage.shape == (2, 9)
+    torch.testing.assert_close(usage, expected)

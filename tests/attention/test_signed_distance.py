@@ -8,14 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention import signed_distance
 from accelerated.attention.relative_shift import distance_sinusoids
 from accelerated.attention.signed_distance import (
     far_to_near,
     simplified_attention,
     transformer_xl_attention,
 )
+from accelerated.fast import paths
 from reference import memformer as ref
+from reference.variants import memformer as variants
 from tests.helpers.comparison import SEEDS, SIZES, assert_agree, mixture
 
 
@@ -60,7 +61,7 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     if padded and not causal:
         readable = rng.random((2, n)) < 0.6
         readable[:, 0] = True
-    mask = ref.self_attention_mask(n, before, causal, readable)
+    mask = variants.self_attention_mask(n, before, causal, readable)
 
     def pair(h, q, k, v, distance):
         row = np.zeros(4)  # a slot has no position
@@ -80,7 +81,7 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     given = (*map(torch.tensor, (query, key, value)), by_distance, hidden)
     actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "PyTorch")
-    with mock.patch.object(signed_distance, "rows_missing", lambda x, multiple: 5):
+    with mock.patch.object(paths, "padding_rows", lambda x, multiple: 5):
         actual = simplified_attention(*given)
     assert_agree(expected, actual, 1e-11, "with keys of zeros, as on a GPU")
 
@@ -100,7 +101,7 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
     u, v = size * rng.standard_normal((2, 2, 3))
     key, value = rng.standard_normal((2, 2, 2, before + n, 3))
     weight = rng.standard_normal((2, 3, width))
-    mask = ref.self_attention_mask(n, before, causal, None)
+    mask = variants.self_attention_mask(n, before, causal, None)
 
     def pair(h, q, k, read, distance):
         score = q @ k + u[h] @ k
@@ -113,7 +114,9 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
     expected = one_by_one(query, key, value, mask, before, pair)
     distances = np.arange(0 if causal else 1 - n, n)
     p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
-    out, _ = ref.transformer_xl_attention_forward(p, query, key, value, distances, mask, 0.0, None)
+    out, _ = variants.transformer_xl_attention_forward(
+        p, query, key, value, distances, mask, 0.0, None
+    )
     assert_agree(expected, out, 1e-11, "NumPy")
 
     rows = distance_sinusoids(len(distances), width, int(distances[0]))

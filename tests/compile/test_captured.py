@@ -1,4 +1,4 @@
-"""captured.py's back-propagation equals replay's, with a graph that computes again what it has
+"""graphs.py's back-propagation equals replay's, with a graph that computes again what it has
 recorded: on a CPU. Below are a GPU's own graphs, which need one.
 """
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from accelerated import captured, replay
-from accelerated.captured import CapturedBackprop
+from accelerated import replay
+from accelerated.fast import graphs as graphs_module
+from accelerated.fast.graphs import CapturedBackprop, takes_graphs
 from accelerated.protocol import computing_in
-from accelerated.training.optimization import backprop_of, prepare_layers, takes_graphs
+from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -40,7 +41,7 @@ class Recomputed:
 
 
 def recomputed(functions, graphs):
-    """What captured.record returns."""
+    """What graphs.record returns."""
     recorded = []
     with graphs.computing_with_leaves():
         for function in functions:
@@ -51,7 +52,7 @@ def recomputed(functions, graphs):
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-    monkeypatch.setattr(captured, "record", recomputed)
+    monkeypatch.setattr(graphs_module, "record", recomputed)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
@@ -155,5 +156,5 @@ def test_adding_gradients_asks_for_no_number(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda tensor: pytest.fail("it asks for numbers"))
     sums = [torch.zeros(2), torch.zeros(3)]
     graphs = SimpleNamespace(sums=sums)
-    captured.Graphs.add_to_sums(graphs, [torch.ones(2).bfloat16(), None])
+    graphs_module.Graphs.add_to_sums(graphs, [torch.ones(2).bfloat16(), None])
     assert sums[0].tolist() == [1, 1] and sums[1].tolist() == [0, 0, 0]

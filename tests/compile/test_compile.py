@@ -1,4 +1,4 @@
-"""--compile: regions of layers compute what they computed before.
+"""--compile: compiled methods of layers compute what they computed before.
 
 They are compiled in the first two iterations only.
 """
@@ -18,7 +18,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, optimization, process
-from accelerated.training.optimization import backprop_of, prepare_layers, takes_regions
+from accelerated.training.optimization import backprop_of, compiles_methods, prepare_layers
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
@@ -32,8 +32,8 @@ TYPED += [(ONE_OF_EACH[1], "memory_replay", torch.bfloat16)]
 
 
 @pytest.fixture
-def regions():
-    """No region is compiled before the test, and none stays compiled after it."""
+def nothing_compiled():
+    """Nothing is compiled before the test, and nothing stays compiled after it."""
     heads.compiled_once.cache_clear()
     torch._dynamo.reset()
     yield
@@ -41,7 +41,7 @@ def regions():
 
 
 @pytest.fixture
-def graphs(monkeypatch, regions):
+def graphs(monkeypatch, nothing_compiled):
     """A list that grows by one for each graph that is compiled.
 
     It is without torch's code generator, which takes minutes.
@@ -94,7 +94,7 @@ NAMES = [f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED]
 
 
 @pytest.mark.parametrize("case, method, dtype", TYPED, ids=NAMES)
-def test_regions_are_compiled_in_the_first_two_rollouts_alone(case, method, dtype, graphs):
+def test_methods_are_compiled_in_the_first_two_rollouts_alone(case, method, dtype, graphs):
     """Neither for a state that documents begin, nor for fewer lanes in evaluation."""
     counts = []  # of graphs, after each rollout
     actual = trained(*case, method, "inductor", lambda: counts.append(len(graphs)), dtype)
@@ -106,14 +106,14 @@ def test_regions_are_compiled_in_the_first_two_rollouts_alone(case, method, dtyp
 
 
 @over(ONE_OF_EACH[:2])
-def test_layers_that_are_computed_again_use_their_regions(paper, name, graphs):
+def test_layers_that_are_computed_again_use_compiled_methods(paper, name, graphs):
     """The second time they drop what they dropped the first time."""
     actual = trained(paper, name, "through_time", "inductor", again=True)
     assert graphs
     assert_agree(trained(paper, name, "through_time", "none"), actual, 1e-12)
 
 
-def test_all_layers_use_one_region(graphs):
+def test_all_layers_use_one_compiled_method(graphs):
     """Twice as many layers are compiled to as many graphs."""
     small = PAPERS["block_recurrent"].small
     counts = []
@@ -130,16 +130,16 @@ def test_all_layers_use_one_region(graphs):
 
 def test_a_gpu_compiles_large_models_by_default(monkeypatch):
     """A CPU does not."""
-    assert not takes_regions(TrainingConfig(), Dropping()), "a CPU compiles by default"
+    assert not compiles_methods(TrainingConfig(), Dropping()), "a CPU compiles by default"
     monkeypatch.setattr(optimization, "HAS_TRITON", True)
     embedding = SimpleNamespace(device=torch.device("cuda"))
     model = SimpleNamespace(embedding=embedding, parameters=lambda: [torch.zeros(3)])
     for least, expected in ((10**9, False), (3, True)):
         monkeypatch.setattr(optimization, "LARGE", least)
-        assert takes_regions(TrainingConfig(), model) == expected
-        assert takes_regions(TrainingConfig(compile="inductor"), model)
+        assert compiles_methods(TrainingConfig(), model) == expected
+        assert compiles_methods(TrainingConfig(compile="inductor"), model)
         for chosen in ("none", "cudagraphs"):
-            assert not takes_regions(TrainingConfig(compile=chosen), model), chosen
+            assert not compiles_methods(TrainingConfig(compile=chosen), model), chosen
 
 
 def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
@@ -147,7 +147,7 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
 
     On a CPU compiled bfloat16 crashed; what else is refused is in paths/training.
     """
-    monkeypatch.setattr(process, "choose_device", torch.device)
+    monkeypatch.setattr(process, "choose_device", lambda name, _: torch.device(name))
 
     def check(options):
         opening.check_machine(*parse_training([*map(str, TINY), "--compile", *options.split()]))
@@ -199,7 +199,7 @@ class Dropping(Model):
     def initial_state(self, batch):
         return Total(torch.zeros(batch, 3).to(self.embedding))
 
-    @heads.region
+    @heads.compilable
     def kept(self, rows):
         return torch.nn.functional.dropout(rows, 0.5, self.training)
 
@@ -220,7 +220,7 @@ def some_segments(count):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
-def test_both_passes_of_memory_replay_drop_the_same(regions):
+def test_both_passes_of_memory_replay_drop_the_same(nothing_compiled):
     """By torch's code generator, which has random numbers of its own.
 
     Otherwise memory replay would not recompute the states that it stored.

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import train as training_script
 from accelerated import replay
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.training import optimization
 from tests.helpers.programs import COMPRESSIVE, train
 from tests.helpers.rollouts import both_sides, setting

@@ -18,7 +18,7 @@ import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.protocol import computing_in
 from tests.helpers.comparison import TOLERANCE, assert_agree, named
 from tests.helpers.programs import (

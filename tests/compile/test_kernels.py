@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,7 +80,7 @@ def drawn(lanes, heads, queries, keys, width, columns, shift, *_):
 
 def kept_weights(leaves, numbers, shift, rate, *own):
     """What dropout multiplies the weights by, (B, H, N, K): values are unit vectors."""
-    from accelerated.attention.on_a_gpu import attend
+    from accelerated.fast.attention_gpu import attend
 
     query, key, _, offset = (leaf.detach() for leaf in leaves)
     keys, width = key.shape[2:]
@@ -136,7 +135,7 @@ def assert_small(errors, tolerance=TOLERANCE):
 def test_the_kernel_equals_attention_written_out(case, rate):
     """The output and all gradients; with dropout both have the same mask."""
     needs_kernels()
-    from accelerated.attention.on_a_gpu import attend, drawn_for
+    from accelerated.fast.attention_gpu import attend, drawn_for
 
     _, _, _, _, _, _, shift, *own = CASES[case]
     leaves = drawn(*CASES[case])
@@ -163,6 +162,7 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     """The output and every gradient; compressed rows may have distances of their own."""
     needs_kernels()
     from accelerated.attention import relative_shift
+    from accelerated.fast import paths
 
     heads = 2
     length = 20
@@ -183,7 +183,7 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
         if path == "plain":
             out, _ = relative_shift.relative_attention_plain(*leaves[:6], own=own)
         else:
-            monkeypatch.setattr(relative_shift, "takes_distance_attention", lambda query: True)
+            monkeypatch.setattr(paths, "takes_distance_attention", lambda query: True)
             out, _ = relative_shift.relative_attention(*leaves[:6], own=own)
         dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
         found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
@@ -196,6 +196,7 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     """The output and every gradient; of the offsets by distance the kernel takes W."""
     needs_kernels()
     from accelerated.attention import sliding_window
+    from accelerated.fast import paths
 
     window = 16
     rows = (2, 3, 4 * window, 16)
@@ -207,14 +208,12 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
         drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
         leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
         by_distance = leaves[3].masked_fill(~seen.to(DEVICE), -math.inf)
-        answer = path == "kernel"
-        takes = Mock(return_value=answer)
-        monkeypatch.setattr(sliding_window, "takes_distance_attention", takes)
-        offset = sliding_window.offsets_for(leaves[0], by_distance, window, 16)
-        attend = sliding_window.sliding_attention_plain
-        if answer:
-            attend = sliding_window.sliding_attention
-        out = attend(*leaves[:3], offset)
+        if path == "plain":
+            offset = sliding_window.offset_of_tile(by_distance, dtype)
+            out = sliding_window.sliding_attention_plain(*leaves[:3], offset)
+        else:
+            monkeypatch.setattr(paths, "takes_distance_attention", lambda query: True)
+            out = sliding_window.sliding_attention(*leaves[:3], by_distance)
         dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
         found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
     both = zip(*found.values(), strict=True)
@@ -225,7 +224,7 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
 def test_dropout_draws_each_weight_alone():
     """Its share is dropped, whatever lane, head, call, neighbouring key or query it is."""
     needs_kernels()
-    from accelerated.attention.on_a_gpu import drawn_for
+    from accelerated.fast.attention_gpu import drawn_for
 
     queries = 64
     window = 32
@@ -264,7 +263,7 @@ def test_weights_of_a_query_are_dropped_as_if_by_chance():
     """As many as chance has in a row, and as many pairs at each distance between two keys."""
     needs_kernels()
     torch.manual_seed(0)
-    from accelerated.attention.on_a_gpu import drawn_for, kept_by_dropout, lowest_kept
+    from accelerated.fast.attention_gpu import drawn_for, kept_by_dropout, lowest_kept
 
     queries = 1024
     keys = 512
@@ -288,17 +287,17 @@ def test_weights_of_a_query_are_dropped_as_if_by_chance():
 def test_the_losss_kernel_equals_the_plain_path(rows, words, columns):
     """Nats and gradient: of the first and the last word, of an ignored row, of extreme logits."""
     needs_kernels()
-    from accelerated.loss import chunks
-    from accelerated.loss.on_a_gpu import nats_in_place
+    from accelerated.fast import loss
+    from accelerated.fast.loss_gpu import loss_in_place
 
     torch.manual_seed(0)
     logits = 3 * torch.randn(rows, columns, device=DEVICE)
     logits[0] *= 1e4
     logits = logits.to(DTYPE)
     targets = torch.tensor([words - 1, IGNORED, 0, words // 2, 1][:rows], device=DEVICE)
-    expected, gradient = chunks.nats_and_gradient(logits.double(), targets, words)
+    expected, gradient = loss.loss_and_gradient(logits.double(), targets, words)
     gradient[1] = 0.0
-    found = nats_in_place(logits, targets, words, IGNORED)
+    found = loss_in_place(logits, targets, words, IGNORED)
     assert found[1] == 0.0, "an ignored row counts"
     torch.testing.assert_close(found.double().sum(), expected, rtol=1e-5, atol=1e-4)
     tolerance = 5e-3 if ON_A_GPU else 1e-6
@@ -308,8 +307,9 @@ def test_the_losss_kernel_equals_the_plain_path(rows, words, columns):
 @pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU")
 def test_whole_models_take_the_kernel():
     """Of the attentions that have offsets by distance, in 16-bit numbers, and no others."""
-    from accelerated.attention.heads import takes_distance_attention
+    from accelerated.fast.devices import takes_distance_attention
 
     query = torch.zeros(2, 3, 4, 64, device="cuda")
     assert takes_distance_attention(query.bfloat16()) and not takes_distance_attention(query)
-    assert not takes_distance_attention(query.bfloat16(), 48), "heads of 48 have no kernel"
+    narrow = query[..., :48].bfloat16()
+    assert not takes_distance_attention(narrow), "heads of 48 have no kernel"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accelerated import protocol, replay
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.protocol import evaluating
 from tests.helpers.rollouts import in_lane_1, random_segments, torch_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant

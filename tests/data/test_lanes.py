@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from accelerated.data.lanes import (
     Lanes,
     Parts,
-    beginnings,
     cut_for_lanes,
+    evenly_spread,
     joined_for_lanes,
-    spread,
+    truncated,
 )
 from accelerated.data.windows import cut
 from accelerated.program.errors import InputError
@@ -185,10 +185,10 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
     documents = documents_of(ns)
     predictions = [max(n - 1, 0) for n in ns]
     total = sum(predictions)
-    taken = spread(documents, tokens, longest)
+    taken = evenly_spread(documents, tokens, longest)
     assert (taken is documents) == (total <= tokens)
     assume(taken is not documents)
-    assert taken.spans == spread(documents, tokens, longest).spans
+    assert taken.spans == evenly_spread(documents, tokens, longest).spans
     assert taken.spans == sorted(set(taken.spans))
 
     before = np.cumsum([0, *predictions])
@@ -206,7 +206,7 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12))
 def test_beginnings_are_the_first_tokens_of_each_document(ns, tokens):
     documents = documents_of(ns)
-    parts = beginnings(documents, tokens)
+    parts = truncated(documents, tokens)
     assert parts.lengths.tolist() == [min(max(n - 1, 0), tokens - 1) for n in ns]
     for whole, part, length in zip(documents, parts, parts.lengths, strict=True):
         for name in FIELDS:

@@ -1,6 +1,7 @@
 """The recall task: answers follow from what a document told, and are never in its input."""
 
 import dataclasses
+import hashlib
 from itertools import dropwhile, islice
 
 import numpy as np
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data.recall import (
+    ALPHABET,
     ASK,
     FILLER,
     LEAST,
     SYMBOLS,
+    TELL,
     RecallConfig,
     RecallDocuments,
     chances,
@@ -41,6 +44,47 @@ def drawn(draw):
     )
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     return config, recall_document(config, rng, "x", training=True)
+
+
+@st.composite
+def drawn_anew(draw):
+    """A config whose facts are drawn anew, a document of it, and whether it is for training."""
+    rewrites = draw(st.integers(0, 5))
+    config = RecallConfig(
+        anew=True,
+        pairs=draw(st.integers(1, 6)),
+        vary_pairs=draw(st.booleans()),
+        values=draw(st.integers(2, 12)),
+        questions=draw(st.integers(1, 9)),
+        spacing=draw(st.integers(2, 5)),
+        begin=draw(st.integers(0, 20)),
+        distance=3 * rewrites + draw(st.integers(0, 20)),
+        vary_distance=draw(st.booleans()),
+        rewrites=rewrites,
+        distractors=draw(st.sampled_from([0.0, 0.3, 1.0])),
+    )
+    training = draw(st.booleans())
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return config, recall_document(config, rng, "x", training), training
+
+
+def told_and_answered(document):
+    """What a register makes of a document: (facts as they are told, its answers).
+
+    It keeps the last value that was told of each key, which is all that the task asks for.
+    """
+    facts = []
+    answers = []
+    register = {}
+    tokens = document.inputs.tolist()
+    for place, token in enumerate(tokens):
+        if token == TELL:
+            _, key, value = tokens[place : place + 3]
+            register[key] = value
+            facts.append((key, value))
+        if token == ASK:
+            answers.append(register[tokens[place + 1]])
+    return facts, answers
 
 
 def documents(config, count, split="train"):
@@ -74,6 +118,83 @@ def test_an_answer_is_what_the_document_told_last(config_and_document):
     assert {*rest} <= MARKS | {*known}, "the questions hold no answer"
     asked = document.inputs[document.scored].tolist()
     assert document.targets[document.scored].tolist() == [known[key] for key in asked]
+
+
+@given(drawn_anew())
+def test_a_register_answers_every_question_of_facts_drawn_anew(drawn):
+    """So the best score is 100%, whatever is told again, and wherever it stands among noise."""
+    config, document, training = drawn
+    facts, answers = told_and_answered(document)
+    assert document.targets[document.scored].tolist() == answers
+    assert len(answers) == config.questions
+    assert len(document.inputs) == config.length
+    keys = {key for key, _ in facts}
+    assert len({key for key, _ in facts[: len(keys)]}) == len(keys), "each is told, then some again"
+    assert not keys & {value for _, value in facts}
+    latest = {}
+    for key, value in facts:
+        assert latest.get(key) != value, "what is told again is told with another value"
+        latest[key] = value
+    if not (training and config.vary_pairs):
+        assert len(keys) == config.pairs
+    again = len(facts) - len(keys)
+    assert again <= config.rewrites if training else again == config.rewrites
+
+
+@given(drawn_anew())
+def test_a_document_drawn_anew_has_its_parts_where_its_config_says(drawn):
+    """Filler, facts, filler in which facts are told again, questions; only training varies."""
+    config, document, training = drawn
+    first_fact = int(np.flatnonzero(document.inputs == TELL)[0])
+    facts, _ = told_and_answered(document)
+    opened = first_fact + 3 * len({key for key, _ in facts})
+    distance = int(np.flatnonzero(document.inputs == ASK)[0]) - opened
+    begin = opened - 3 * config.pairs
+    assert 0 <= begin <= config.begin
+    assert 0 <= distance <= config.distance
+    if not training:
+        assert (begin, distance) == (config.begin, config.distance)
+
+
+def filler_of(document):
+    """The tokens of a document that are no part of a fact or a question."""
+    inputs = document.inputs
+    part = np.zeros(len(inputs), bool)
+    for sign, length in ((TELL, 3), (ASK, 2)):
+        for place in np.flatnonzero(inputs == sign):
+            part[place : place + length] = True
+    return inputs[~part]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_distractors_are_that_share_of_the_filler(share):
+    config = RecallConfig(anew=True, begin=3000, distance=3000, rewrites=9, distractors=share)
+    [document] = documents(config, 1, "test")
+    signs = ALPHABET[: config.pairs + config.values].tolist()
+    found = np.isin(filler_of(document), signs)
+    assert abs(found.mean() - share) < 0.03
+    assert {*filler_of(document)[found].tolist()} in ({*signs}, set()), "any sign may distract"
+    assert {*filler_of(document)[~found].tolist()} <= {*FILLER.tolist()}
+
+
+def test_a_byte_is_a_key_in_one_document_and_a_value_in_another():
+    config = RecallConfig(anew=True)
+    told = [told_and_answered(document)[0] for document in documents(config, 200)]
+    signs = {*ALPHABET[: config.pairs + config.values].tolist()}
+    assert {key for facts in told for key, _ in facts} == signs
+    assert {value for facts in told for _, value in facts} == signs
+
+
+def test_training_draws_where_facts_begin_and_how_many_are_told_again():
+    config = RecallConfig(anew=True, begin=3, rewrites=2)
+    for split in SPLITS:
+        begins = set()
+        again = set()
+        for document in documents(config, 60, split):
+            begins.add(int(np.flatnonzero(document.inputs == TELL)[0]))
+            again.add(len(told_and_answered(document)[0]) - config.pairs)
+        assert begins == ({0, 1, 2, 3} if split == "train" else {3})
+        assert again == ({0, 1, 2} if split == "train" else {2})
 
 
 @given(drawn())
@@ -141,9 +262,58 @@ def test_a_document_is_the_one_that_published_numbers_were_measured_on(changes, 
     assert bytes(document.targets[document.scored]) == answers
 
 
+DIGESTS = {  # of 64 documents of each split, as they were before facts could be drawn anew
+    "1bb89cee247d8deb": {},
+    "819f904b1252b9f7": {"own_values": True, "vary_pairs": True},
+    "7b2bc469ebf34888": {"pairs": 9, "vary_distance": True, "spacing": 3, "questions": 16},
+}
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_documents_without_the_new_options_are_the_old_ones(digest):
+    """Records of results rest on them."""
+    config = RecallConfig(**DIGESTS[digest])
+    found = hashlib.sha256()
+    for split in SPLITS:
+        for document in documents(config, 64, split):
+            for field in document[1:]:
+                found.update(field.tobytes())
+    assert found.hexdigest()[:16] == digest
+
+
+WITHOUT_ANEW = {
+    "begin": (1, "begin is 1; it needs anew"),
+    "rewrites": (1, "rewrites is 1; it needs anew"),
+    "distractors": (0.5, "distractors is 0.5; it needs anew"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ANEW)
+def test_what_only_a_marked_fact_allows_needs_anew(name):
+    value, words = WITHOUT_ANEW[name]
+    with pytest.raises(ValueError, match=words):
+        RecallConfig(**{name: value})
+    assert RecallConfig(anew=True, **{name: value})
+
+
+REFUSED = {
+    "own_values is true": {"own_values": True},
+    "distractors is 1.5; it must lie in 0..1": {"distractors": 1.5},
+    "distractors is nan; it must lie in 0..1": {"distractors": float("nan")},
+    "rewrites is 3: each takes 3 tokens of a distance of 8": {"rewrites": 3, "distance": 8},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_drawn_anew_is_refused(words):
+    with pytest.raises(ValueError, match=words):
+        RecallConfig(anew=True, **REFUSED[words])
+
+
 @pytest.mark.parametrize("name", LEAST)
 def test_a_size_that_is_too_small_is_refused(name):
     least = {"pairs": 1, "values": 2, "questions": 1, "distance": 0, "spacing": 2}
+    least |= {"begin": 0, "rewrites": 0, "distractors": 0}
     words = f"{name} is {least[name] - 1}; it must be at least {least[name]}"
     with pytest.raises(ValueError, match=words):
         RecallConfig(**{name: least[name] - 1})

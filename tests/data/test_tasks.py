@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from accelerated.data.config import TASKS
 from accelerated.data.lanes import Lanes
 from accelerated.data.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
-from reference import memformer as ref
+from reference.memformer import Config
+from reference.variants import memformer as ref
 from tests.helpers.texts import documents_of
 
-SPECIAL = ref.Config().special
+SPECIAL = Config().special
 MASK = SPECIAL("mask")
 BEGIN = SPECIAL("begin")
 ALL = TaskConfig(infilling=0.4, recall=0.3)

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 from accelerated.evaluation.sample import show_text, stream_text, write_continuation
-from accelerated.generation import continuation, token_by_token
-from accelerated.generation.any_model import AnyModel
+from accelerated.fast.generation import token_by_token
+from accelerated.fast.generation.token_by_token import Graph
+from accelerated.generation import continuation
+from accelerated.generation.any_model import AnyModel, stepper_of
 from accelerated.generation.continuation import (
     Sampling,
     continue_text,
     read_prompt,
 )
-from accelerated.generation.token_by_token import Graph, stepper_of
 from accelerated.program.errors import InputError
 from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES
@@ -100,7 +101,7 @@ class OnAGpu(torch.nn.Parameter):
 def test_a_models_own_file_is_used_and_captured_only_on_a_gpu(paper, name, monkeypatch):
     monkeypatch.setattr(token_by_token, "Graph", lambda function: "captured")
     model = random_model(paper, name)
-    if importlib.util.find_spec(f"accelerated.generation.{paper}") is None:
+    if importlib.util.find_spec(f"accelerated.fast.generation.{paper}") is None:
         assert type(stepper_of(model)) is AnyModel
         return
     assert stepper_of(model).compute != "captured"
@@ -193,7 +194,7 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     plain = stepper_of(random_model(paper, name))
     captured = stepper_of(random_model(paper, name))
     if isinstance(captured, AnyModel):
-        pytest.skip("a model without a file in generation/ has no step to capture")
+        pytest.skip("a model without a file in fast/generation/ has no step to capture")
     graph = FakeGraph(captured.logits_after, monkeypatch)
     captured.compute = Graph(graph.record)
     tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
-from reference import memformer, rollout
+from reference import rollout
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.variants import PAPERS
 
@@ -101,7 +101,7 @@ def reference_segments(segments, starts):
     """The segments as the reference's rollout reads them."""
     found = []
     for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
-        found.append(memformer.Segment(tokens, targets, scored, begins, *task))
+        found.append(rollout.Segment(tokens, targets, scored, begins, *task))
     return found
 
 

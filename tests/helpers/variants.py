@@ -2,7 +2,7 @@
 
 A model is found by its name in accelerated.models.NAMES. What its tests must know stands in
 tests/models/NAME.py. A model without such a file is tested with the defaults that stand here: its
-SMALL config as the only variant.
+TEST_CONFIG config as the only variant.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.data.tasks import Task
+from accelerated.data.lanes import Task
 from accelerated.models import NAMES, model_class, presets_of
 
 
@@ -24,7 +24,7 @@ class Paper:
         self.reference = importlib.import_module(f"reference.{name}")
         self.module = importlib.import_module(f"accelerated.{name}")
         self.model = model_class(name)
-        self.small = presets_of(name).SMALL
+        self.small = presets_of(name).TEST_CONFIG
 
         own = file_of(name)
         # {name: the fields of `small` that it changes}

@@ -121,6 +121,40 @@ function symbolsByKeys() {  // the focus shows what a symbol means, and Escape h
   return [...new Set(wrong)];
 }
 
+function unreachedLinks() {  // of the menu: after it is scrolled to, a click at its middle must meet it
+  const menu = at("menu");
+  menu.open = true;
+  const missed = [];
+  for (const link of menu.querySelectorAll("a")) {
+    link.scrollIntoView({ block: "nearest" });
+    const { left, top, width, height } = link.getBoundingClientRect();
+    const met = document.elementFromPoint(left + Math.min(width, 20) / 2, top + height / 2);
+    if (met !== link) missed.push(textOf(link));
+  }
+  menu.open = false;
+  return missed;
+}
+
+async function wrongSearch() {  // a function's name is found, first and in time
+  const wrong = [];
+  const type = words => {
+    box.value = words;
+    box.dispatchEvent(new Event("input"));
+  };
+  type("slot");
+  for (let k = 0; k < 200 && !window.searchEntries; k++) await new Promise(done => setTimeout(done, 20));
+  const begin = performance.now();
+  type("slot_attention_backward");
+  const time = performance.now() - begin;
+  if (time > 50) wrong.push(`a search takes ${time} ms`);
+  const first = results.querySelector("a");
+  if (first?.getAttribute("href") !== "memformer.html#slot_attention_backward") wrong.push(`found first: ${first?.outerHTML}`);
+  const { left, right } = results.getBoundingClientRect();
+  if (left < 0 || right > innerWidth) wrong.push("what was found is wider than the page");
+  leaveSearch();
+  return wrong;
+}
+
 async function measure() {
   await frames(3);
   const found = { anchors: await wrongAnchors(), turned: [], scrolled: { wrong: [], compared: 0, sections: 0 } };
@@ -133,6 +167,8 @@ async function measure() {
   found.small = [...article.querySelectorAll(".formula")].filter(each => parseFloat(each.style.fontSize) < 0.8).length;
   found.cut_formulas = cutFormulas();
   found.hidden = hiddenParts();
+  found.menu = unreachedLinks();
+  found.search = await wrongSearch();
   found.lines = article.querySelectorAll(".line").length;
   const outputs = [...document.querySelectorAll("#book-states > :first-child output")];
   found.largest = outputs.map(({ textContent }) => Number(textContent.match(/largest (\S+)/)?.[1]));

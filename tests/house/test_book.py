@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
+from docs.book import values
 from docs.book.__main__ import main
 from docs.excerpts import definitions
 from reference.gradients import read_case
@@ -41,7 +44,8 @@ def book(tmp_path_factory):
     with FileLock(folder.with_suffix(".lock")):
         if not built.exists():
             command = [sys.executable, "-m", "docs.book", "--out", folder]
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350)
+            own = os.environ | {"PALIMPSEST_CACHE": str(folder.with_suffix(".values"))}
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350, env=own)
             built.touch()
     return folder
 
@@ -129,6 +133,24 @@ def test_no_link_is_dead(book):
     assert not dead, f"{len(dead)} of {count} links are dead: {dead[:20]}"
 
 
+def test_what_the_search_box_finds_is_there(book):
+    """Titles, headings, functions and terms lead to a page and an anchor or a function of it."""
+    script = (book / BOOK.INDEX).read_text()
+    found = json.loads(script.removeprefix("window.searchEntries = ").removesuffix(";\n"))
+    assert len(found) > 500
+    names = [name for name, _, _ in found]
+    assert {"slot_attention_backward", "fixed_gate_forward", "rollout", "Glossary"} <= {*names}
+    for name, _, address in found:
+        page, _, anchor = address.partition("#")
+        text = (book / page).read_text()
+        places = {
+            "",
+            *re.findall(r'\bid="([^"]+)"', text),
+            *data_of(book / page).get("functions", {}),
+        }
+        assert anchor in places, f"{name} is not at {address}"
+
+
 def test_a_missing_package_is_named_in_one_line():
     hide = "import sys, importlib.util as u; f = u.find_spec; "
     hide += "u.find_spec = lambda n: None if n in ('latex2mathml', 'pygments') else f(n); "
@@ -152,6 +174,8 @@ FAULTS_OF_A_PAGE = {  # what measure_book.js finds
     "hidden": "something is hidden",
     "anchors": "a page opens at another place than its anchor",
     "symbols": "symbols that are explained to a pointer alone",
+    "menu": "links of the menu that cannot be clicked",
+    "search": "the search box",
     "turned": "turning from text to code and back",
 }
 
@@ -183,6 +207,52 @@ def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages,
             fields = data["values"][data["states"][0][0]]["parts"].values()
             largest = [np.abs(array_of(data, number)).max() or 1 for number in fields]
             assert found["largest"] == pytest.approx(largest, rel=1e-3), where
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The address of a book that is served; of Memformer alone the values are kept."""
+    monkeypatch.setenv("PALIMPSEST_CACHE", str(tmp_path))
+    values.file_of.cache_clear()
+    for method in METHODS:
+        name = values.file_of(method)
+        if method == "memformer":
+            values.keep(name, '{"functions":{},"kept":true}')
+    values.file_of.cache_clear()
+    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        yield re.search(r"http://\S+", process.stdout.readline())[0]
+        process.terminate()
+
+
+def asked(address, **how):
+    """(status, text) of a page."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, **how)) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+def test_a_served_book_shows_a_chapters_text_before_its_values(served):
+    """And says when they are there; it has pages of the book, and no other file."""
+    status, first = asked(served)
+    assert status == 200 and "Palimpsest" in first
+    assert asked(f"{served}memformer.html", method="HEAD") == (200, "")
+    assert '"kept":true' in asked(f"{served}memformer.html")[1]
+    assert asked(f"{served}compressive.html", method="HEAD") == (202, "")
+    status, text = asked(f"{served}compressive.html")
+    assert status == 200 and '"waiting":true' in text and "Compressive" in text
+    for name in ("nothing.html", "../pyproject.toml", "%2e%2e/pyproject.toml"):
+        assert asked(served + name)[0] == 404
+
+
+@pytest.mark.parametrize("words", [["--out", ""], ["--out", "a\0b"], ["--port", "99999"]])
+def test_a_bad_option_is_refused_in_a_line(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "expected" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_page_that_is_not_the_books_is_not_overwritten(tmp_path, capsys):

@@ -22,7 +22,7 @@ from accelerated.lab.tables.__main__ import TABLES
 from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import parse as parse_training
-from docs.excerpts import EXCERPT, reference_of_pages, with_excerpts
+from docs.excerpts import EXCERPT, definitions, reference_of_pages, with_excerpts
 from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train
 
@@ -114,13 +114,14 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
 @pages
 def test_code_that_is_named_exists(page):
     """`file.py::name`, `path/file.py`, and in a chapter, its results and its answers, functions of
-    the reference.
+    the reference or of its variants.
     """
     text = page.read_text()
     named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
     if page.stem in NAMES:
         functions = re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)
-        named += [(f"reference/{page.stem}.py", name) for name in functions]
+        defined = definitions(ROOT / "reference" / f"{page.stem}.py")
+        assert not {*functions} - {*defined}, "no function of the reference or of its variants"
     for file, name in named:
         defined = rf"^ *(def|class) {name}\b|^{name} = "
         assert re.search(defined, (ROOT / file).read_text(), re.M), f"{file}::{name}"
@@ -150,8 +151,13 @@ def test_lines_are_short(page):
     lines = EXCERPT.sub("", page.read_text()).splitlines()
     longest = max(lines, key=len)
     assert len(longest) <= 120, longest
-    if page == ROOT / "README.md":
-        assert len(lines) <= 110
+
+
+def test_readme_is_short():
+    """Below 600 words, without code, tables and addresses."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    words = re.sub(r"^(\||\[\w+\]:).*$", "", text, flags=re.M).split()
+    assert len(words) < 600, f"README has {len(words)} words"
 
 
 @pages
@@ -306,17 +312,32 @@ def test_excerpts_are_the_references_code(page, reference):
     assert text == with_excerpts(text, reference), "python -m docs.excerpts"
 
 
+def pages_of(name):
+    """The text of a model's chapter, and that of its details if they are a page of their own."""
+    page = ROOT / "docs" / f"{name}.md"
+    assert page.exists(), f"docs/{name}.md is missing: a paper owes a chapter"
+    details = ROOT / "docs" / "details" / f"{name}.md"
+    return page.read_text(), details.read_text() if details.exists() else ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chapter_is_an_evening(name):
+    """At most 2,500 words beside code, tables and formulas, once its details are a page."""
+    chapter, details = pages_of(name)
+    text = re.sub(r"^```.*?^```$|^\|.*?$", "", chapter, flags=re.M | re.S)
+    words = len(FORMULA.sub("formula", text).split())
+    assert words <= 2500 or not details, f"docs/{name}.md has {words} words"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exercise_has_an_answer_that_runs(name):
     """An exercise is followed by its folded answer, which asserts something."""
     exercise = (
         r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
     )
-    page = ROOT / "docs" / f"{name}.md"
-    assert page.exists(), f"docs/{name}.md is missing: a paper owes a chapter"
-    chapter = page.read_text()
-    answers = re.findall(exercise, chapter, re.M | re.S)
-    assert len(answers) == chapter.count("\n**Exercise ") >= 5
+    text = "\n".join(pages_of(name))
+    answers = re.findall(exercise, text, re.M | re.S)
+    assert len(answers) == text.count("\n**Exercise ") >= 5
     for number, answer in enumerate(answers, 1):
         assert "```python" in answer, f"the answer of exercise {number} has no code"
         assert "assert" in answer, f"the answer of exercise {number} asserts nothing"

@@ -11,8 +11,8 @@ import pytest
 from docs.ports import end_to_end
 from reference import check
 from reference.gradients import fields_of, segment_of
-from reference.memformer import count_scored, subtree
-from reference.rollout import rollout_backward, rollout_forward
+from reference.memformer import subtree
+from reference.rollout import count_scored, rollout_backward, rollout_forward
 from tests.helpers import programs
 from tests.helpers.optimizers import adamw, clipped, norm_of
 from tests.helpers.programs import refusal

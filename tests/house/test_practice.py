@@ -14,16 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.practice import judging
+from docs.practice import answering, judging
 from docs.practice.__main__ import main
 from docs.practice.symptoms import drawing
-from docs.practice.tasks import blocks, changed
+from docs.practice.tasks import blocks, changed, tasks_of
 from reference import gradients
 from tests.conftest import ROOT
 
 ANSWERS = Path(__file__).parent / "answers"
-TASKS = [(file, task) for file in judging.FILES for task in judging.tasks_of(file)]
+TASKS = [(file, task) for file in judging.FILES for task in tasks_of(file)]
 ids = [task.name for _, task in TASKS]
+LOOP_IN_EXCEPT = """while True:
+        try:
+            while True: pass
+        except BaseException: pass"""
 PLANTED = [
     (file, mistake) for file in judging.FILES for mistake in blocks(ANSWERS / f"{file}_planted.txt")
 ]
@@ -41,9 +45,19 @@ def answered(file, name, old="", new=""):
     return names[name]
 
 
+def asking(task, answer):
+    """What judging.judge asks, in this process."""
+
+    def ask(sizes, seed):
+        given = task.given(np.random.default_rng(seed), sizes)
+        return answering.results_of(task, answer, given)
+
+    return ask
+
+
 @pytest.mark.parametrize("file,task", TASKS, ids=ids)
 def test_a_right_answer_is_accepted(file, task):
-    assert judging.judge(task, answered(file, task.name)).lines == ()
+    assert judging.judge(task, asking(task, answered(file, task.name))).lines == ()
 
 
 def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
@@ -53,12 +67,77 @@ def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
 
 
 @pytest.mark.parametrize("file,planted", PLANTED, ids=lambda value: getattr(value, "task", value))
-def test_a_wrong_answer_is_refused_with_its_symptom(file, planted, monkeypatch):
-    monkeypatch.setattr(judging, "SECONDS", 1.0)
-    (task,) = (task for task in judging.tasks_of(file) if task.name == planted.task)
-    verdict = judging.judge(task, answered(file, planted.task, planted.old, planted.new))
+def test_a_wrong_answer_is_refused_with_its_symptom(file, planted):
+    (task,) = (task for task in tasks_of(file) if task.name == planted.task)
+    answer = answered(file, planted.task, planted.old, planted.new)
+    verdict = judging.judge(task, asking(task, answer))
     assert verdict.status == "wrong"
     assert planted.sentence in verdict.lines[0]
+
+
+# {what a file does: (its text around the answer of causal_mask, what is said of that task)}
+HOSTILE = {
+    "ends Python": ("import os; os._exit(0)", "it ends Python"),
+    "exits": ("raise SystemExit(0)", "it raises SystemExit: 0"),
+    "interrupts": ("raise KeyboardInterrupt", "it raises KeyboardInterrupt"),
+    "ends a generator": ("raise GeneratorExit", "it raises GeneratorExit"),
+    "raises what cannot be told": (
+        "raise type('Own', (BaseException,), {'__str__': lambda self: 1 / 0})",
+        "it raises Own",
+    ),
+    "closes its output": ("import sys; sys.stdout.close(); return 1 / 0", "ZeroDivisionError"),
+    "closes all files": ("import os; os.closerange(0, 99)", "it ends Python"),
+    "asks for all memory": ("np.ones(2**44)", "MemoryError"),
+    "returns more than fits": ("return np.broadcast_to(1.0, (2**20, 2**20))", "numbers, shape"),
+    "returns objects": ("return np.array([object()])", "expected numbers"),
+    "loops in C": ("sum(range(2**50))", "it loops"),
+    "loops in a bare except": (LOOP_IN_EXCEPT, "it loops"),
+    "blocks the alarm": (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); sum(range(2**50))",
+        "it loops",
+    ),
+    "starts processes": ("import os\n    while True: os.fork()", "it starts another process"),
+    "runs a command": ("import os; os.system('true')", "it starts another process"),
+    "reads what is asked": ("return np.array([input()])", "it raises EOFError"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_answer_is_refused_and_the_next_one_is_judged(what, tmp_path, monkeypatch):
+    """It is never done, nothing is raised here, and it ends in time."""
+    monkeypatch.setattr(judging, "SECONDS", 1.0)
+    lines, said = HOSTILE[what]
+    text = (ANSWERS / "transformer.txt").read_text()
+    hostile = f"\n\ndef causal_mask(n, k):\n    {lines}\n"
+    (tmp_path / "transformer.py").write_text(text + hostile)
+    refused, *others = judging.judge_file(tmp_path, "transformer")
+    assert refused.status == "wrong" and said in refused.lines[0], refused
+    assert [verdict.status for verdict in others] == ["done"] * len(others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(999,)).start()",
+        "import atexit, time\natexit.register(time.sleep, 999)",
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    ],
+    ids=["thread", "atexit", "signal"],
+)
+def test_what_a_file_leaves_running_is_ended(text, tmp_path):
+    right = (ANSWERS / "transformer.txt").read_text()
+    (tmp_path / "transformer.py").write_text(f"{text}\n{right}")
+    verdicts = judging.judge_file(tmp_path, "transformer")
+    assert {verdict.status for verdict in verdicts} == {"done"}
+
+
+def test_functions_that_an_answer_replaces_make_nothing_right(tmp_path):
+    """The comparison is not in its process."""
+    lines = "np.array_equal = np.allclose = np.isclose = lambda *given, **more: True"
+    answer = "def causal_mask(n, k):\n    return np.ones((n, k), bool)\n"
+    (tmp_path / "transformer.py").write_text(f"import numpy as np\n{lines}\n\n{answer}")
+    verdicts = judging.judge_file(tmp_path, "transformer", "causal_mask")
+    assert verdicts[0].status == "wrong"
 
 
 def test_a_reader_that_has_gone_is_no_error():
@@ -103,7 +182,7 @@ def test_masks_are_drawn_beside_each_other():
 
 
 BREAK = re.compile(
-    r"^`(reference/\w+\.py)`, `(\w+)`:\n\n```diff\n- (.*?)\n\+ (.*?)\n```\n\nRun `(.*?)`"
+    r"^`(reference/[\w/]+\.py)`, `(\w+)`:\n\n```diff\n- (.*?)\n\+ (.*?)\n```\n\nRun `(.*?)`"
     r".*?```text\n(.*?)```",
     re.M | re.S,
 )
@@ -123,7 +202,6 @@ def test_what_breaks_says_what_the_page_shows(
     reference = importlib.import_module(f"reference.{name}")
     if "--check" in command:
         module = changed(reference, function, old, new)
-        module.__name__ = reference.__name__
         monkeypatch.setitem(sys.modules, reference.__name__, module)
         assert gradients.main(name, command.split()[3:]) == 1
         printed = capsys.readouterr().out

@@ -1,47 +1,180 @@
 """Each reference file stands alone, has the idea first and its mathematics written out.
 
-(.ci/run runs their demonstrations.)
+Its variants stand in a file behind it. (.ci/run runs their demonstrations.)
 """
 
 import ast
 import re
+import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.helpers.variants import PAPERS as MODELS
 
+FOLDER = ROOT / "reference"
 SOURCES = {
     path.stem: path.read_text()
-    for path in sorted((ROOT / "reference").glob("*.py"))
+    for path in sorted(FOLDER.glob("*.py"))
     if "\nclass Config:" in path.read_text()
 }
+VARIANTS = {path.stem: path.read_text() for path in sorted((FOLDER / "variants").glob("[a-z]*.py"))}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
-PAPERS = [name for name in SOURCES if name != "roberta"]  # which has no chapter of its own
+VARIANT_TREES = {name: ast.parse(source) for name, source in VARIANTS.items()}
+ALL_TREES = TREES | {f"variants of {name}": tree for name, tree in VARIANT_TREES.items()}
+PAPERS = [*SOURCES]
 SECTIONS = [
     "configuration",
     "the method",
     "the model",
     "through segments",
+    "what every Transformer has",
+    "starting values",
     "demonstration",
-]  # a first reading's, in this order
-SECTIONS += ["what every Transformer has", "variants", "starting values", "checks"]
+    "operations and checks",
+]
+# Of a paper whose variants still stand in its own file
+OLD_SECTIONS = [*SECTIONS[:4], "demonstration", "what every Transformer has", "variants"]
+OLD_SECTIONS += ["starting values", "checks"]
 FIRST = 250  # lines, in which the whole idea stands
+MOST = 750  # lines of a file whose variants stand behind it
+FORWARD = 230  # the line before which its model begins
+IN_BOTH = {"operations_of", "check_config"}  # what a paper's file and its variants both have
+with_variants = pytest.mark.parametrize("name", VARIANTS)
 
 
-def test_imports_are_numpy_and_the_standard_library():
-    """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that
-    paper's file.
-    """
+def imported_by(tree):
+    """The modules that a file imports, those of `from a import b` as a.b."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def other_than_numpy(tree):
+    """What a file imports besides NumPy and the standard library."""
     allowed = {*sys.stdlib_module_names, "numpy"}
-    other = set()
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
-            modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                modules = [node.module]
-            other |= {(name, each) for each in modules if each.split(".")[0] not in allowed}
-    assert other == {("roberta", "reference.pretrained_recurrence")}
+    return {each for each in imported_by(tree) if each.split(".")[0] not in allowed}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_imports_are_numpy_and_the_standard_library(name):
+    assert not other_than_numpy(TREES[name])
+
+
+@with_variants
+def test_variants_import_their_papers_file_alone(name):
+    """As a module called `paper`: so a function of either file can be replaced for a moment."""
+    assert other_than_numpy(VARIANT_TREES[name]) == {f"reference.{name}"}
+    assert f"\nfrom reference import {name} as paper\n" in VARIANTS[name]
+
+
+def functions_of(tree):
+    """{name: node} of a file's functions."""
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def fields_of_class(tree, name):
+    """The names that a class of a file annotates."""
+    owner = next(node for node in tree.body if getattr(node, "name", "") == name)
+    return {node.target.id for node in owner.body if isinstance(node, ast.AnnAssign)}
+
+
+def fields_of_variants(name):
+    """The fields of Config that choose a variant: those that operations_of names or reads.
+
+    Also those of the functions and constants that it names, except the operations themselves.
+    """
+    tree = TREES[name]
+    fields = fields_of_class(tree, "Config")
+    operations = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Operations":
+            operations |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    named = {"operations_of": functions_of(tree)["operations_of"]}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node
+        named[getattr(target, "id", getattr(target, "name", ""))] = node
+    found = set()
+    todo = ["operations_of"]
+    known = set()
+    while todo:
+        at = todo.pop()
+        if at in known or at in operations or at not in named:
+            continue
+        known.add(at)
+        for node in ast.walk(named[at]):
+            if isinstance(node, ast.Attribute):
+                found |= fields & {node.attr}
+            elif isinstance(node, ast.Constant):
+                found |= fields & {str(node.value)}
+            elif isinstance(node, ast.Name):
+                todo.append(node.id)
+    return found, known
+
+
+def conditions_in(node):
+    """The conditions below a node: of branches, loops and comprehensions, and comparisons."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.If | ast.IfExp | ast.While):
+            yield part.test
+        elif isinstance(part, ast.BoolOp | ast.Compare):
+            yield part
+        elif isinstance(part, ast.comprehension):
+            yield from part.ifs
+
+
+@with_variants
+def test_a_reference_has_no_branch_on_a_field_that_chooses_a_variant(name):
+    """A variant puts a function in another's place; operations_of alone asks for it, and checks."""
+    fields, choosing = fields_of_variants(name)
+    assert fields, "operations_of names no field of Config"
+    for function, node in functions_of(TREES[name]).items():
+        if function in choosing or function.startswith("check_"):
+            continue
+        for condition in conditions_in(node):
+            read = {part.attr for part in ast.walk(condition) if isinstance(part, ast.Attribute)}
+            assert not read & fields, f"{function} branches on {read & fields}"
+
+
+@with_variants
+def test_a_config_without_variants_imports_none(name):
+    """The model that it makes, too, forward and backward."""
+    small = MODELS[name]
+    first, *_ = small.variants
+    program = f"""
+import numpy as np, sys
+from reference import {name} as reference
+config = reference.{small.variant(first)!r}
+params = reference.init_params(config, np.random.default_rng(0))
+tokens = np.zeros((2, config.segment), int)
+state = reference.initial_state(params, config, 2)
+logits, next_state, cache = reference.forward(params, config, tokens, state)
+reference.backward(params, config, cache, logits, next_state)
+found = [module for module in sys.modules if module.startswith("reference.variants")]
+sys.exit(f"imported: {{found}}" if found else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@with_variants
+def test_a_reference_is_read_in_one_sitting(name):
+    lines = SOURCES[name].splitlines()
+    assert len(lines) <= MOST
+    forward = next(n for n, line in enumerate(lines, 1) if line.startswith("def forward("))
+    assert forward < FORWARD
+
+
+@with_variants
+def test_no_function_stands_in_a_papers_file_and_in_its_variants(name):
+    """They are found by their names alone."""
+    both = functions_of(TREES[name]).keys() & functions_of(VARIANT_TREES[name]).keys()
+    assert both <= IN_BOTH
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -53,8 +186,11 @@ def test_a_reference_has_the_idea_first(name):
     lines = SOURCES[name].splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "# " + "-" * 76]
     sections = {lines[number].removeprefix("# ").partition(":")[0]: number for number in starts}
-    assert list(sections) == [title for title in SECTIONS if title in sections]
-    assert {*SECTIONS} - sections.keys() <= {"variants"}
+    if name in VARIANTS:
+        assert list(sections) == SECTIONS
+    else:
+        assert list(sections) == [title for title in OLD_SECTIONS if title in sections]
+        assert {*OLD_SECTIONS} - sections.keys() <= {"variants"}
     defined = {
         node.name: node.lineno for node in TREES[name].body if isinstance(node, ast.ClassDef)
     }
@@ -66,9 +202,9 @@ def test_a_reference_has_the_idea_first(name):
     )
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", ALL_TREES)
 def test_the_backward_of_an_operation_follows_it(name):
-    functions = [node.name for node in TREES[name].body if isinstance(node, ast.FunctionDef)]
+    functions = [*functions_of(ALL_TREES[name])]
     for each, after in zip(functions, [*functions[1:], ""], strict=True):
         assert not each.endswith("_forward") or after == each.removesuffix("forward") + "backward"
 
@@ -89,7 +225,7 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
     numbers = [int(number) for number in items[::2]]
     texts = items[1::2]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 9
-    source = re.sub(r"\n *(# )?", " ", SOURCES[name])
+    source = re.sub(r"\n *(# )?", " ", SOURCES[name] + VARIANTS.get(name, ""))
     assert not re.findall(r"decisions? \d+\b(?!: [^\s).;]+ \w).{20}", source), (
         "a citation says in three words what is decided"
     )

@@ -5,7 +5,7 @@ import itertools
 from reference.block_recurrent import State, unit_norm_forward
 
 GATES = ("fixed", "lstm")
-CONFIGURATIONS = ("dual", "single", "skip")
+CONFIGURATIONS = ("skip", "dual", "single")
 
 VARIANTS = {}
 for gate, configuration, feedback in itertools.product(GATES, CONFIGURATIONS, (False, True)):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from reference.memformer import TASKS, State, Task
+from reference.memformer import State
+from reference.variants.memformer import TASKS, Task
 
 VARIANTS = {
     "encoder-decoder": {},

@@ -23,7 +23,7 @@ safetensors = pytest.importorskip(
     "safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors"
 )
 
-TEXT = Path(__file__).read_text()[:3000]
+TEXT = Path(__file__).read_text(encoding="utf-8")[:3000]
 SIZES = {"vocab_size": 300, "n_positions": 24, "n_embd": 32, "n_layer": 3, "n_head": 4}
 CONFIG = Config(
     vocabulary=300,

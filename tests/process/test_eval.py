@@ -10,7 +10,7 @@ import pytest
 
 import eval as evaluation_script
 from accelerated.evaluation.options import REPORTS, report_parser
-from accelerated.generation.pretrained_recurrence import Steps
+from accelerated.fast.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
@@ -367,8 +367,20 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(re
     assert fewer["nats"] != near["nats"]
 
 
+def test_a_run_is_asked_to_wait_to_overwrite_and_to_ignore_noise(tmp_path, capsys):
+    task = ["--recall-anew", "--recall-distance", 8, "--recall-questions", 3, "--steps", 1]
+    train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--out", tmp_path / "run")
+    asked = as_json(capsys, tmp_path / "run")
+    for other in (["--recall-begin", 9], ["--recall-rewrites", 2], ["--recall-distractors", 0.5]):
+        answer = as_json(capsys, tmp_path / "run", *other)
+        assert answer["tokens"] == asked["tokens"] == 3 * 64
+        assert answer["nats"] != asked["nats"]
+
+
 def test_what_recall_has_not_is_refused(recalling, capsys):
     assert "frequency: recall has no words" in refused(capsys, "frequency", recalling)
+    line = refused(capsys, recalling, "--recall-begin", 9)
+    assert "--recall-begin is 9; it needs anew" in line
     words = "--recall-pairs needs --data recall, and the data is stdlib"
     assert words in refused(capsys, recalling, "--data", "stdlib", "--recall-pairs", 2)
     words = "--carry-over-documents is for texts"

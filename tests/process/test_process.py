@@ -13,12 +13,12 @@ DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the de
     ("auto", 0, None, "cpu"),
     ("auto", 2, None, "cuda:0"),
     ("auto", 2, "1", "cuda:1"),
-    ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
+    ("cuda", 0, None, "device cuda: torch finds none here; give cpu"),
     (
         "auto",
         2,
         "2",
-        "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each",
+        "GPU 2 is asked for, and torch finds 2, from 0 on; torchrun starts one process for each",
     ),
 ]
 
@@ -45,7 +45,7 @@ def test_gradients_are_averaged_over_processes(monkeypatch):
     parameters[0].grad = torch.tensor([0.0, 2.0])
     others = [1.0, 1.0, 0.0]  # whether the other process has a gradient, which is 8
     monkeypatch.setattr(process, "world_size", lambda: 2)
-    monkeypatch.setattr(process, "summed", lambda own, _: np.add(own, others).tolist())
+    monkeypatch.setattr(process, "all_reduce_sum", lambda own, _: np.add(own, others).tolist())
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda gradient: gradient.add_(8.0))
     process.average_gradients(parameters, torch.device("cpu"))
     first, second, third = (parameter.grad for parameter in parameters)
@@ -58,7 +58,7 @@ def test_an_error_of_the_first_process_lets_the_others_go_on(monkeypatch):
     """To raise the same one; else they would wait for a day."""
     waited = []
     monkeypatch.setattr(process, "wait_for_all", lambda: waited.append(True))
-    with pytest.raises(InputError, match="no data"), process.first_process_first():
+    with pytest.raises(InputError, match="no data"), process.rank_zero_first():
         raise InputError("no data")
     assert waited == [True]
 
@@ -69,3 +69,12 @@ def test_what_torchrun_sets_must_be_a_number(name, asked, value, monkeypatch):
     monkeypatch.setenv(name, value)
     expected = f"{name} is {value!r}, and torchrun sets a number; unset it"
     assert refusal(getattr(process, asked)) == expected
+
+
+def test_mps_is_taken_where_torch_has_it(monkeypatch, capsys):
+    """In float32; a line says that nobody here could try it."""
+    assert "finds none here" in refusal(process.choose_device, "mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert str(process.choose_device("mps")) == "mps"
+    assert "nobody here could try" in capsys.readouterr().err
+    assert "mps takes float32" in refusal(process.choose_device, "mps", "bfloat16")

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reference.gradients import stopped
+from reference.gradients import function_of, stopped
 from tests.helpers.comparison import check_operation
 from tests.tools import operators
 from tests.tools.cases import VARIANTS
-from tests.tools.vectors import inputs_of
+from tests.tools.vectors import operators_case
 
-FILES = sorted((Path(__file__).parents[2] / "reference").glob("*.py"))
+FILES = sorted((Path(__file__).parents[2] / "reference").rglob("*.py"))
 OPERATIONS = {}  # {title: paper, case, how operators.txt calls the function, its gradients}
 for paper in VARIANTS:
     for case, functions in operators.listed(paper).items():
@@ -44,11 +44,11 @@ def test_operation_gradient(title, monkeypatch):
     """By every input and parameter, of the sum of all results times what arrives at them."""
     monkeypatch.setattr(operators, "LARGE", {})  # differences of large numbers are rounded
     paper, name, call, names = OPERATIONS[title]
-    case = inputs_of(paper, name)
+    case = operators_case(paper, name)
     function = call.removesuffix("[-1]")
     found = operators.calls_of(case, {call: names})[call]
     given, computed = operators.operator(case.reference, function, found, names)
-    forward = getattr(case.reference, f"{function}_forward")
+    forward = function_of(case.reference, f"{function}_forward")
     own = {key: given.pop(key) for key in inspect.signature(forward).parameters if key in given}
     arriving = list(given.values())
 
@@ -92,6 +92,10 @@ OWN = {  # what a paper defines for itself
     "demonstrate",
     "check_config",
     "stopped",
+    "operations_of",
+    "published_operations",
+    "is_published",
+    "variants",
 }
 
 
@@ -109,9 +113,10 @@ def functions_of(path):
 def test_functions_of_one_name_are_the_same_in_every_reference():
     sources = collections.defaultdict(dict)
     for path in FILES:
-        if "\nclass Config:" in path.read_text():
+        is_a_paper = "\nclass Config:" in path.read_text() or path.parent.name == "variants"
+        if is_a_paper:
             for name, source in functions_of(path).items():
-                sources[name][path.name] = source
+                sources[name][f"{path.parent.name}/{path.name}"] = source
     assert len(sources["linear_forward"]) > 1, "nothing is compared"
     for name in sources.keys() - OWN:
         alike = len(set(sources[name].values())) == 1

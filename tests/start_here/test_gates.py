@@ -32,6 +32,8 @@ from accelerated.attention.slots import Writer
 from accelerated.block_recurrent import FixedGate, LSTMGate
 from reference import block_recurrent as blocks
 from reference import memformer
+from reference.variants import block_recurrent as variants
+from reference.variants.memformer import CHOICES
 
 # No two sizes are equal, so that no axis is taken for another
 B = 3  # lanes: documents side by side
@@ -88,7 +90,9 @@ class Gate(NamedTuple):
 FIXED = Gate(
     fixed_gate, blocks.fixed_gate_forward, blocks.fixed_gate_backward, FixedGate, "z", "zg"
 )
-LSTM = Gate(lstm_gate, blocks.lstm_gate_forward, blocks.lstm_gate_backward, LSTMGate, "zif", "zif")
+LSTM = Gate(
+    lstm_gate, variants.lstm_gate_forward, variants.lstm_gate_backward, LSTMGate, "zif", "zif"
+)
 both_gates = pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
 on_random_inputs = given(
     seed=SEEDS,
@@ -168,7 +172,7 @@ def draw_slots(seed, config):
     return loaded(writer, p), p, slots, tokens
 
 
-@given(seed=SEEDS, slot_value=st.sampled_from(memformer.CHOICES["slot_value"]))
+@given(seed=SEEDS, slot_value=st.sampled_from(CHOICES["slot_value"]))
 def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
     """Section 2.2.3: if a slot attends only to itself, its information does not change.
 
@@ -187,7 +191,7 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
         expected[b, s, head] = next_slot(p, own_value, normal, normal_tokens[b], head)
     expected = expected.reshape(B, S, D)  # heads beside each other
 
-    by_numpy, _ = memformer.slot_attention_forward(p, config, slots, tokens, None)
+    by_numpy, _ = config.operations.slot_attention_forward(p, config, slots, tokens)
     compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED)
     by_torch = writer(torch.tensor(slots), torch.tensor(tokens))
     compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)

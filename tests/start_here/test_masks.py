@@ -165,8 +165,8 @@ def model_in_pytorch(model, inputs):
 
 def encoder_in_numpy(params, config, inputs):
     """The encoder's hidden states (1, N, D) of the segment before."""
-    slots = inputs["memory"][:, 0]
-    encoded, *_ = memformer.encoder_forward(params, config, inputs["previous"], slots, None, None)
+    state = memformer.State(inputs["memory"], inputs["previous"])
+    encoded, *_ = memformer.encoder_forward(params, config, inputs["tokens"], state, None)
     return encoded
 
 
@@ -224,7 +224,7 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
         torch.tensor(query * scale[:, None, None]),
         torch.tensor(keys),
         torch.tensor(values),
-        sliding_window.by_query_and_key(by_distance, config.window),
+        by_distance,
     )
 
     names = [f"key {key}" for key in range(count)]

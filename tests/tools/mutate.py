@@ -29,13 +29,16 @@ from accelerated.models import NAMES
 from tests.tools.mutants import Mutant, mutants_of, planted, sample
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("accelerated/attention", "accelerated/generation")
+VARIANTS = ROOT / "reference" / "variants"
+ROOMS = ("accelerated/attention", "accelerated/generation", "accelerated/fast/generation")
 FILES = [f"{side}/{model}.py" for side in ("reference", "accelerated") for model in NAMES]
-FILES += ["reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"]
+FILES += sorted(f"reference/variants/{path.name}" for path in VARIANTS.glob("[a-z]*.py"))
+FILES += ["accelerated/lab/systems/roberta.py", "reference/rollout.py"]
 FILES += [f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")]
 for room in ROOMS:
     FILES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"{room}/[a-z]*.py"))
-OTHERS = "loss/chunks data/windows evaluation/score training/optimization"
+OTHERS = "data/windows evaluation/score training/optimization fast/devices"
+OTHERS += " fast/loss fast/paths fast/retrieval"
 FILES += [f"accelerated/{name}.py" for name in OTHERS.split()]
 TESTS = ["tests/reference", "tests/attention", "tests/generation"]
 TESTS += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py"))

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from reference import vectors
-from reference.gradients import Case, leaves, random_like, rebuilt
+from reference.gradients import Case, function_of, leaves, modules_of, random_like, rebuilt
 from reference.rollout import rollout_forward
+from tests.tools import inner
 
 LISTED = Path(__file__).with_name("operators.txt")
 NOT_WRITTEN = ("config", "rng", "rate", "epsilon", "in_values", "name", "heads")
@@ -42,11 +43,12 @@ def listed(paper: str) -> dict:
 def calls_of(case: Case, functions: dict) -> dict:
     """{function: the arguments of its first or last call} while a case is read."""
     reference, config, params, state, segments = case
+    files = {module.__file__ for module in modules_of(reference)}
     found: dict = {}
 
     def notice(frame: FrameType, event: str, result: object) -> None:
         name = frame.f_code.co_name.removesuffix("_forward")
-        if event == "call" and frame.f_code.co_filename == reference.__file__:
+        if event == "call" and frame.f_code.co_filename in files:
             if name in functions:
                 found.setdefault(name, dict(frame.f_locals))
             if f"{name}[-1]" in functions:
@@ -89,17 +91,17 @@ def operator(reference: ModuleType, function: str, given: dict, names: list) -> 
     if function in LARGE:
         given[LARGE[function]][0] += 1e4  # in one lane
     if names[0].startswith("="):
-        return given, {names[0][1:]: getattr(reference, function)(**given)}
+        return given, {names[0][1:]: function_of(reference, function)(**given)}
 
     read: dict = {}  # the parameters that it reads
-    with vectors.noting(reference, read.setdefault) as noted:
+    with inner.noting(reference, read.setdefault) as noted:
         params = {key: noted(value) for key, value in given.items() if key in PARAMS}
-        *outs, cache = getattr(reference, f"{function}_forward")(**(given | params))
+        *outs, cache = function_of(reference, f"{function}_forward")(**(given | params))
     for key, value in params.items():
         given[key] = {name: value[name] for name in read}
 
     counts = what_counts(reference, function, given)
-    backward = getattr(reference, f"{function}_backward")
+    backward = function_of(reference, f"{function}_backward")
     arriving = {}  # {argument of backward: gradient of a result}
     arguments = []
     for argument in inspect.signature(backward).parameters:
@@ -139,6 +141,10 @@ def operators(paper: str, case_of: Callable) -> dict:
         for call, names in functions.items():
             function = call.removesuffix("[-1]")
             given, computed = operator(case.reference, function, calls[call], names)
+            if function == "slot_attention":  # its mask is one of tokens, and is written as that
+                names = {"mask": "readable"}
+                given = {names.get(key, key): value for key, value in given.items()}
+                given["readable"] = given["readable"][:, 0, 0]
             given_rows |= {f"given/operator/{function}/{key}": row for key, row in flat(given)}
             rows |= {f"operator/{function}/{key}": row for key, row in flat(computed)}
     return given_rows | rows

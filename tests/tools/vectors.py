@@ -22,8 +22,11 @@ from accelerated.training.settings import TrainingConfig
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence, vectors
 from reference.gradients import Case
 from reference.rollout import rollout_backward, rollout_forward
+from reference.variants import memformer as memformer_variants
+from reference.variants import pretrained_recurrence as pooling
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
+from tests.tools import inner
 from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, VARIANTS, config_of
 from tests.tools.operators import operators
 
@@ -64,8 +67,7 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     """
     config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
     case = inputs_of(paper, name)._replace(reference=reference, config=config)
-    detailed = bool(vectors.inner_values(paper, name)[1])
-    rows = vectors.rows_of(case, name, detailed)
+    rows = inner.rows_of(case, name)
     if (paper, name) == ("memformer", "recall"):  # how often replay calls what
         count = len(case.segments)
         rows |= {"replay/advance": np.array(count - 1), "replay/forward": np.array(count)}
@@ -81,9 +83,19 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     return rows, about | {"flags": flags_of(paper, name)}
 
 
+def operators_case(paper: str, name: str) -> Case:
+    """A case whose functions are called; Memformer's has tasks, whose masks have every lane."""
+    case = inputs_of(paper, name)
+    if (paper, name) != ("memformer", "continuation"):
+        return case
+    rng = np.random.default_rng(0)
+    continuation = vectors.random_task(memformer_variants, case.config, (0,) * vectors.LANES, rng)
+    return case._replace(segments=[each._replace(task=continuation) for each in case.segments])
+
+
 def operators_file(paper: str) -> tuple[dict, dict]:
     """({name: array}, what stands beside them) of a paper's operators."""
-    rows = operators(paper, lambda name: inputs_of(paper, name))
+    rows = operators(paper, lambda name: operators_case(paper, name))
     return rows, vectors.about(paper, "operators", config_of(paper, next(iter(VARIANTS[paper]))))
 
 
@@ -213,7 +225,7 @@ def task_rules() -> dict:
     for seed in range(3):
         draws = Draws(seed)
         mask = -1
-        reading, masked = memformer.mask_spans(np.array(second), mask, 0.3, 2.0, draws)
+        reading, masked = memformer_variants.mask_spans(np.array(second), mask, 0.3, 2.0, draws)
         span = {"fraction": 0.3, "mean": 2.0, "lengths drawn": draws.lengths}
         span |= {"places drawn": draws.places, "reading, -1 is mask": reading.tolist()}
         spans.append(span | {"predicts": np.array(second)[masked].tolist()})
@@ -248,10 +260,10 @@ def pretrained_recurrence_rules() -> dict:
 def pooling_rules() -> list[dict]:
     """How many positions are pooled of whole windows and of shorter ones."""
     rules = []
-    for pool in pretrained_recurrence.POOLS:
+    for pool in pooling.POOLS:
         config = pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
         for tokens in (6, 4, 2, 1):
-            pooled = pretrained_recurrence.pooled_rows(config, tokens)
+            pooled = pooling.pooled_rows(config, tokens)
             rule = {"window": 6, "overlap": 2, "pool": pool, "tokens": tokens, "pooled": pooled}
             rules.append(rule)
     return rules

@@ -28,8 +28,7 @@ from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
 from eval import open_documents, open_trained_run
 from reference import compressive
-from reference.memformer import Segment, count_scored
-from reference.rollout import rollout_backward, rollout_forward
+from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 from tests.helpers.optimizers import ADAMW, adamw, clipped, norm_of
 from tests.helpers.programs import train
 from tests.helpers.texts import BYTES, document_of_ids, show_ranks
@@ -84,7 +83,8 @@ def data(tmp_path_factory):
 
 def config_of(name, dropout=0.0):
     """The Config of a small model with an id for each token."""
-    return dataclasses.replace(presets_of(name).SMALL, vocabulary=len(TOKENS), dropout=dropout)
+    config = presets_of(name).TEST_CONFIG
+    return dataclasses.replace(config, vocabulary=len(TOKENS), dropout=dropout)
 
 
 def bytes_of(targets):

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accelerated.captured import tensors_in
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, prepared_step, rollout
 from accelerated.models import NAMES, presets_of
@@ -106,8 +106,8 @@ class Dispatched(TorchDispatchMode):
         if function.namespace != "aten" or starts_nothing:
             return out
 
-        reads = tensors_in((arguments, options))
-        writes = tensors_in(out)
+        reads = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, Tensor)]
+        writes = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.allocate(reads, writes)
         if name.startswith(ALLOCATIONS):
             return out
@@ -232,7 +232,7 @@ def print_steps() -> None:
     rows = [("one lane", "kernels", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
         config, _ = paper_settings(model)
-        step = counted(meta_step(model, config, presets_of(model).SPEED["segments"]))
+        step = counted(meta_step(model, config, presets_of(model).BENCHMARK["segments"]))
         saved = f"{step.saved_bytes / 1e6:,.0f}"
         moved = f"{step.moved_bytes / 1e9:.1f}"
         peak = f"{step.peak / 1e6:,.0f}"
@@ -247,7 +247,7 @@ def print_presets() -> None:
     head = ("type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")
     rows: list[tuple] = [("preset", *head)]
     for model in NAMES:
-        for preset in presets_of(model).SPEED["presets"]:
+        for preset in presets_of(model).BENCHMARK["presets"]:
             config, training = paper_settings(model, preset)
             held, group = training_bytes(model, config, training)
             gigabytes = [f"{size / 1e9:.1f}" for size in (held, group, held + group)]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
-from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.pages import label_ends
 from accelerated.lab.speed.counts import meta_step, products, state_bytes
 from accelerated.lab.speed.timing import (
@@ -48,7 +48,7 @@ def report_steps(options: Namespace) -> None:
     """
     model = options.model
     config = options.config
-    facts = presets_of(model).SPEED
+    facts = presets_of(model).BENCHMARK
     method = facts.get("backprop", "through_time")
     segments = facts["segments"]
     kinds = {model: (config, method)}
@@ -71,7 +71,7 @@ def report_horizons(options: Namespace) -> None:
 
     Speed and memory are relative to full BPTT.
     """
-    facts = presets_of(options.model).SPEED
+    facts = presets_of(options.model).BENCHMARK
     horizons = options.horizons or facts.get("horizons", HORIZONS)
     found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():

@@ -1,6 +1,6 @@
 """A model of some sizes, and a step of it over random text, for all tables of the bench.
 
-The sizes stand in accelerated/presets/<model>.py, whose SPEED has
+The sizes stand in accelerated/presets/<model>.py, whose BENCHMARK has
 
     sizes      fields of the Config that is measured on a CPU; on a GPU that of the first preset
     small      fields that are smaller if a model is compared with a CPU: in a large one rounding
@@ -27,7 +27,7 @@ from accelerated.data.lanes import Segment
 from accelerated.models import model_class, presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import Result
-from accelerated.training.optimization import backprop_of, prepare_layers
+from accelerated.training.optimization import backprop_of
 from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
 
@@ -44,7 +44,7 @@ def paper_settings(model: str, preset: str = "") -> tuple[Any, TrainingConfig]:
 
     The first of a model's presets, unless another is named.
     """
-    settings = preset_settings(model, preset or presets_of(model).SPEED["presets"][0])
+    settings = preset_settings(model, preset or presets_of(model).BENCHMARK["presets"][0])
     vocabulary = vocabulary_of(settings.data)
     return replace(settings.model_config, vocabulary=vocabulary), settings.training
 
@@ -53,8 +53,11 @@ def options_of(model: str, device: torch.device, dtype: str) -> Namespace:
     """A model's Config on a device, the lanes of a batch, the device and the type."""
     facts = presets_of(model)
     kind = "cuda" if device.type == "cuda" else "cpu"
-    config = paper_settings(model)[0] if kind == "cuda" else facts.Config(**facts.SPEED["sizes"])
-    lanes = facts.SPEED["lanes"][kind]
+    if kind == "cuda":
+        config, _ = paper_settings(model)
+    else:
+        config = facts.Config(**facts.BENCHMARK["sizes"])
+    lanes = facts.BENCHMARK["lanes"][kind]
     return Namespace(model=model, config=config, batch=lanes, device=device, dtype=dtype)
 
 
@@ -120,5 +123,4 @@ def rollout(
 
 def prepared_step(model: Model, training: TrainingConfig, options: Namespace) -> Variant:
     """A rollout of a model as train.py prepares it."""
-    prepare_layers(model, training)
     return rollout(model, backprop_of(model, training), training.horizon, options)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.lab.harness import Experiment, conduct, part_of, seeds_in_words
 from accelerated.lab.pages import markdown_table, mean_and_spread, of_experiment
 from accelerated.lab.systems import matching

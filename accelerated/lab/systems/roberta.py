@@ -1,7 +1,13 @@
 """RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch.
 
-An encoder reads a question and a part of its text in each window. The mean of the final layer's
-outputs becomes a vector, which layer 2 of the next window attends to. reader.py trains it.
+An encoder reads at most 512 tokens. A question and what it asks about may have more: each window
+begins with the question and goes on with the next part of the text. The final layer's outputs over
+a window are averaged, a small network makes one vector of the average, and layer 2 of the next
+window attends to that vector beside its own tokens. The answer is a span of the text, yes, or no.
+Every token has a logit to be the span's start and one to be its end. Which of the three it is, is
+read from the [CLS] token's outputs, of which the maximum over all windows is taken.
+
+The package transformers judges it (tests/lab/systems/test_roberta.py); reader.py trains it.
 Decisions Q1 to Q9: docs/decisions/pretrained_recurrence.md.
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
@@ -25,10 +31,12 @@ from reference.pretrained_recurrence import (
     prefixed,
 )
 
+KINDS = ("span", "yes", "no")
+
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of the encoder; raises ValueError, naming the field, if they cannot work.
+    """Sizes of the encoder; impossible combinations raise ValueError naming the field.
 
     Fields:
         vocabulary: V, number of token ids
@@ -57,44 +65,20 @@ class Config:
     dropout: float = 0.1
 
     def __post_init__(self):
-        for name, kind in Config.__annotations__.items():
-            least = 0 if name == "module_layers" else 1
-            if kind is int and getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.insertion_layer > self.layers:
-            raise ValueError(f"insertion_layer is {self.insertion_layer}; layers are {self.layers}")
+            nearest = max(1, round(self.width / self.heads)) * self.heads
+            raise ValueError(
+                f"width {self.width} is not a multiple of heads {self.heads}; "
+                f"the nearest is {nearest}"
+            )
+        if not 1 <= self.insertion_layer <= self.layers:
+            raise ValueError(
+                f"insertion_layer is {self.insertion_layer}; it must lie in 1..{self.layers}"
+            )
+        if self.module_layers < 0:
+            raise ValueError(f"module_layers is {self.module_layers}; it must be at least 0")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-
-
-def init_params(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """All parameters as {dotted name: float64 array}: N(0, 0.02^2), biases of zero."""
-    d = config.width
-    params = {
-        "embedding": rng.normal(0, DEVIATION, (config.vocabulary, d)),
-        "positions": rng.normal(0, DEVIATION, (config.segment, d)),
-    }
-    params |= init_norm("embedding_norm", d)
-    for layer in range(config.layers):
-        own = init_norm("norm", d) | init_norm("mlp_norm", d)
-        for name in ("query", "key", "value", "output"):
-            own |= init_gpt2(rng, name, d, d)
-        own |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
-        own |= init_gpt2(rng, "mlp_output", d, config.feed_forward)
-        params |= prefixed(f"layers.{layer}.", own)
-    params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d)) | init_norm("masked.norm", d)
-    params["masked.bias"] = np.zeros(config.vocabulary)
-    params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
-    params |= prefixed("answer.", init_gpt2(rng, "kind", 3, d))
-    if config.recurrent:
-        widths = [d, *[config.module_width] * config.module_layers]
-        for layer in range(1, len(widths)):
-            own = init_affine(rng, f"hidden_{layer}", widths[layer], widths[layer - 1])
-            params |= prefixed("module.", own)
-        params |= prefixed("module.", init_affine(rng, "inserted", d, widths[-1]))
-    return params
 
 
 class State(NamedTuple):
@@ -163,7 +147,10 @@ class MaskedHead(nn.Module):
 
 
 class Roberta(nn.Module):
-    """The model, with the initial weights that `seed` draws."""
+    """The model.
+
+    The initial weights are those that `init_params` draws from `seed`.
+    """
 
     def __init__(self, config: Config, seed: int = 0):
         super().__init__()
@@ -269,3 +256,43 @@ class Roberta(nn.Module):
         """
         x, _ = self(tokens, torch.ones_like(scored), self.initial_state(len(tokens)))
         return functional.cross_entropy(self.masked(x[scored], self.embedding), targets[scored])
+
+
+def init_params(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """All parameters as {dotted name: float64 array}, drawn as in the references."""
+    d = config.width
+    params = {
+        "embedding": rng.normal(0, DEVIATION, (config.vocabulary, d)),
+        "positions": rng.normal(0, DEVIATION, (config.segment, d)),
+    }
+    params |= init_norm("embedding_norm", d)
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+    params |= prefixed("masked.", init_gpt2(rng, "hidden", d, d))
+    params |= init_norm("masked.norm", d)
+    params["masked.bias"] = np.zeros(config.vocabulary)
+    params["answer.span"] = rng.normal(0, DEVIATION, (2, d))  # softmax would cancel a bias
+    params |= prefixed("answer.", init_gpt2(rng, "kind", len(KINDS), d))
+    if config.recurrent:
+        params |= prefixed("module.", init_module(config, rng))
+    return params
+
+
+def init_layer(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A layer's; every matrix begins at N(0, 0.02^2), every bias at zero."""
+    d = config.width
+    p = init_norm("norm", d) | init_norm("mlp_norm", d)
+    for name in ("query", "key", "value", "output"):
+        p |= init_gpt2(rng, name, d, d)
+    p |= init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward)
+
+
+def init_module(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Those of the network that makes the vector (decision Q3: two hidden layers)."""
+    p = {}
+    fan_in = config.width
+    for layer in range(1, config.module_layers + 1):
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", config.width, fan_in)

@@ -146,7 +146,8 @@ function drawChoices(listed) {  // which function, which call of it, forward or 
   at("call").hidden = listed.length < 2;
   const where = call && call.segment !== slider.valueAsNumber ? `, segment ${call.segment}` : "";
   const source = call ? call.source + where : "no run of this page calls it";
-  at("source").textContent = `reference/${page.name}.py:${page.functions[name].line}; ${source}`;
+  const { file, line } = page.functions[name];
+  at("source").textContent = `reference/${file}:${line}; ${source}`;
   const other = name.replace(/(for|back)ward$/, way => way === "forward" ? "backward" : "forward");
   const twin = call?.forward ?? calls.find(each => each.function === other && each.forward === call);
   for (const side of ["forward", "backward"]) {

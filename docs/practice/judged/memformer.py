@@ -16,7 +16,7 @@ SLOT_SIZES = ranges(B=3, H=4, S=6, N=7, E=8)
 # ----------------------------------------------------------------------------
 # writing memory
 def slot_scores(query, self_key, key, readable):
-    mask = reference.readable_mask(readable)
+    mask = readable[:, None, None]  # (B, 1, 1, N)
     scores, _ = reference.slot_scores_forward(query, self_key, key, mask)
     return scores
 

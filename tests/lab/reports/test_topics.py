@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from accelerated.data.windows import lengths_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import read_prompt
-from accelerated.generation.token_by_token import stepper_of
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from tests.helpers.programs import BRIEF, WINDOWED, as_json, refusal, refused, train

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.generation.token_by_token import stepper_of
+from accelerated.generation.any_model import stepper_of
 from accelerated.models import NAMES, model_class, presets_of
 from accelerated.protocol import computing_in, evaluating
 from tests.helpers.comparison import TOLERANCE, assert_agree, named
@@ -26,7 +26,7 @@ def config_of(model):
     if DEVICE == CPU:
         return PAPERS[model].small
     facts = presets_of(model)
-    return facts.Config(**facts.SPEED["sizes"] | facts.SPEED["small"])
+    return facts.Config(**facts.BENCHMARK["sizes"] | facts.BENCHMARK["small"])
 
 
 @torch.no_grad()

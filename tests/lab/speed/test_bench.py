@@ -23,7 +23,7 @@ PEAK_MEMORY = timing.peak_memory  # which `tiny` replaces
 THREE_ROWS = {  # {model: the rows of its table of steps}
     model: [
         model,
-        presets_of(model).SPEED.get("baseline", ["the same through_time"])[0],
+        presets_of(model).BENCHMARK.get("baseline", ["the same through_time"])[0],
         "one large product",
     ]
     for model in NAMES
@@ -34,7 +34,7 @@ THREE_ROWS = {  # {model: the rows of its table of steps}
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model in NAMES:
-        facts = presets_of(model).SPEED | {
+        facts = presets_of(model).BENCHMARK | {
             "sizes": dataclasses.asdict(PAPERS[model].small),
             "small": {},
             "segments": 1,
@@ -43,7 +43,7 @@ def tiny(monkeypatch):
         }
         if model == "memformer":
             facts["replayed"] = {"one model": {}, "another": {}}
-        monkeypatch.setattr(presets_of(model), "SPEED", facts)
+        monkeypatch.setattr(presets_of(model), "BENCHMARK", facts)
 
     def small_product(device, dtype):
         return Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16)
@@ -230,7 +230,7 @@ def test_the_time_budget_ends_the_repeats(monkeypatch):
         assert timing.time_in_turn(calls, 9, CPU, most)["b"] == [20] * repeats
 
 
-BASELINES = {  # {model: fields of SMALL that its baseline changes}
+BASELINES = {  # {model: fields of TEST_CONFIG that its baseline changes}
     "block_recurrent": {"layers": 3 + 1, "recurrent_layers": ()},
     "compressive": {"memory": 12 + 5, "compressed_memory": 0},
     "memorizing": {"memory": 0},
@@ -241,5 +241,5 @@ BASELINES = {  # {model: fields of SMALL that its baseline changes}
 @pytest.mark.parametrize("model", BASELINES)
 def test_a_baseline_is_as_large_as_its_name_says(model):
     facts = presets_of(model)
-    _, changes = facts.SPEED["baseline"]
-    assert changes(facts.SMALL) == BASELINES[model]
+    _, changes = facts.BENCHMARK["baseline"]
+    assert changes(facts.TEST_CONFIG) == BASELINES[model]

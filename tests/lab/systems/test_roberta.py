@@ -1,25 +1,31 @@
-"""RoBERTa with recurrence in PyTorch has the reference's numbers.
-
-A first window is that of transformers' RoBERTa.
-"""
+"""RoBERTa with recurrence in PyTorch: transformers' RoBERTa judges its windows and its layers."""
 
 import dataclasses
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch.nn import functional
 
-from accelerated.lab.systems.roberta import Roberta, Window
+from accelerated.lab.systems.roberta import Config, Roberta, Window
 from accelerated.lab.systems.roberta_weights import described_config, load_roberta
-from reference import roberta as ref
-from tests.conftest import examples
-from tests.helpers.comparison import assert_agree, named
+from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import refusal
-from tests.helpers.roberta import ROBERTA, roberta_example, roberta_params
+
+ROBERTA = Config(
+    vocabulary=11,
+    width=6,
+    layers=3,
+    heads=2,
+    feed_forward=7,
+    segment=8,
+    module_width=5,
+    dropout=0.0,
+)
+# Of the example: span, no, span; the places of start and end among the tokens of all windows
+KIND = torch.tensor([0, 2, 0])
+PLACES = torch.tensor([[11, 13], [0, 0], [4, 14]])
 
 
 def opened(folder, segment, recurrent, seed):
@@ -28,81 +34,112 @@ def opened(folder, segment, recurrent, seed):
     return load_roberta(folder, dataclasses.replace(config, recurrent=recurrent), seed)
 
 
-class Drawn:
-    """A reference's parameters, a model with them in evaluation mode, and an example."""
-
-    def __init__(self, config, seed):
-        rng = np.random.default_rng(seed)
-        self.params = roberta_params(config, rng)
-        self.windows, self.answer = roberta_example(config, rng)
-        self.model = Roberta(config).eval()
-        params = {name: torch.tensor(value) for name, value in self.params.items()}
-        self.model.load_state_dict(params)
-
-    def answer_loss(self):
-        """The model's loss of the answer."""
-        windows = [Window(*map(torch.tensor, window)) for window in self.windows]
-        places = np.stack([self.answer.start, self.answer.end], 1)
-        kind = torch.tensor(self.answer.kind)
-        return self.model.answer_loss(windows, kind, torch.tensor(places))
+def random_model(seed, **changes):
+    """A model whose parameters are away from where they begin, so that every term has an effect."""
+    torch.manual_seed(seed)
+    model = Roberta(dataclasses.replace(ROBERTA, **changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
 
 
-@st.composite
-def configs(draw):
-    """A Config of any depth, with recurrence or without."""
-    layers = draw(st.integers(1, 3))
-    return dataclasses.replace(
-        ROBERTA,
-        recurrent=draw(st.booleans()),
-        layers=layers,
-        insertion_layer=draw(st.integers(1, layers)),
-        module_layers=draw(st.integers(0, 2)),
-    )
+def example():
+    """Three windows of three lanes; lane 0 has padding, and lane 2 ends before the others."""
+    windows = []
+    for k in range(3):
+        readable = torch.ones(3, 8, dtype=torch.bool)
+        readable[0, 6:] = False
+        readable[2] = k < 2
+        text = readable.clone()
+        text[:, :3] = False
+        windows.append(Window(torch.randint(ROBERTA.vocabulary, (3, 8)), readable, text))
+    return windows
 
 
-seeds = st.integers(0, 2**31)
+@torch.no_grad()
+def outputs_of(model, windows):
+    """The outputs of all windows, and the last state."""
+    state = model.initial_state(3)
+    found = []
+    for window in windows:
+        x, state = model(window.tokens, window.readable, state)
+        found.append(x)
+    return found, state
 
 
-@examples(12)
-@given(configs(), st.integers(1, 8), seeds)
-def test_outputs_and_states_are_the_references(config, length, seed):
-    """Of shorter windows too."""
-    own = Drawn(config, seed)
-    expected_state = ref.initial_state(own.params, config, 3)
-    state = own.model.initial_state(3)
-    for tokens, readable, _ in own.windows:
-        shorter = (tokens[:, :length], readable[:, :length])
-        expected, expected_state, _ = ref.forward(own.params, config, *shorter, expected_state)
-        x, state = own.model(*map(torch.tensor, shorter), state)
-        rows = {"x": expected} | named("state", expected_state)
-        assert_agree(rows, {"x": x} | named("state", state), 1e-9)
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_window_knows_of_earlier_ones_through_the_vector_alone(recurrent):
+    """A lane's first window changes its second one's outputs if the model is recurrent.
+
+    And no other lane's at all.
+    """
+    model = random_model(5, recurrent=recurrent)
+    first, *others = example()
+    changed = first._replace(tokens=(first.tokens + torch.tensor([[1], [0], [0]])) % 11)
+    (_, second, *_), _ = outputs_of(model, [first, *others])
+    (_, other, *_), _ = outputs_of(model, [changed, *others])
+    difference = (second - other).abs().amax((1, 2))
+    assert (difference[0] > 1e-6) == recurrent
+    assert not difference[1:].any(), "another lane's window is read"
 
 
-@examples(12)
-@given(configs(), seeds)
-def test_losses_and_gradients_are_the_references(config, seed):
-    """Of answering over windows; of parameters that the loss does not reach they are zero."""
-    own = Drawn(config, seed)
-    expected, grads = ref.loss_and_gradients(own.params, config, own.windows, own.answer)
-    loss = own.answer_loss()
-    parameters = dict(own.model.named_parameters())
-    found = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
-    found = dict(zip(parameters, found, strict=True))
-    assert_agree({"loss": expected} | grads, {"loss": loss} | found, 1e-9)
+def test_the_state_is_the_mean_and_the_maximum_over_windows():
+    windows = example()
+    outputs, state = outputs_of(random_model(6), windows)
+    for lane in range(3):
+        read = [k for k, window in enumerate(windows) if window.readable[lane, 0]]
+        last = read[-1]
+        mean = outputs[last][lane][windows[last].readable[lane]].mean(0)
+        firsts = torch.stack([outputs[k][lane, 0] for k in read])
+        torch.testing.assert_close(state.pooled[lane], mean, rtol=1e-12, atol=1e-12)
+        assert torch.equal(state.first[lane], firsts.amax(0))
+    assert state.present.all()
+    assert len(read) < len(windows), "the last lane's example ends before the others"
 
 
-def test_a_seed_gives_the_references_weights():
-    params = ref.init_params(ROBERTA, np.random.default_rng(7))
-    for name, value in Roberta(ROBERTA, seed=7).state_dict().items():
-        assert torch.equal(value, torch.tensor(params[name]))
+def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
+    """The loss: -log p of the kind, and half of the start's and the end's if it is a span."""
+    model = random_model(8)
+    windows = example()
+    spans, kinds = model.read(windows)
+    assert spans.shape == (3, 2, 3 * ROBERTA.segment)
+    text = torch.cat([window.text for window in windows], 1)
+    assert torch.equal(spans[:, 0].isfinite(), text)
+
+    expected = 0
+    for lane, kind in enumerate(KIND):
+        expected -= kinds[lane].log_softmax(-1)[kind]
+        if kind == 0:
+            start, end = PLACES[lane]
+            of_places = spans[lane].log_softmax(-1)
+            expected -= 0.5 * (of_places[0, start] + of_places[1, end])
+    loss = model.answer_loss(windows, KIND, PLACES)
+    torch.testing.assert_close(loss, expected / 3, rtol=1e-12, atol=0)
 
 
 def test_dropout_acts_in_training_alone():
-    own = Drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
-    loss = own.answer_loss()
-    assert own.answer_loss() == loss
-    own.model.train()
-    assert own.answer_loss() != loss
+    model = random_model(2, dropout=0.4)
+    windows = example()
+    loss = model.answer_loss(windows, KIND, PLACES)
+    assert model.answer_loss(windows, KIND, PLACES) == loss
+    model.train()
+    assert model.answer_loss(windows, KIND, PLACES) != loss
+
+
+REFUSED = [
+    ({"insertion_layer": 4}, r"insertion_layer is 4; it must lie in 1\.\.3"),
+    ({"insertion_layer": 0}, "insertion_layer is 0"),
+    ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"),
+    ({"module_layers": -1}, "module_layers is -1"),
+    ({"dropout": 1.0}, "dropout is 1.0"),
+]
+
+
+@pytest.mark.parametrize("change,words", REFUSED, ids=str)
+def test_impossible_configs_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(ROBERTA, **change)
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -132,6 +169,41 @@ def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     outputs = expected.hidden_states[-1]
     wanted = {"outputs": outputs[readable], "loss": expected_loss}
     assert_agree(wanted, {"outputs": x[readable], "loss": loss}, 1e-9)
+
+
+def test_a_later_window_is_transformers_with_a_token_more_at_one_layer(folder):
+    """The vector stands before the second layer's input, and what comes out in its place is left.
+
+    The network that makes the vector is GELU between matrices.
+    """
+    import transformers
+
+    theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
+    model = opened(folder, 14, True, 0).eval()
+    state = model.initial_state(2)
+    state = state._replace(pooled=torch.randn(2, 12), present=torch.tensor([True, True]))
+    tokens = torch.randint(2, 40, (2, 14))
+    module = model.module
+    with torch.no_grad():
+        vector = state.pooled
+        for name in ("hidden_1", "hidden_2"):
+            vector = functional.gelu(
+                functional.linear(vector, module[name], module[f"{name}_bias"])
+            )
+        vector = functional.linear(vector, module["inserted"], module["inserted_bias"])
+
+        first, second, third = theirs.roberta.encoder.layer
+        x = output_of(first, theirs.roberta.embeddings(tokens))
+        x = output_of(second, torch.cat([vector[:, None], x], 1))[:, 1:]
+        expected = output_of(third, x)
+        x, _ = model(tokens, torch.ones(2, 14, dtype=torch.bool), state)
+    assert_agree(expected, x, 1e-9)
+
+
+def output_of(layer, x):
+    """A layer of transformers: some versions return a tuple."""
+    out = layer(x)
+    return out[0] if isinstance(out, tuple) else out
 
 
 def test_the_seed_draws_what_a_published_roberta_has_not(folder):

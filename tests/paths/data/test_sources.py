@@ -183,15 +183,6 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_place(tmp_path):
     assert refusal(train_words, found, 3) == words
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_called_by_its_name(tmp_path, encoding):
-    """With the command that converts it."""
-    path = tmp_path / "a book.txt"
-    path.write_bytes("\ufeffé".encode(encoding))
-    command = f"iconv -f UTF-16 -t UTF-8 '{path}' > NEW_FILE"
-    assert refusal(read, path) == f"a book.txt is UTF-16 text; convert it: {command}"
-
-
 def test_folders_beside_a_folders_splits_are_refused(tmp_path):
     write(tmp_path, dict.fromkeys(("train/a.txt", "test/d.txt", "other/x.txt"), b"\xff"))
     words = "has the splits test, train and also other; move them"

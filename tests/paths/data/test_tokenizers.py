@@ -1,6 +1,5 @@
 """Tokenizers: any text survives; files of them are read and kept; BPE and words are learned."""
 
-import base64
 import functools
 import io
 import json
@@ -330,24 +329,6 @@ def packaged():
     made.enable_truncation(5)
     made.enable_padding(length=500)
     return made.to_str(pretty=True).encode()
-
-
-DAMAGED_TABLES = {
-    "no table": b"",
-    "a table of one entry": (4).to_bytes(4, "little") + bytes(4) + b"abc",
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGED_TABLES)
-def test_a_table_that_would_end_the_program_is_refused(tmp_path, kind):
-    """Of a Precompiled normalizer: the package panics, now or at some later text, or aborts."""
-    described = json.loads(packaged())
-    table = base64.b64encode(DAMAGED_TABLES[kind]).decode()
-    described["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(described))
-    words = "tokenizer.json cannot be used: its Precompiled normalizer is damaged; give a"
-    assert words in refusal(tokenizer_of_file, path)
 
 
 def test_ids_that_are_too_large_are_refused_at_once(tmp_path):

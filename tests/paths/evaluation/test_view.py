@@ -84,7 +84,6 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
 
     What is read is the same as without watching, and no hook is left.
     """
-    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
     reference = PAPERS[paper].reference

@@ -48,10 +48,10 @@ DENIED = OSError(errno.EACCES, "Permission denied")
 QUOTA = OSError(errno.EDQUOT, "Disk quota exceeded")
 OF_TORCH = RuntimeError("unexpected pos")  # if the disk is full
 SAID = [
-    (FULL, "No space left on device; free some space, or give another"),
-    (QUOTA, "Disk quota exceeded; free some space, or give another"),
+    (FULL, "the disk is full; free some space, or give another"),
+    (QUOTA, "the disk is full; free some space, or give another"),
     (DENIED, "Permission denied; give another"),
-    (OF_TORCH, "unexpected pos; free some space, or give another"),
+    (OF_TORCH, "the disk is full; free some space, or give another"),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.score import Score
+from accelerated.program.errors import begin_program
 from accelerated.training import opening
 from accelerated.training.options import Saved, parse
 from accelerated.training.run import Run
@@ -23,9 +24,8 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
     (
         [*ON_A_CPU, "inductor"],
         {"PATH": "", "CXX": "c++"},
-        "needs a C++ compiler on a CPU, and c++ compiles nothing; install one",
+        "needs a C++ compiler on a CPU, and c++ is not here; install one",
     ),
-    ([*ON_A_CPU, "inductor"], {"CXX": "/bin/true"}, "on a CPU, and /bin/true compiles nothing"),
     (
         [*ON_A_CPU, "cudagraphs"],
         {},
@@ -51,7 +51,7 @@ def test_what_this_machine_cannot_do_is_refused_before_data_is_read(
 ):
     monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("in the way")
+    Path("file").write_text("in the way", encoding="utf-8")
     for name, value in environment.items():
         if value is None:
             monkeypatch.setitem(sys.modules, name, None)
@@ -75,12 +75,12 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(overlap, epochs
     documents = documents_of([26, 9, 0])
     options = ["--horizon", 2, "--batch", 2, "--overlap", overlap, "--epochs", epochs]
     settings, start = parse([str(option) for option in [*WINDOWED, *options]])
-    found = opening.with_steps(settings, documents, start).training
+    found = opening.epochs_to_steps(settings, documents, start).training
     assert (found.steps, found.epochs) == (steps, 0.0)
     said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
     assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
     start.resumed = Saved("run/checkpoint.pt", {"step": 4})
-    line = refusal(opening.with_steps, settings, documents, start)
+    line = refusal(opening.epochs_to_steps, settings, documents, start)
     assert re.match(f"{said} are {steps} steps?, and .* is at step 4; give more", line)
 
 
@@ -118,7 +118,7 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
     for step in range(1, steps + 1):
         run = SimpleNamespace(settings=settings, step=step, ended=step == steps)
         run.validation_due = run.save_due = False
-        Run.note_what_is_due(run)
+        Run.mark_what_is_due(run)
         if run.validation_due:
             due.append(step)
             assert run.save_due
@@ -225,7 +225,7 @@ def test_groups_of_lanes_change_no_number_of_updates():
     for groups in (1, 2):
         given = [*WINDOWED, *options, "--accumulate", groups]
         settings, start = parse([str(word) for word in given])
-        read = opening.with_steps(settings, documents_of([26, 9, 0]), start)
+        read = opening.epochs_to_steps(settings, documents_of([26, 9, 0]), start)
         steps.append(read.training.steps)
     assert steps == [3, 3]
 
@@ -239,3 +239,25 @@ def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
     settings, start = parse([str(word) for word in given])
     (tmp_path / "run").mkdir()
     assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"]
+
+
+@pytest.mark.parametrize("out", ["run", "new/deep/run"])
+def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, out):
+    """Nor does it remove what stood there."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"small.txt": b"hello", "held/other": b"kept"})
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (out, f"held/{out}"):
+        line = refusal(train, *TINY, "--data", "small.txt", "--out", folder)
+        assert "less than a segment" in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("out", ["a" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", out])
+    with pytest.raises(SystemExit) as caught:
+        begin_program("train.py", "accelerated.training.options")
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -33,10 +33,10 @@ from accelerated.replay import (
     advance_segment,
     detached,
     last_to_first,
-    nats_of_segment,
     parts_of_the_objective,
     read_segment,
     seeded,
+    segment_cross_entropy,
     summed_losses,
     zero_if_none,
 )
@@ -106,6 +106,16 @@ class CapturedBackprop:
             self.graphs = None  # its memory is freed before the new one takes some
             self.graphs = Graphs(key, self.model, self.places, weight)
         return self.graphs
+
+
+def takes_graphs(training: Any, device: torch.device) -> bool:
+    """Whether back-propagation is by CUDA graphs, by a TrainingConfig.
+
+    What is computed again is not recorded.
+    """
+    computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
+    is_asked_for = training.compile in ("auto", "cudagraphs")
+    return device.type == "cuda" and is_asked_for and not computes_again
 
 
 class Kind(NamedTuple):
@@ -314,7 +324,7 @@ class Stretch:
         auxiliary = []
         for (_, reading), segment, dhidden in zip(reads, segments, self.dhidden, strict=True):
             hidden = reading.hidden.detach().requires_grad_()
-            nats = nats_of_segment(hidden, self.graphs.model.output_matrix(), segment)
+            nats = segment_cross_entropy(hidden, self.graphs.model.output_matrix(), segment)
             part = nats / divisor
             part.backward()
             dhidden.copy_(zero_if_none(hidden.grad, hidden))
@@ -334,7 +344,7 @@ class Inputs:
         task = copied(segment.task)
         tokens = segment.tokens.clone()
         # Targets are the loss's, which is not in the graph
-        self.segment = Segment(tokens, tokens, tokens, starting, task, begins=starts)
+        self.segment = Segment(tokens, tokens, tokens, starting, task, host_starts=starts)
 
     def fill(self, segment: Segment) -> None:
         """Copy what is read of a segment."""
@@ -372,16 +382,11 @@ def launch(graph: Any, seed: int, device: torch.device) -> None:
 def record(functions: Sequence[Callable[[], Any]], graphs: Graphs) -> list[tuple[Any, Any]]:
     """A graph for each function, and the results that its replay writes anew.
 
-    The functions run twice before: libraries then choose their kernels and take their memory.
+    The functions run twice before.
     """
     recorded = []
     with seeded(0, graphs.sums[0].device), graphs.computing_with_leaves():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for function in (*functions, *functions):
-                function()
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up([*functions, *functions])
         for function in functions:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=graphs.pool):
@@ -389,3 +394,13 @@ def record(functions: Sequence[Callable[[], Any]], graphs: Graphs) -> list[tuple
             recorded.append((graph, results))
     # Without their autograd graph, which belongs to the stream of the recording
     return [(graph, tree_map_only(Tensor, Tensor.detach, found)) for graph, found in recorded]
+
+
+def warm_up(functions: Sequence[Callable[[], Any]]) -> None:
+    """Run functions before they are recorded: libraries choose their kernels and take memory."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for function in functions:
+            function()
+    torch.cuda.current_stream().wait_stream(aside)

@@ -22,8 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accelerated.attention.on_a_cpu import heads_last
-
 LOG2_E = tl.constexpr(1 / math.log(2))
 FAR_BELOW = tl.constexpr(-1e30)  # where a maximum begins: finite, so that no difference is NaN
 
@@ -495,6 +493,12 @@ def attend_backward(
     if offset.dim() == 2:
         doffset = doffset.sum((0, 2), dtype=torch.float32).to(offset.dtype)
     return dquery, dkey, dvalue, doffset
+
+
+def heads_last(query: Tensor) -> Tensor:
+    """An empty (B, H, N, E), in memory (B, N, H, E): the output matrix reads it so."""
+    batch, heads, length, width = query.shape
+    return query.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def by_query(offset: Tensor, query: Tensor) -> Tensor:

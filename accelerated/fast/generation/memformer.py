@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.generation.token_by_token import TokenByToken, columns_of_query
+from accelerated.fast.generation.token_by_token import TokenByToken, columns_of_query
 from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, SelfAttention, State
 
 

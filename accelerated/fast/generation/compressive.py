@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accelerated.attention.content import sdpa
 from accelerated.compressive import Compressive, State
-from accelerated.generation.token_by_token import TokenByToken
+from accelerated.fast.generation.token_by_token import TokenByToken
 
 
 class Rows(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.generation.token_by_token import TokenByToken
+from accelerated.fast.generation.token_by_token import TokenByToken
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State, hidden_with_inserted
 
 

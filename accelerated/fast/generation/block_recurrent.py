@@ -10,7 +10,7 @@ from accelerated.attention.content import sdpa
 from accelerated.attention.heads import merge_heads
 from accelerated.attention.sliding_window import offsets_by_distance, scaled_attention
 from accelerated.block_recurrent import BlockRecurrent, State
-from accelerated.generation.token_by_token import TokenByToken, columns_of_query
+from accelerated.fast.generation.token_by_token import TokenByToken, columns_of_query
 
 
 class Rows(NamedTuple):

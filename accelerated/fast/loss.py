@@ -1,7 +1,7 @@
 """Summed -log p of targets, with gradients at once: no logits are kept for a backward pass.
 
-It replaces a softmax whose logits and log-probabilities of all rows are kept. On a GPU one kernel
-makes a chunk's loss and gradient (on_a_gpu.py).
+It replaces a softmax whose logits are made a second time in the backward pass. On a GPU one kernel
+makes a chunk's loss and gradient (loss_gpu.py).
 """
 
 import math
@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import aligned, takes_kernels
+from accelerated.fast.devices import aligned, takes_kernels
+from accelerated.replay import IGNORED
 
-IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
+CHUNK_OF_KERNEL = 2**28  # logits at once, if the kernel takes them: half a GB in 16 bits
 
 
-class ChunkedNats(torch.autograd.Function):
+class ChunkedCrossEntropy(torch.autograd.Function):
     """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), in chunks.
 
     It keeps no logits (R, V). Each chunk's logits give its gradients at once, so that they need not
@@ -29,22 +30,20 @@ class ChunkedNats(torch.autograd.Function):
         exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
         words = len(matrix)
         matrix = aligned(matrix)  # (V', D)
-        writes_zeros = takes_kernels(hidden)  # as the gradient of ignored rows
-        counts = 1 if writes_zeros else (targets != IGNORED)[:, None]  # (R, 1)
-        counted = hidden if writes_zeros else hidden * counts  # ignored rows are zero
+        counts = (targets != IGNORED)[:, None]  # (R, 1)
+        counted = hidden * counts  # ignored rows are zero
         total = 0.0
         dhidden = torch.empty_like(hidden)
         dmatrix: Any = None  # until the first chunk; split gives one even of no rows
         given = (hidden, targets, counted, dhidden)
         for chunk, aims, rows_counted, dchunk in zip(*(x.split(rows) for x in given), strict=True):
             logits = functional.linear(chunk, matrix)  # (n, V')
-            nats, dlogits = nats_and_gradient(logits, aims, words)
+            nats, dlogits = loss_and_gradient(logits, aims, words)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
             product = dlogits.T @ rows_counted
             dmatrix = product if dmatrix is None else dmatrix.to(exact).add_(product)
-        if not writes_zeros:
-            dhidden *= counts
+        dhidden *= counts
         ctx.save_for_backward(dhidden, dmatrix[:words].to(matrix.dtype))
         return total
 
@@ -55,7 +54,7 @@ class ChunkedNats(torch.autograd.Function):
         return dhidden * dnats, dmatrix * dnats, None, None
 
 
-def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
     """Summed nats, in float32 or better, and the gradient of logits (n, V').
 
     That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
@@ -63,9 +62,9 @@ def nats_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tens
     and means nothing by the plain path.
     """
     if takes_kernels(logits):
-        from accelerated.loss.on_a_gpu import nats_in_place  # Triton: on a GPU alone
+        from accelerated.fast.loss_gpu import loss_in_place  # Triton: on a GPU alone
 
-        return nats_in_place(logits, targets, words, IGNORED).sum(), logits
+        return loss_in_place(logits, targets, words, IGNORED).sum(), logits
 
     if logits.shape[1] > words:
         logits[:, words:] = -math.inf

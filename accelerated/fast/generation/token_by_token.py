@@ -1,28 +1,16 @@
-"""Reads a text token by token as fast as a model's own file here allows."""
+"""What the models' files here share: rows of a segment's tokens, and a token as a CUDA graph."""
 
-import importlib
-import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from accelerated.generation.any_model import AnyModel, Stepper, Stream
+from accelerated.fast.graphs import warm_up
+from accelerated.generation.any_model import Stepper, Stream
 from accelerated.protocol import Model, logits_of
-
-
-def stepper_of(model: Model, capture: bool = True) -> Stepper:
-    """The fastest Stepper of a model: its own file's, captured if it is on a GPU; else AnyModel."""
-    file = f"{__package__}.{type(model).__module__.rpartition('.')[2]}"
-    if importlib.util.find_spec(file) is None:
-        return AnyModel(model)
-    steps = importlib.import_module(file).Steps
-    if not steps.fits(model):
-        return AnyModel(model)
-    on_a_gpu = next(model.parameters()).is_cuda
-    return steps(model, capture and on_a_gpu)
 
 
 class TokenByToken(Stepper):
@@ -97,13 +85,9 @@ class Graph:
         self.position = token.new_zeros(1)
         self.rows = tree_map(torch.clone, rows)
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self.function(self.token, self.position, self.rows)
-        torch.cuda.current_stream().wait_stream(aside)
-
+        given = (self.token, self.position, self.rows)
+        warm_up([partial(self.function, *given)])
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.logits = self.function(self.token, self.position, self.rows)
+            self.logits = self.function(*given)
         return graph

@@ -15,7 +15,7 @@ BLOCK = 4096  # columns that a program has at a time
 
 
 @triton.jit
-def nats_kernel(
+def loss_kernel(
     logits,  # (n, V')
     targets,  # (n,)
     nats,  # (n,)
@@ -51,7 +51,7 @@ def nats_kernel(
         tl.store(place, gradient.to(logits.dtype.element_ty), mask=column < columns)
 
 
-def nats_in_place(logits: Tensor, targets: Tensor, words: int, ignored: int) -> Tensor:
+def loss_in_place(logits: Tensor, targets: Tensor, words: int, ignored: int) -> Tensor:
     """-log p of targets (n,), in float32; logits (n, V') become their gradient.
 
     Columns from `words` on are no words. Rows whose target is `ignored` have 0 nats and gradients.
@@ -59,5 +59,5 @@ def nats_in_place(logits: Tensor, targets: Tensor, words: int, ignored: int) -> 
     nats = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         sizes = (logits.stride(0), words, logits.shape[1], ignored)
-        nats_kernel[len(logits),](logits, targets, nats, *sizes, BLOCK, num_warps=8)
+        loss_kernel[len(logits),](logits, targets, nats, *sizes, BLOCK, num_warps=8)
     return nats

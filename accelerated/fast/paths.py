@@ -1,0 +1,187 @@
+"""Which faster path is taken for which arguments; `heads.with_fast_path` asks here.
+
+A function here stands for the one of its name whose `plain` it is given: it computes the same. It
+calls `plain` for arguments for which there is nothing faster.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accelerated.attention.relative_shift import distance_query_of, scores_by_distance
+from accelerated.attention.retrieval import Memory
+from accelerated.attention.sliding_window import window_of
+from accelerated.fast.devices import (
+    aligned,
+    padding_rows,
+    takes_distance_attention,
+    takes_kernels,
+)
+from accelerated.fast.graphs import CapturedBackprop, takes_graphs
+from accelerated.fast.loss import CHUNK_OF_KERNEL, ChunkedCrossEntropy
+from accelerated.fast.retrieval import nearest_keys_on_a_gpu
+from accelerated.protocol import Model
+from accelerated.replay import rows_of_chunk
+
+LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
+
+# Products
+
+
+def logits_from(plain: Callable, hidden: Tensor, matrix: Tensor) -> Tensor:
+    """A GPU's product is aligned."""
+    return plain(hidden, aligned(matrix))[..., : len(matrix)]
+
+
+def rows_of_table(plain: Callable, one_hot: Tensor, table: Tensor) -> Tensor:
+    """A GPU's product is aligned."""
+    table = aligned(table, LEAST_ALIGNMENT)
+    missing = len(table) - one_hot.shape[1]
+    if missing:
+        one_hot = functional.pad(one_hot, (0, missing))
+    return plain(one_hot, table)
+
+
+# Attention
+
+
+def sliding_attention(
+    plain: Callable,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    by_distance: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:
+    """A GPU has a kernel, whose offsets are the distances that a query sees."""
+    if takes_distance_attention(query):
+        from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
+
+        window = window_of(by_distance)
+        offset = by_distance[..., window - 1 : 2 * window - 1]  # W .. 1
+        return distance_attention(query, keys, values, offset, 0, 1.0, dropout)
+    return plain(query, keys, values, by_distance, dropout)
+
+
+def relative_attention(
+    plain: Callable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_key: Tensor,
+    content_bias: Tensor,
+    distance_bias: Tensor,
+    dropout: float = 0.0,
+    measure: bool = False,
+    in_values: bool = False,
+    own: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """A GPU has a kernel, which gives no weights, and finds each key's column by itself."""
+    if measure or in_values or not takes_distance_attention(query):
+        given = (query, key, value, distance_key, content_bias, distance_bias)
+        return plain(*given, dropout, measure, in_values, own)
+    from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
+
+    split = 0
+    skip = 0
+    if own is None:
+        by_distance = scores_by_distance(query, distance_key, distance_bias)
+    else:
+        by_distance = scores_beside_own(query, distance_key, distance_bias, own)
+        skip = query.shape[2]
+        split = own[0].shape[1] - skip  # C
+    shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
+    content_query = query + content_bias[:, None]
+    scale = query.shape[-1] ** -0.5
+    out = distance_attention(
+        content_query, key, value, by_distance, shift, scale, dropout, split, skip
+    )
+    return out, None
+
+
+def scores_beside_own(
+    query: Tensor, distance_key: Tensor, distance_bias: Tensor, own: tuple[Tensor, Tensor]
+) -> Tensor:
+    """scores_by_distance of `own` and then of the others, (B, H, N, R' + R), without a copy."""
+    from accelerated.fast.attention_gpu import products  # Triton: on a GPU alone
+
+    given = []
+    for key, bias in (own, (distance_key, distance_bias)):
+        by_head = distance_query_of(query, bias).transpose(0, 1).flatten(1, 2)  # (H, BN, E)
+        given += [by_head, key]
+    joined = products(*given)  # (H, BN, R' + R)
+    return joined.unflatten(1, (len(query), -1)).transpose(0, 1)
+
+
+def simplified_attention(
+    plain: Callable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    hidden_keys: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """A GPU's products are aligned: hidden keys follow the others."""
+    missing = padding_rows(key, LEAST_ALIGNMENT)
+    if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
+        if hidden_keys is None:  # all N' are seen
+            positioned = rows.shape[0] - query.shape[2] + 1  # N'
+            hidden_keys = key.new_zeros(1, positioned, dtype=torch.bool)
+        hidden_keys = functional.pad(hidden_keys, (0, missing), value=True)
+        more_rows = (0, 0, 0, missing)
+        key = functional.pad(key, more_rows)
+        value = functional.pad(value, more_rows)
+        rows = functional.pad(rows, more_rows)
+    return plain(query, key, value, rows, hidden_keys, dropout)
+
+
+def nearest_keys(plain: Callable, query: Tensor, memory: Memory, retrieved: int) -> Tensor:
+    """A GPU searches by columns."""
+    if query.device.type == "cuda":
+        return nearest_keys_on_a_gpu(query, memory, retrieved)
+    return plain(query, memory, retrieved)
+
+
+# The loss, back-propagation and generation
+
+
+def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Logits are not made twice, and a GPU's kernel makes their gradient.
+
+    A matrix that is not aligned takes the same path, which does not keep the aligned one.
+    """
+    words = len(matrix)
+    rows = rows_of_chunk(words)
+    trains = torch.is_grad_enabled()
+    if trains and takes_kernels(hidden):
+        return ChunkedCrossEntropy.apply(hidden, matrix, targets, max(1, CHUNK_OF_KERNEL // words))
+    unaligned = trains and padding_rows(matrix) > 0
+    if unaligned or len(hidden) > rows:
+        return ChunkedCrossEntropy.apply(hidden, matrix, targets, rows)
+    return plain(hidden, matrix, targets)
+
+
+def backprop_method(plain: Callable, model: Model, training: Any) -> Callable:
+    """A GPU repeats recorded launches."""
+    if model.recordable and takes_graphs(training, model.embedding.device):
+        return CapturedBackprop(model, training.backprop)
+    return plain(model, training)
+
+
+def stepper_of(plain: Callable, model: Model, capture: bool = True) -> Any:
+    """A file of generation/ reads each token once; on a GPU its launches are recorded."""
+    name = type(model).__module__.rpartition(".")[2]
+    file = f"accelerated.fast.generation.{name}"
+    if importlib.util.find_spec(file) is None:
+        return plain(model, capture)
+    steps = importlib.import_module(file).Steps
+    if not steps.fits(model):
+        return plain(model, capture)
+    on_a_gpu = next(model.parameters()).is_cuda
+    return steps(model, capture and on_a_gpu)

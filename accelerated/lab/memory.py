@@ -1,0 +1,365 @@
+"""What each memory learns: to hold a fact, to wait for it, to overwrite it, to ignore noise.
+
+    python -m accelerated.lab.memory --out docs/results
+
+Each row is a model with a state of 32 KiB. It is trained through the four stages of STAGES, each
+from the weights of the one before, and asked the questions of TESTS after each. The record is
+written after every stage, and what it holds is not trained again: the same command continues after
+an interruption. Seed 0 of all rows comes first, then seed 1 of all rows, so that a partial record
+is balanced.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from accelerated.attention.content import content_attention
+from accelerated.attention.heads import Layers, project_heads
+from accelerated.compression import error_of
+from accelerated.compressive import Compressive, Layer
+from accelerated.data.lanes import Lanes
+from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
+from accelerated.data.windows import Document
+from accelerated.lab.harness import machine
+from accelerated.models import model_class, presets_of
+from accelerated.program.errors import InputError
+from accelerated.program.files import locked, written_whole
+from accelerated.protocol import Model, evaluating
+from accelerated.replay import through_time
+from accelerated.training.optimization import (
+    average_and_clip,
+    check_finite,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+)
+from accelerated.training.settings import TrainingConfig
+
+SEEDS = (0, 1, 2, 3, 4)
+SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
+SEGMENT = 32
+BATCH = 16
+WARMUP = 50
+TOLD = {
+    "anew": True,
+    "pairs": 4,
+    "vary_pairs": True,
+    "values": 6,
+    "vary_distance": True,
+    "spacing": 2,
+}
+SHORT = {"distance": 20, "questions": 16}  # documents of two segments
+LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the facts of eight
+ANYWHERE = LONG | {"begin": 64}
+REWRITTEN = ANYWHERE | {"rewrites": 4}
+STAGES = {  # [(changes of the task, updates)], one after another
+    "facts first": [(SHORT, 1500), (LONG, 400)],
+    "anywhere": [(ANYWHERE, 250)],
+    "rewritten": [(REWRITTEN, 250)],
+    "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
+}
+ASKED = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
+NEAR = 32  # tokens of filler from facts to questions
+FAR = 8192
+TESTS = {  # of 64 documents of 16 questions
+    "at once": {"distance": 0},
+    "near": {},
+    "128": {"distance": 128},
+    "512": {"distance": 512},
+    "2048": {"distance": 2048},
+    "hold": {"distance": FAR},
+    "late": {"begin": 64},
+    "wait": {"begin": FAR},
+    "distractors": {"distractors": 0.2},
+    "distractors, 512": {"distance": 512, "distractors": 0.2},
+}
+SHARED = {"width": 64, "head_width": 16, "feed_forward": 256, "segment": SEGMENT, "dropout": 0.0}
+SLOTS = {
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "feed_forward": 128,
+    "slots": 128,
+    "max_distance": 32,
+}
+STATES = {"layers": 2, "heads": 2, "window": 32, "recurrent_layers": (2,), "states": 64}
+ROWS = {  # name: (model, changes of its config, rate)
+    "Memformer, slots themselves": ("memformer", SLOTS | {"slot_value": "itself"}, 1e-3),
+    "Memformer, slots projected": ("memformer", SLOTS | {"slot_value": "projected"}, 2e-3),
+    "Block-Recurrent, LSTM gate": ("block_recurrent", STATES | {"gate": "lstm"}, 3e-3),
+    "Block-Recurrent, fixed gate": ("block_recurrent", STATES | {"gate": "fixed"}, 3e-3),
+    "Memorizing": (
+        "memorizing",
+        {"layers": 2, "heads": 2, "memory_layer": 2, "memory": 64, "retrieved": 8},
+        3e-3,
+    ),
+    "Transformer-XL": ("compressive", {"layers": 2, "memory": 64, "compressed_memory": 0}, 3e-3),
+    "Compressive": ("compressive", {"layers": 2, "memory": 32, "compressed_memory": 32}, 3e-3),
+}
+
+
+# The models
+
+
+class SharpLayer(Layer):
+    """A layer whose queries and keys have unit length, and which begins without distances."""
+
+    def __init__(self, like: Layer, number: int):
+        super().__init__(like.config, number)
+        self.load_state_dict(like.state_dict())
+        torch.nn.init.zeros_(self.distance_key)
+
+    def project_own(self, h: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = super().project_own(h)
+        scale = 10 * self.config.head_width**0.5  # attention divides by the root
+        return scale * functional.normalize(query, dim=-1), functional.normalize(key, dim=-1), value
+
+    def project_remembered(self, remembered: Tensor) -> tuple[Tensor, ...]:
+        key, value = super().project_remembered(remembered)
+        return functional.normalize(key, dim=-1), value
+
+    def attention_reconstruction(
+        self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
+    ) -> Tensor:
+        evicted = slice(self.compressed_rows, self.compressed_rows + self.config.segment)
+        with torch.no_grad():
+            target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
+        matrices = [self.key.detach(), self.value.detach()]
+        new_key, new_value = project_heads(new, self.config.heads, matrices)
+        new_key = functional.normalize(new_key, dim=-1)
+        out = content_attention(query.detach(), new_key, new_value)
+        return error_of(self.config, out, target)
+
+
+def make_model(row: str, seed: int) -> Model:
+    """The model of a row, whose weights are drawn by the seed."""
+    name, changes, _ = ROWS[row]
+    config = presets_of(name).Config(**SHARED | changes)
+    model = model_class(name)(config, seed)
+    if isinstance(model, Compressive):
+        sharp = [SharpLayer(layer, number) for number, layer in enumerate(model.layers)]
+        model.layers = Layers(sharp)
+    return model
+
+
+def state_bytes(model: Model) -> int:
+    """Bytes that a segment passes to the next one: 4 for a number, 1 for a token."""
+    fields = model.initial_state(1)
+    return sum(field.numel() * (4 if field.is_floating_point() else 1) for field in fields)
+
+
+# Training and asking
+
+
+def train(model: Model, told: dict, rate: float, steps: int, seed: int) -> list[float]:
+    """Train for so many updates of whole documents; returns the bits per answer of each tenth."""
+    recall = RecallConfig(**TOLD | told)
+    horizon = recall.length // SEGMENT
+    training = TrainingConfig(steps=steps, batch=BATCH, learning_rate=rate, warmup=WARMUP)
+    lanes = Lanes(RecallDocuments(recall, "train"), BATCH, SEGMENT, seed)
+    optimizer = make_optimizer(model, training)
+    state = model.initial_state(BATCH)
+    torch.manual_seed(seed)
+    losses = []
+    for step in range(1, steps + 1):
+        loss, _, state = through_time(model, lanes.rollout(horizon), state)
+        average_and_clip(model, 1, training.clip)
+        check_finite(step, {"loss": float(loss)})
+        set_learning_rate(optimizer, learning_rate(step, training))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss) / math.log(2))
+    return [round(float(np.mean(tenth)), 3) for tenth in np.array_split(losses, 10)]
+
+
+def ask(model: Model) -> dict[str, float]:
+    """The share of right answers of each test.
+
+    One more tells a fact again. There `overwrite` is the share of new values about its key, `old
+    value` that of the value before, and `keep` the share of right answers about the other keys.
+    """
+    shares = {}
+    for name, changes in TESTS.items():
+        documents = documents_of(changes)
+        found = predictions(model, documents)
+        shares[name] = share(found == documents.targets, documents.scored)
+
+    documents = documents_of({"rewrites": 1})
+    found = predictions(model, documents)
+    before, told_again = values_before(documents.inputs)
+    shares["overwrite"] = share(found == documents.targets, documents.scored & told_again)
+    shares["old value"] = share(found == before, documents.scored & told_again)
+    shares["keep"] = share(found == documents.targets, documents.scored & ~told_again)
+    return shares
+
+
+def share(is_right: np.ndarray, counted: np.ndarray) -> float:
+    """The share of what is counted that is right."""
+    return round(float(is_right[counted].mean()), 4)
+
+
+def documents_of(changes: dict) -> Document:
+    """The 64 documents of a test in one: its fields are (64, n)."""
+    config = RecallConfig(**ASKED | {"distance": NEAR} | changes)
+    documents = list(RecallDocuments(config, "test"))
+    names, *fields = zip(*documents, strict=True)
+    return Document(", ".join(names), *map(np.stack, fields))
+
+
+def values_before(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B, n) the value that was told first of each key, and whether it was told again."""
+    first = np.zeros_like(inputs)
+    again = np.zeros(inputs.shape, bool)
+    for lane, row in enumerate(inputs):
+        for place in np.flatnonzero(row == TELL)[::-1]:  # so that the first is the last to stand
+            same = row == row[place + 1]
+            again[lane, same] = first[lane, same] > 0
+            first[lane, same] = row[place + 2]
+    return first, again
+
+
+@torch.no_grad()
+def predictions(model: Model, documents: Document) -> np.ndarray:
+    """(B, n) the most probable token after each of documents (B, n), 0 where none is scored."""
+    lanes, length = documents.inputs.shape
+    segments = -(-length // SEGMENT)
+    tokens = np.zeros((lanes, segments * SEGMENT), np.int64)
+    tokens[:, :length] = documents.inputs
+    found = np.zeros_like(tokens)
+    state = model.initial_state(lanes)
+    with evaluating(model):
+        for start in range(0, length, SEGMENT):
+            part = slice(start, start + SEGMENT)
+            segment = torch.from_numpy(tokens[:, part])
+            if not documents.scored[:, part].any():
+                state = model.advance(segment, state)  # costs less
+                continue
+            output = model(segment, state)
+            state = output.state
+            found[:, part] = output.logits.argmax(-1).numpy()
+    return found[:, :length]
+
+
+# The runs and their record
+
+
+def new_record() -> dict:
+    """A record without runs."""
+    settings = {
+        "smallest_difference": SMALLEST_DIFFERENCE,
+        "segment": SEGMENT,
+        "batch": BATCH,
+        "told": TOLD,
+        "stages": STAGES,
+        "asked": ASKED | {"distance": NEAR},
+        "tests": TESTS,
+        "rows": {row: about(row) for row in ROWS},
+    }
+    return {
+        "settings": json.loads(json.dumps(settings)),
+        "machine": machine(),
+        "torch": torch.__version__,
+        "runs": {row: {} for row in ROWS},  # {row: {seed: [what each stage taught]}}
+    }
+
+
+def about(row: str) -> dict:
+    """What a row is."""
+    name, changes, rate = ROWS[row]
+    model = make_model(row, 0)
+    return {
+        "model": name,
+        "config": SHARED | changes,
+        "rate": rate,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "state_bytes": state_bytes(model),
+    }
+
+
+def read_record(path: Path) -> dict:
+    """The record at path, or a new one; raises InputError if its settings are others."""
+    record = new_record()
+    if not path.exists():
+        return record
+    found = json.loads(path.read_text())
+    if found["settings"] != record["settings"]:
+        raise InputError(f"{path} has runs of other settings; give another --out")
+    return found
+
+
+def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
+    """Train and ask the stages of a run that the record lacks; write the record after each.
+
+    Without the weights of its last stage a run begins anew.
+    """
+    stages = record["runs"][row].setdefault(str(seed), [])
+    model = make_model(row, seed)
+    name = f"{slug(row)}-{seed}"
+    if 0 < len(stages) < len(STAGES):
+        last = weights / f"{name}-{len(stages)}.safetensors"
+        if last.exists():
+            model.load_state_dict(load_file(last))
+        else:
+            stages.clear()
+    for number, stage in list(enumerate(STAGES))[len(stages) :]:
+        began = time.monotonic()
+        bits = [
+            train(model, told, ROWS[row][2], steps, 100 * seed + 10 * number + part)
+            for part, (told, steps) in enumerate(STAGES[stage])
+        ]
+        trained = time.monotonic()
+        answers = ask(model)
+        seconds = [round(trained - began), round(time.monotonic() - trained)]
+        stages.append({"stage": stage, "bits": bits, "right": answers, "seconds": seconds})
+        keep(model, weights / f"{name}-{number + 1}.safetensors")
+        (weights / f"{name}-{number}.safetensors").unlink(missing_ok=True)
+        if seed == 0:
+            keep(model.half(), weights / f"{slug(row)}-{slug(stage)}.safetensors")
+            model.float().load_state_dict(load_file(weights / f"{name}-{number + 1}.safetensors"))
+        record["date"] = datetime.date.today().isoformat()
+        with written_whole(path) as temporary:
+            temporary.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{row}, seed {seed}, {stage}: {bits} {answers} {seconds} s", flush=True)
+
+
+def keep(model: Model, path: Path) -> None:
+    """Write a model's weights."""
+    with written_whole(path) as temporary:
+        save_file(model.state_dict(), temporary)
+
+
+def slug(words: str) -> str:
+    """A name of a file."""
+    return words.lower().replace(",", "").replace(" ", "-")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train what the record lacks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--weights", type=Path, default=Path("runs/memory"))
+    options = parser.parse_args(argv)
+    options.weights.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    path = options.out / "memory.json"
+    with locked(path.with_suffix(".lock"), f"another process writes {path}; wait until it ends"):
+        record = read_record(path)
+        for seed, row in itertools.product(options.seeds, options.rows):
+            run(row, seed, record, path, options.weights)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,1 +1,0 @@
-"""The loss of targets: its logits exist a chunk at a time."""

@@ -1,0 +1,83 @@
+"""Serves the book on this machine: a page is made when it is asked for. __main__.py uses it.
+
+A chapter's values take a minute to record. Its text is shown meanwhile, and the page asks again
+until they are there. They are kept (values.py), so the next time they are there at once.
+"""
+
+import contextlib
+import sys
+import threading
+import webbrowser
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from docs.book.search import index_script
+from docs.book.site import INDEX, METHODS, page_of, pages
+from docs.book.values import is_kept, record_all
+
+ADDRESS = "127.0.0.1"  # nobody else's machine sees it
+BUILDING = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the pages of the book, by name, and for nothing else."""
+
+    def do_GET(self) -> None:  # the name that http.server asks for
+        """Send a page, or the index of the search box."""
+        name = self.name_asked()
+        path = {page: path for path, page in pages().items()}.get(name)
+        if path is None and name != INDEX:
+            self.send_error(HTTPStatus.NOT_FOUND, "the book has no such page")
+            return
+        with BUILDING:
+            body = page_of(path) if path else index_script(pages())
+        kind = "text/html" if path else "text/javascript"
+        self.begin(HTTPStatus.OK, len(body.encode()), kind)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader went on
+            self.wfile.write(body.encode())
+
+    def do_HEAD(self) -> None:
+        """Say whether a chapter's values are there: 200, or 202 if they are still recorded."""
+        method = self.name_asked().removesuffix(".html")
+        is_there = method not in METHODS or is_kept(method)
+        self.begin(HTTPStatus.OK if is_there else HTTPStatus.ACCEPTED, 0)
+
+    def name_asked(self) -> str:
+        """The page that is asked for."""
+        return self.path.partition("?")[0].strip("/") or "index.html"
+
+    def begin(self, status: HTTPStatus, length: int, kind: str = "text/html") -> None:
+        """Send a reply's first lines."""
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(length))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def log_message(self, *given: object) -> None:
+        """Print nothing: a reader is at work here, no web master."""
+
+
+def server_at(port: int) -> ThreadingHTTPServer:
+    """A server at a port, or at a free one if it is taken; port 0 is any free one."""
+    try:
+        return ThreadingHTTPServer((ADDRESS, port), Handler)
+    except OSError:
+        return ThreadingHTTPServer((ADDRESS, 0), Handler)
+
+
+def serve(port: int, opens: bool) -> None:
+    """Serve the book until Ctrl-C, and show it in a browser if `opens`."""
+    server = server_at(port)
+    address = f"http://{ADDRESS}:{server.server_port}/"
+    missing = [method for method in METHODS if not is_kept(method)]
+    print(f"the book is at {address} until you press Ctrl-C", flush=True)
+    if missing:
+        words = f"recording the values of {len(missing)} chapters in the background"
+        print(f"{words}; their text is there already", flush=True)
+        threading.Thread(target=record_all, args=(missing,), daemon=True).start()
+    if opens:
+        webbrowser.open(address)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    print("closed", file=sys.stderr)

@@ -1,0 +1,112 @@
+"""The recorded values of a chapter, kept between builds. site.py and serve.py use it.
+
+What a chapter shows depends on the references, the vectors and the code of the book alone, so it is
+kept under their digest, in the user's cache folder. It can be deleted at any time.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from docs.excerpts import ROOT
+
+SOURCES = ("reference/**/*.py", "docs/book/*.py", "docs/excerpts.py")
+KEPT = 20  # files; the oldest go
+
+
+def folder() -> Path:
+    """Where values are kept; PALIMPSEST_CACHE names another place."""
+    named = os.environ.get("PALIMPSEST_CACHE")
+    if named:
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "palimpsest" / "book"
+
+
+@cache
+def file_of(method: str) -> Path:
+    """The file of a chapter's values, named by the digest of all that they depend on."""
+    digest = hashlib.sha256(np.__version__.encode())
+    for pattern in (*SOURCES, f"docs/vectors/{method}/*"):
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(f"{path.relative_to(ROOT)}".encode() + path.read_bytes())
+    return folder() / f"{method}-{digest.hexdigest()[:16]}.json"
+
+
+def is_kept(method: str) -> bool:
+    """Whether a chapter's values are there."""
+    return file_of(method).exists()
+
+
+def values_of(method: str) -> str:
+    """JSON of a chapter's values, recorded if they are not kept."""
+    if not is_kept(method):
+        record(method)
+    return file_of(method).read_text(encoding="utf-8")
+
+
+def record(method: str) -> None:
+    """Record a chapter's values and keep them."""
+    from docs.book.method import method_data  # NumPy and the references, which text does not need
+
+    keep(file_of(method), as_json(method_data(method)))
+
+
+def record_all(methods: list[str]) -> None:
+    """Record chapters one after another, each in a process of its own, so that pages go on."""
+    for method in methods:
+        program = f"from docs.book.values import record_for_a_parent as run; run({method!r})"
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+            process.wait()
+
+
+def record_for_a_parent(method: str) -> None:
+    """Record a chapter, unless the process that asked for it ends before, and closes its pipe."""
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    record(method)
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file whole, and delete the oldest beyond some."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
+    ) as part:
+        part.write(text)
+    os.replace(part.name, path)
+    kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+    for old in kept[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+
+
+def as_json(data: object) -> str:
+    """JSON for a page. In it no < stands, so that no text can end the script."""
+    text = json.dumps(data, separators=(",", ":"), default=encoded)
+    return text.replace("<", "\\u003c")
+
+
+def encoded(value: object) -> dict:
+    """What JSON has no form for: an array, whose numbers are float32 in base64, and a call."""
+    if not isinstance(value, np.ndarray):
+        return vars(value)
+    with np.errstate(over="ignore"):  # the lowest float64 becomes -inf
+        numbers = value.astype(np.float32)
+    data = base64.b64encode(numbers.tobytes()).decode()
+    return {"shape": value.shape, "kind": value.dtype.kind, "data": data}

@@ -1,0 +1,1 @@
+"""What the papers offer beside their published methods, one file per paper."""

@@ -1,0 +1,122 @@
+"""The memory experiment: rows of equal state, what is asked of them, and runs that go on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated.lab import memory
+from accelerated.program.errors import InputError
+
+ROW = "Block-Recurrent, LSTM gate"
+
+
+@pytest.fixture
+def experiment(monkeypatch, tmp_path):
+    """experiment(words) runs the command in short; it returns the record."""
+    stages = {name: [(memory.SHORT, 2)] for name in memory.STAGES}
+    monkeypatch.setattr(memory, "STAGES", stages)
+    monkeypatch.setattr(memory, "TESTS", {"near": {}})
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+
+    def conducted(words):
+        folders = ["--out", str(tmp_path), "--weights", str(tmp_path / "weights")]
+        memory.main([*folders, *words.split(), "--rows", ROW])
+        return json.loads((tmp_path / "memory.json").read_text())
+
+    conducted.folder = tmp_path
+    return conducted
+
+
+def test_rows_have_equal_bytes_of_state_and_as_many_parameters_as_was_said():
+    """As near as can be: Memformer's state has the tokens of a segment, too, a byte for each."""
+    for row in memory.ROWS:
+        about = memory.about(row)
+        tokens = memory.SEGMENT if about["model"] == "memformer" else 0
+        assert about["state_bytes"] == 4 * 8192 + tokens, row
+        assert 9e4 < about["parameters"] < 2e5, row
+
+
+def test_documents_of_a_stage_are_whole_segments():
+    """An update reads whole documents: its gradients span them."""
+    for parts in memory.STAGES.values():
+        for told, _ in parts:
+            assert memory.RecallConfig(**memory.TOLD | told).length % memory.SEGMENT == 0
+
+
+def test_what_was_told_again_is_found_with_the_value_before():
+    documents = memory.documents_of({"rewrites": 1})
+    before, again = memory.values_before(documents.inputs)
+    asked_again = documents.scored & again
+    others = documents.scored & ~again
+    assert 0.2 < asked_again.sum() / documents.scored.sum() < 0.3, "one key of four"
+    assert (before[others] == documents.targets[others]).all()
+    assert (before[asked_again] != documents.targets[asked_again]).all()
+    for lane in range(len(before)):
+        assert len({*before[lane][asked_again[lane]].tolist()}) <= 1, "of one key"
+
+
+@pytest.mark.parametrize("row", memory.ROWS)
+def test_predictions_are_those_of_reading_everything(row):
+    """Segments without a question are read by the memory path alone."""
+    model = memory.make_model(row, 0)
+    documents = memory.documents_of({"begin": 70})
+    found = memory.predictions(model, documents)
+    length = documents.inputs.shape[1]
+    whole = length // memory.SEGMENT * memory.SEGMENT
+    state = model.initial_state(len(found))
+    for start in range(0, whole, memory.SEGMENT):
+        part = slice(start, start + memory.SEGMENT)
+        tokens = torch.from_numpy(documents.inputs[:, part].astype(np.int64))
+        output = model(tokens, state)
+        state = output.state
+        scored = documents.scored[:, part]
+        assert (output.logits.argmax(-1).numpy()[scored] == found[:, part][scored]).all()
+    assert documents.scored[:, :whole].any()
+
+
+def test_a_run_goes_on_after_its_last_stage_to_the_same_end(experiment, monkeypatch):
+    whole = experiment("--seeds 0")["runs"][ROW]["0"]
+    assert [stage["stage"] for stage in whole] == list(memory.STAGES)
+
+    path = experiment.folder / "memory.json"
+    record = json.loads(path.read_text())
+    record["runs"] = {row: {} for row in memory.ROWS}
+    path.write_text(json.dumps(record))
+    train = memory.train
+    trained = []
+
+    def interrupted(*words):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(words)
+        return train(*words)
+
+    monkeypatch.setattr(memory, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment("--seeds 0")
+    monkeypatch.setattr(memory, "train", train)
+    again = experiment("--seeds 0")["runs"][ROW]["0"]
+    for name in ("stage", "bits", "right"):
+        assert [stage[name] for stage in again] == [stage[name] for stage in whole]
+
+
+def test_a_finished_run_is_not_trained_again(experiment, monkeypatch):
+    whole = experiment("--seeds 0")
+    monkeypatch.setattr(memory, "train", None)
+    assert experiment("--seeds 0") == whole
+
+
+def test_a_record_of_other_settings_is_refused(experiment, monkeypatch):
+    experiment("--seeds 0")
+    monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 9}})
+    with pytest.raises(InputError, match="runs of other settings; give another --out"):
+        experiment("--seeds 0")
+
+
+def test_weights_of_seed_0_are_kept_small_after_each_stage(experiment):
+    experiment("--seeds 0")
+    kept = sorted(experiment.folder.glob("weights/*[a-z].safetensors"))
+    assert len(kept) == len(memory.STAGES)
+    assert all(path.stat().st_size < 500_000 for path in kept)

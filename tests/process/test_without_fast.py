@@ -1,0 +1,68 @@
+"""accelerated/fast/ can be deleted: in a copy of the project without it everything works."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.helpers.programs import MEMFORMER, TINY
+from tests.helpers.variants import ONE_OF_EACH
+
+RUNS = {"block_recurrent": TINY, "memformer": MEMFORMER}
+CONTRACT = (
+    "test_accelerated_equals_reference",
+    "test_dropout_acts_where_the_reference_has_it",
+    "test_step_and_advance_equal_forward",
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project without the room of faster paths."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("accelerated", "reference", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__", "fast" if name == "accelerated" else "")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("train.py", "eval.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "text.txt").write_text("a text that every model can read " * 100)
+    return folder
+
+
+def run(project, *words):
+    """What a program of the copy prints; it must end well."""
+    command = [sys.executable, *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(project)}
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_no_file_of_it_is_left(project):
+    code = "from accelerated.attention import heads; print(heads.__file__, heads.HAS_FAST_PATHS)"
+    file, has_fast_paths = run(project, "-c", code).split()
+    assert file.startswith(str(project)), "another copy of the project is imported"
+    assert has_fast_paths == "False"
+
+
+def test_the_contract_passes(project):
+    """For one variant of each model: equal to the reference, dropout, and steps of generation."""
+    tests = [
+        f"tests/test_contract.py::{test}[{' '.join(case)}]"
+        for test in CONTRACT
+        for case in ONE_OF_EACH
+    ]
+    printed = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert f"{len(tests)} passed" in printed
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_a_model_is_trained_resumed_and_generates(project, model):
+    """By train.py and eval.py."""
+    options = [*RUNS[model], "--data", "text.txt", "--out", model]
+    assert "bits per byte" in run(project, "train.py", *options, "--steps", 2)
+    assert "bits per byte" in run(project, "train.py", "--resume", model, "--steps", 3)
+    assert "a text" in run(project, "eval.py", "sample", model, "--prompt", "a text", "--tokens", 9)
