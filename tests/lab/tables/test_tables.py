@@ -352,7 +352,7 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert differences(record, "b - a @ other < other") == [8.0, 7.0, 5.0]
     assert values_of(record, "b - a") == {0: 0.5, 1: None, 2: -1.0}
     b["seeds"] = [1, 3, 7]
-    assert differences(record, "a < b") == [math.inf, -1.75], "by their seeds, not their places"
+    assert differences(record, "a < b") == [-math.inf, -1.75], "by their seeds, not their places"
 
 
 def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
