@@ -37,16 +37,12 @@ from accelerated.training.settings import Settings, settings_from
 def main(name: str, options: argparse.Namespace) -> None:
     """Print the report of that name."""
     report = REPORTS[name]
-    function = function_at(report.function)
-    paths = list(dict.fromkeys(options.runs))  # each once
-    if not report.opens:
-        record, lines = function(paths, options)
-    else:
-        runs = [open_trained_run(path, name, options) for path in paths]
-        if report.splits:
-            check_same_data(runs, options)
-            runs = [open_documents(run, options, report.splits) for run in runs]
-        record, lines = run_report(report, runs, options)
+    paths = dict.fromkeys(options.runs)  # each once
+    runs = [open_trained_run(path, name, options) for path in paths]
+    if report.splits:
+        check_same_data(runs, options)
+        runs = [open_documents(run, options, report.splits) for run in runs]
+    record, lines = run_report(report, runs, options)
     check_numbers(record)
 
     # JSON has no NaN and no infinity

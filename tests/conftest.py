@@ -23,7 +23,6 @@ EXTRAS = (  # modules that an extra brings
     "tokenizers",
     "safetensors",
     "transformers",
-    "lm_eval",
     "sklearn",
 )
 HERE = (None, "", "localhost", "127.0.0.1", "::1")

@@ -80,12 +80,27 @@ def cache_folder(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Path:
     return data_dir / "tokens" / f"{stem}-{digest}"
 
 
+# White space of str.split() that bytes.split() does not know
+OTHER_SPACE = re.compile(
+    rb"[\x1c-\x1f]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]"
+    rb"|\xe2\x81\x9f|\xe3\x80\x80"
+)
+
+
+def plainly_spaced(text: bytes) -> bytes:
+    """The text with spaces for Unicode's other white space, as many bytes as that has.
+
+    Its words, by bytes.split(), are those of str.split().
+    """
+    return OTHER_SPACE.sub(lambda space: b" " * len(space[0]), text)
+
+
 def count_words(text: bytes) -> int:
-    """The number of words between white space, Unicode's too, as many as str.split() has.
+    """The number of words between white space, Unicode's too.
 
     No list of them is made, which takes eight times as much memory as the text.
     """
-    return sum(1 for _ in re.finditer(r"\S+", text.decode(errors="replace")))
+    return sum(1 for _ in re.finditer(rb"\S+", plainly_spaced(text)))
 
 
 def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:

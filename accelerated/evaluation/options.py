@@ -186,13 +186,6 @@ OVERLAPS = option(
     whole_numbers,
     "O,...",
 )
-REACH = option(
-    "--segments",
-    "how many segments back to follow gradients (default 8)",
-    at_least(2),
-    "K",
-    default=8,
-)
 SEGMENTS = option(
     "--segments", "clear it every K segments (required)", at_least(2), "K", required=True
 )
@@ -202,21 +195,6 @@ CONSTANT = option(
     POSITIVE,
     "RATE",
     required=True,
-)
-TASKS = (
-    option("--tasks", "names of lm_eval's tasks (required)", str, "TASK,...", required=True),
-    option(
-        "--task-files",
-        "a folder of .yaml to take the tasks from, instead of lm_eval's own",
-        str,
-        "FOLDER",
-    ),
-    option("--limit", "documents of each task (default all)", at_least(1), "N"),
-    option(
-        "--clear-memory",
-        "cut texts into windows as lm_eval does, and start each from the initial state",
-        action="store_true",
-    ),
 )
 FOLDER = option(
     "folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER"
@@ -248,7 +226,6 @@ class Report(NamedTuple):
     model: str | None = None  # the only model that has this report
     splits: tuple[str, ...] = ("valid",)  # read if --split is not given
     several: bool = False  # whether it takes a list of runs
-    opens: bool = True  # whether it takes opened runs; otherwise their paths
     exact: bool = False  # whether bfloat16 is off, because small differences matter
     sizes: bool = True  # whether it can evaluate with other sizes than those of training
     config: str = ""  # of a function (config, sizes, options) -> config to evaluate with
@@ -302,10 +279,9 @@ REPORTS = {
         options=(SEGMENTS,),
     ),
     "slots": Report(
-        "slots RUN --segments 8",
-        "what memformer's slots keep and read, and how far gradients reach",
+        "slots RUN",
+        "what memformer's slots keep and read",
         "lab.reports.slots.report",
-        options=(REACH,),
         model="memformer",
         exact=True,
     ),
@@ -341,13 +317,6 @@ REPORTS = {
         options=(CONSTANT,),
         exact=True,  # bfloat16 would round small steps away
     ),
-    "harness": Report(
-        "harness RUN --tasks lambada_openai",
-        "tasks of the package lm_eval",
-        "lab.harness.report",
-        options=TASKS,
-        splits=(),
-    ),
     "export": Report(
         "export RUN FOLDER",
         "a run as files, for other programs and for --init",
@@ -362,16 +331,6 @@ REPORTS = {
         "a page that shows token by token what the memory changed",
         "evaluation.view.report",
         options=PAGE,
-        sizes=False,
-    ),
-    "curves": Report(
-        "curves RUN RUN --plot curves.png",
-        "the losses of runs, finished or not, in one plot",
-        "lab.reports.curves.report",
-        options=(PLOT,),
-        splits=(),
-        several=True,
-        opens=False,
         sizes=False,
     ),
 }
@@ -409,16 +368,13 @@ def report_parser(name: str) -> OptionParser:
         description=f"{report.shows.capitalize()}.",
         epilog=f"example: {example}",
     )
-    runs = "a folder that train.py wrote"
-    if report.opens:
-        runs = "a folder that train.py or eval.py export wrote, or a published decoder"
+    runs = "a folder that train.py or eval.py export wrote, or a published decoder"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
 
     options = list(report.options)
     if report.splits:
         options += READING
-    if report.opens:
-        options += OPENING
+    options += OPENING
     for word, how in options:
         parser.add_argument(word, **how)
     if report.sizes:
@@ -455,7 +411,7 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     if len(options.runs) > 1 and not REPORTS[name].several:
         several = " and ".join(name for name, report in REPORTS.items() if report.several)
         raise InputError(
-            f"{len(options.runs)} runs were given; only eval.py {several} take more than one"
+            f"{len(options.runs)} runs were given; only eval.py {several} takes more than one"
         )
     check_options(options)
     return name, options

@@ -6,7 +6,6 @@ that was being trained begins anew.
 """
 
 import copy
-import itertools
 import math
 import shlex
 import statistics
@@ -26,13 +25,24 @@ from accelerated.compressive import mean_norm, mean_square
 from accelerated.data.windows import Document
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import evaluate
-from accelerated.lab.experiment import Experiment, conduct
+from accelerated.lab.harness import (
+    Experiment,
+    conduct,
+    mean_and_interval,
+    paired,
+    part_of,
+    plus_minus,
+    seeds_in_words,
+)
+from accelerated.lab.pages import (
+    label_ends,
+    markdown_table,
+    mean_and_spread,
+    of_experiment,
+    wrapped,
+)
 from accelerated.lab.reports.memories import compression_by_layer
-from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.measure import parameters_of
-from accelerated.lab.tables.notes import label_ends
-from accelerated.lab.tables.orderings import mean_and_interval, plus_minus
-from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
 from accelerated.program.errors import run_program
@@ -106,9 +116,8 @@ class Ablation(NamedTuple):
 
     words: str  # the paper's
     options: str  # of train.py
-    # {name: what is done to the model before it is trained}
-    ways: dict[str, Callable]
-    rates: tuple[float, ...]
+    # {name: (what is done to the model before it is trained, the learning rates)}
+    ways: dict[str, tuple[Callable, tuple[float, ...]]]
 
 
 def options_of(table: str, row: str) -> str:
@@ -122,23 +131,31 @@ ABLATIONS = {
         learning" (Compressive Transformers, 3.2). "Alone" is that. In the other rows the loss
         trains the whole model: our mean square or the norm of Algorithm 2, times a weight""",
         options_of("compressive-8-9", "compressive"),
-        {"alone": as_published}
-        | {f"mean-square-x{x}": partial(mix_losses, weight=x) for x in (1, 10, 100)}
-        | {f"norm-x{x}": partial(mix_losses, kind=MixedNorm, weight=x) for x in (0.01, 0.1, 1)},
-        (0.006, 0.018),
+        {
+            "alone": (as_published, (0.006, 0.018)),
+            "mean-square-x1": (mix_losses, (0.006, 0.018)),
+            "mean-square-x10": (partial(mix_losses, weight=10), (0.018,)),
+            "mean-square-x100": (partial(mix_losses, weight=100), (0.018,)),
+            "norm-x0.01": (partial(mix_losses, kind=MixedNorm, weight=0.01), (0.018,)),
+            "norm-x0.1": (partial(mix_losses, kind=MixedNorm, weight=0.1), (0.018,)),
+            "norm-x1": (partial(mix_losses, kind=MixedNorm), (0.006, 0.018)),
+        },
     ),
     "normalization": Ablation(
         """"normalization improved the stability of Transformer-XL when used with a relative
         position bias" (Block-Recurrent Transformers, 3.3)""",
         options_of("block_recurrent-1", "XL:W"),
-        {"unit-length": as_published, "as-projected": drop_normalization},
-        (0.002, 0.006, 0.018, 0.054),
+        {
+            "unit-length": (as_published, (0.002, 0.006, 0.018, 0.054)),
+            "as-projected": (drop_normalization, (0.002, 0.006, 0.018, 0.054)),
+        },
     ),
 }
 ROWS = {
     f"{name}-{way}-{rate}": (name, way, rate)
     for name, ablation in ABLATIONS.items()
-    for way, rate in itertools.product(ablation.ways, ablation.rates)
+    for way, (_, rates) in ablation.ways.items()
+    for rate in rates
 }
 EVERY = 20  # updates between target_squares
 WATCHED = 32  # lanes and segments of each
@@ -171,7 +188,8 @@ def trained(row: str, seed: int) -> dict:
     documents, _ = documents_of(settings, corpus)
     reader = new_reader(settings, documents)
     model = model_class(settings.model)(settings.model_config, seed)
-    ablation.ways[way](model)
+    change, _ = ablation.ways[way]
+    change(model)
 
     state = repeat_lane(model.initial_state(1), training.batch)
     optimizer = optimization.make_optimizer(model, training)
@@ -213,10 +231,10 @@ def result(record: dict, name: str) -> str:
     """The table of an ablation: a line for each rate and way."""
     lines = []
     published = next(iter(ABLATIONS[name].ways))
-    for rate, way in itertools.product(ABLATIONS[name].rates, ABLATIONS[name].ways):
-        runs = record["runs"].get(f"{name}-{way}-{rate}")
-        if not runs:
-            continue
+    rows = [row for row in ROWS if row in record["runs"] and ROWS[row][0] == name]
+    for row in sorted(rows, key=lambda row: ROWS[row][2]):
+        _, way, rate = ROWS[row]
+        runs = record["runs"][row]
         bits = mean_and_spread([run["bits_per_byte"] for run in runs.values()], ".3f")
         unchanged = record["runs"].get(f"{name}-{published}-{rate}", {})
         behind = "" if way == published else behind_by(unchanged, runs)
@@ -229,22 +247,22 @@ def result(record: dict, name: str) -> str:
 def behind_by(published: dict, runs: dict) -> str:
     """How many bits runs are behind published ones of the same seeds, with a 95% interval.
 
-    It is empty if a run is missing or diverged.
+    It is empty if a run diverged, or none has a partner.
     """
-    pairs = []
-    for seed, run in runs.items():
-        unchanged = published.get(seed, {}).get("bits_per_byte")
-        pairs.append((unchanged, run["bits_per_byte"]))
-    if any(None in pair for pair in pairs):
+    both = []
+    for own in (published, runs):
+        both.append({seed: run["bits_per_byte"] for seed, run in own.items()})
+    differences = paired(*both)
+    if not differences or not all(map(math.isfinite, differences)):
         return ""
-    return plus_minus(*mean_and_interval([changed - unchanged for unchanged, changed in pairs]))
+    return plus_minus(*mean_and_interval(differences))
 
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     how = f""", one thread. The text is bytes of Python {record["python"]}'s standard library. All
-    rows of a seed begin alike and read the same text. Scores are means of seeds 0, 1 and 2
-    (least..most). "Behind" is the mean difference of the same seeds, with its 95% interval. The
+    rows of a seed begin alike and read the same text. Scores are {of_seeds(record)}.
+    "Behind" is the mean difference of the same seeds, with its 95% interval. The
     gradient's norm is the median before clipping, over the second half of training. Chapters:
     [compressive](../compressive.md), [block-recurrent](../block_recurrent.md)."""
     parts = []
@@ -256,7 +274,14 @@ def page(record: dict) -> str:
     change = """Longer training: these are 400 updates, which measure how fast a model learns. A
     deeper model."""
     smallest = "is each row's own ±."
-    return laid_out(record, TITLE, "ablations", "ablations", ANSWER, how, smallest, change, *parts)
+    whole = (TITLE, ANSWER, parts, how, smallest, change)
+    return of_experiment(record, part_of(record, list(ROWS)), "ablations", "ablations", *whole)
+
+
+def of_seeds(record: dict) -> str:
+    """What the scores of a record are, in words."""
+    seeds = seeds_in_words(record["runs"])
+    return f"of {seeds}" if seeds.startswith("seed ") else f"means of {seeds} (least..most)"
 
 
 def draw(record: dict, path: Path) -> None:

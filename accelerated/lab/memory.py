@@ -31,7 +31,7 @@ from accelerated.compressive import Compressive, Layer, error_of
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
 from accelerated.data.windows import Document
-from accelerated.lab.trials import machine
+from accelerated.lab.harness import machine
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, written_whole

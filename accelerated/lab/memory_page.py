@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.speed.timing import markdown_table
-from accelerated.lab.tables.notes import wrapped
+from accelerated.lab.pages import markdown_table, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
 COLUMNS = ("near", "hold", "wait", "overwrite", "old value", "keep", "distractors")

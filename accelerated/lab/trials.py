@@ -1,27 +1,24 @@
-"""Trains and evaluates the runs of a table that are missing, several at a time.
+"""Trains and evaluates runs that are missing, several at a time; tables are made of them.
 
-A trial is one run of train.py. Its folder is named after the options that its table gives it: what
-was trained before is found again, what was interrupted is resumed, and other options are another
-trial. What presets and the corpus say is not in the name.
+A trial is one run of train.py. Its folder is named after its options: what was trained before is
+found again, what was interrupted is resumed, and other options are another trial. What presets and
+the corpus say is not in the name.
 """
 
 import json
 import math
 import os
-import platform
-import re
 import shlex
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from accelerated.data.sources import fingerprint
 from accelerated.program.errors import InputError
@@ -30,15 +27,8 @@ from accelerated.training.folder import Log, checkpoint_path, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
-SEEDS = (0, 1, 2)
-HEADLINE_SEEDS = (0, 1, 2, 3, 4)
 VALIDATION = "validation_bits_per_byte"  # a key of a log
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
-ADVICE = "give another --runs"
-# Parts of the minutes, if there are only so many; the rest is eval.py's
-FIRST_ENDS = 0.2
-TRAINING_ENDS = 0.7
-POLL = 0.5  # seconds between two looks whether a program is to stop
 
 
 class Trial(NamedTuple):
@@ -55,26 +45,16 @@ class Trial(NamedTuple):
 
 
 class Workshop:
-    """Trains and evaluates trials in the folder `runs`, `jobs` at a time; `say` prints a line.
+    """Trains and evaluates trials in the folder `runs`, `jobs` at a time; `say` prints a line."""
 
-    If it has only so many minutes, programs are stopped when the part of them that is theirs is
-    over. A run that was stopped is evaluated as it stands.
-    """
-
-    def __init__(self, runs: Path, jobs: int, say: Callable = print, minutes: float = math.inf):
+    def __init__(self, runs: Path, jobs: int, say: Callable = print):
         self.runs = runs
         self.jobs = jobs
         self.say = say
-        self.minutes = minutes
-        self.began = time.monotonic()
-        self.part = 1.0  # of the minutes: when it is over, programs are stopped
-        self.stopping = False
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
-
-    @property
-    def seconds_left(self) -> float:
-        """Until programs are stopped; infinite without minutes."""
-        return self.began + 60 * self.minutes * self.part - time.monotonic()
+        self.lock = Lock()  # no program begins while the others are stopped
+        self.stopping = False
+        self.programs: list[subprocess.Popen] = []
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run.
@@ -88,12 +68,11 @@ class Workshop:
         """The records of a trial's log, as far as it was trained."""
         return read_metrics(self.folder(trial))
 
-    def train(self, trials: Iterable[Trial], ends: float = TRAINING_ENDS) -> None:
+    def train(self, trials: Iterable[Trial]) -> None:
         """Train the trials that are missing, and resume those that were interrupted.
 
-        They are stopped after the part `ends` of the minutes. Raises InputError if one cannot run.
+        Raises InputError if one cannot run.
         """
-        self.part = ends
         by_folder = {self.folder(trial): trial for trial in trials}
         missing = [trial for trial in by_folder.values() if not ended(self.log(trial))]
         self.in_parallel([(self.train_one, trial) for trial in missing])
@@ -104,36 +83,22 @@ class Workshop:
         A run that diverged counts as finished.
         """
         folder = self.folder(trial)
-        began = time.monotonic()
         words = [*trial.words, "--out", str(folder)]
         if checkpoint_path(folder).exists():
             words = ["--resume", str(folder)]
-            for answer in folder.glob("eval-*.json"):  # about the run as it was stopped
-                answer.unlink()
         code, _, last = self.run([sys.executable, str(ROOT / "train.py"), *words])
-
         if code == 2 and last.endswith(DIVERGED):
             folder.mkdir(parents=True, exist_ok=True)
             Log(folder).write(step=0, final=True, diverged=last)  # pyright: ignore
-        elif self.seconds_left <= 0:
-            return f"{trial.name} --seed {trial.seed}: {self.updates(trial)}"
         elif code:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
-
         records = self.log(trial)
         if not ended(records):
             raise InputError(
                 f"{folder} was stopped before its end; give the same command again to continue it"
             )
-        spent = time.monotonic() - began
-        reached = f"{validation(records):.4f} bits per byte, {spent:.0f} s"
+        reached = f"{validation(records):.4f} bits per byte"
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
-
-    def updates(self, trial: Trial) -> str:
-        """How many updates a trial has made, in words."""
-        records = self.log(trial)
-        step = records[-1]["step"] if records else 0
-        return f"{step:,}" if ended(records) else f"stopped after {step:,}"
 
     def diverged(self, trial: Trial) -> bool:
         """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
@@ -141,13 +106,10 @@ class Workshop:
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
-        self.part = 1.0
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
-            is_missing = words != LOG and not file.exists()
-            has_weights = checkpoint_path(file.parent).exists() and not self.diverged(trial)
-            if is_missing and has_weights:
+            if words != LOG and not file.exists() and not self.diverged(trial):
                 missing[file] = (self.evaluate_one, trial, words)
         self.in_parallel(list(missing.values()))
 
@@ -157,11 +119,9 @@ class Workshop:
         folder = str(self.folder(trial))
         command = [str(ROOT / "eval.py"), report, folder, *options, "--json"]
         code, output, last = self.run([sys.executable, *command])
-        if code and self.seconds_left <= 0:
-            return f"{trial.name}, seed {trial.seed}: no time for eval.py {words}"
         if code:
             raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
-        with written_whole(self.answer_file(trial, words), ADVICE) as path:
+        with written_whole(self.answer_file(trial, words), "give another --runs") as path:
             path.write_text(output)
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
 
@@ -170,43 +130,30 @@ class Workshop:
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> Any:
-        """The JSON that eval.py answered, of LOG the records of a run that ended; or None."""
+        """The JSON that eval.py answered, of LOG the run's records; None if it diverged."""
         if self.diverged(trial):
             return None
         if words == LOG:
-            records = self.log(trial)
-            return records if ended(records) else None
-        file = self.answer_file(trial, words)
-        return json.loads(file.read_text()) if file.exists() else None
+            return self.log(trial)
+        return json.loads(self.answer_file(trial, words).read_text())
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """(exit code, stdout, last line said) of a program.
 
         It has a session of its own: Ctrl-C reaches it once, by this process.
         """
-        if self.stopping or self.seconds_left <= 0:
-            return 1, "", ""
         own = {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": str(ROOT)}
-        child = subprocess.Popen(
-            command,
-            env=os.environ | own,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with child:
-            wait = POLL
-            while True:
-                try:
-                    output, errors = child.communicate(timeout=wait)
-                    break
-                except subprocess.TimeoutExpired:
-                    if self.stopping or self.seconds_left <= 0:
-                        child.terminate()  # once: train.py saves
-                        wait = None
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with self.lock:
+            if self.stopping:
+                return 1, "", ""
+            program = subprocess.Popen(
+                command, env=os.environ | own, start_new_session=True, **pipes
+            )
+            self.programs.append(program)
+        output, errors = program.communicate()
         said = errors.strip() or output.strip() or "no output"
-        return child.returncode, output, said.splitlines()[-1]
+        return program.returncode, output, said.splitlines()[-1]
 
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time; say the line that each returns.
@@ -220,7 +167,10 @@ class Workshop:
                 for done, future in enumerate(as_completed(futures), start=1):
                     self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
-                self.stopping = True
+                with self.lock:
+                    self.stopping = True
+                for program in self.programs:
+                    program.terminate()  # once: train.py saves
                 raise
 
 
@@ -251,7 +201,7 @@ def ended(records: list[dict]) -> bool:
 
 
 def validation(records: list[dict]) -> float:
-    """The validation of the last report, infinite if the run diverged or was stopped."""
+    """The validation of the last report, infinite if the run diverged or is missing."""
     reports = [record for record in records if record.get("final")]
     return reports[-1].get(VALIDATION, math.inf) if reports else math.inf
 
@@ -290,14 +240,3 @@ LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "roughness": roughness,
     "second half": training_loss,
 }
-
-
-def machine() -> str:
-    """The processor or the GPU, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    processors = Path("/proc/cpuinfo")
-    found = None
-    if processors.exists():
-        found = re.search(r"model name\s*: *(.+)", processors.read_text())
-    return f"{os.cpu_count()} cores of {found[1] if found else platform.machine()}"

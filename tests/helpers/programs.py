@@ -352,7 +352,6 @@ TWO = Table(
     grid=["--rate 1", "--rate 2"],
     first="",
     timed=True,
-    reads_speech=False,
     bold="",
     picture=[],
 )
@@ -365,10 +364,12 @@ def record_of(**measured):
     rows = []
     for (name, row), step_seconds in zip(TWO.rows.items(), seconds, strict=True):
         of_row = {"name": name} | row._asdict() | common | {"step_seconds": step_seconds}
-        rows.append(of_row | {"measured": {TWO.measures[0].title: measured[name]}})
+        if name in measured:
+            rows.append(of_row | {"measured": {TWO.measures[0].title: measured[name]}})
     return {
         "name": "a-table",
         "date": "2026-01-02",
+        "python": "3.11.7",
         "machine": "2 cores",
         "torch": "2.13.0",
         "jobs": 2,

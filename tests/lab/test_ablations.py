@@ -162,5 +162,6 @@ def test_a_row_is_behind_the_published_one_by_the_difference_of_their_seeds():
     changed = {"1": {"bits_per_byte": 3.3}, "0": {"bits_per_byte": 2.1}}
     assert ablations.behind_by(published, changed) == "+0.200 ± 1.271"
     assert ablations.behind_by({}, changed) == ""
+    assert ablations.behind_by({"1": published["1"]}, changed) == "+0.300 ± inf", "of one seed"
     changed["0"] = {"bits_per_byte": None}
     assert ablations.behind_by(published, changed) == ""

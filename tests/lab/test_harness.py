@@ -1,163 +1,168 @@
-"""What lm_eval is told of a model: of plain GPT-2 the numbers of its own model of transformers."""
+"""An experiment keeps every run and goes on where it was interrupted.
 
+What cannot work is said in one line before it trains.
+"""
+
+import argparse
 import json
-import math
-from types import SimpleNamespace
+import shutil
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from torch.nn.functional import cross_entropy
+from filelock import FileLock
 
-import accelerated
-from tests.helpers.programs import MEMFORMER, as_json, printed, refused, train
-from tests.helpers.reading import read_alone
-
-lm_eval = pytest.importorskip("lm_eval", reason="the harness needs lm_eval: .[harness]")
-transformers = pytest.importorskip("transformers", reason="its model needs transformers: .[all]")
-tokenizers = pytest.importorskip("tokenizers", reason="the tokenizer needs tokenizers: .[all]")
-
-END = "<|endoftext|>"
-TEXT = "He wrote on the page, scraped it, and wrote on the page again: the old lines came back. "
-TEXTS = [TEXT, TEXT[:9], "", TEXT * 4]
-PAIRS = [("", TEXT[:30]), (TEXT, "It was old"), (TEXT[:20] + " ", "page"), (TEXT * 3, " the end")]
-SEGMENT = 24
-DATA = ["--batch", 2, "--steps", 2]
+from accelerated.lab import ablations, harness
+from accelerated.lab.systems import agent
+from tests.helpers.programs import refusal
 
 
-def requests(rows):
-    """lm_eval's requests, as its evaluator makes them."""
-    return [SimpleNamespace(args=row if isinstance(row, tuple) else (row,)) for row in rows]
-
-
-@pytest.fixture(scope="module")
-def sides(tmp_path_factory):
-    """(lm_eval's own model of a small random GPT-2, our HarnessModel of it, its folder)."""
-    from lm_eval.models.huggingface import HFLM
-
-    from accelerated.lab.harness import HarnessModel
-
-    torch.manual_seed(3)
-    torch.set_default_dtype(torch.float32)
-    folder = tmp_path_factory.mktemp("gpt2")
-    learned = tokenizers.ByteLevelBPETokenizer()
-    learned.train_from_iterator([TEXT], 300, special_tokens=["<pad>", END])
-    learned.save_model(str(folder))
-    size = learned.get_vocab_size()
-    config = transformers.GPT2Config(
-        vocab_size=size, n_positions=SEGMENT, n_embd=32, n_layer=2, n_head=4
-    )
-    causal = transformers.GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for parameter in causal.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    causal.save_pretrained(folder)
-    files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
-    tokenizer = transformers.GPT2TokenizerFast(*files, bos_token=END, eos_token=END)
-    theirs = HFLM(pretrained=causal.double(), tokenizer=tokenizer, batch_size=2)
-    model, own, _ = accelerated.load(folder)
-    return theirs, HarnessModel(model.double(), own, lanes=2, clear_memory=True), folder
+@pytest.fixture(autouse=True)
+def keep_threads(monkeypatch):
+    """A command sets those of its process, which is this one."""
+    monkeypatch.setattr(harness.torch, "set_num_threads", lambda count: None)
 
 
 @pytest.fixture
-def task(tmp_path):
-    """A folder with a task of two documents: the log-probability of a whole text."""
-    rows = [json.dumps({"text": TEXT * count}) for count in (1, 4)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
-    lines = ["task: old_lines", "dataset_path: json", "test_split: train"]
-    lines += [f"dataset_kwargs: {{data_files: {tmp_path / 'texts.jsonl'}}}"]
-    lines += ["output_type: loglikelihood_rolling", "doc_to_text: ''", "doc_to_target: '{{text}}'"]
-    lines += ["metric_list: [{metric: bits_per_byte}]"]
-    (tmp_path / "old_lines.yaml").write_text("\n".join(lines))
-    return ["--tasks", "old_lines", "--task-files", tmp_path]
+def conduct(tmp_path):
+    """conduct(words) is the command of an experiment.
+
+    Its `trained` lists the (row, seed) of all its runs; `interrupted` is one that never ends.
+    """
+
+    def train(row, seed):
+        if (row, seed) == conducted.interrupted:
+            raise KeyboardInterrupt
+        conducted.trained.append((row, seed))
+        return {"value": seed}
+
+    def conducted(words):
+        toy = harness.Experiment(
+            program="toy",
+            about="A toy.",
+            name="toy",
+            rows=["a", "b", "c"],
+            settings={"updates": 50},
+            train=train,
+            said=str,
+            page=json.dumps,
+            draw=lambda record, path: None,
+        )
+        harness.conduct(toy, ["--out", str(tmp_path), *words.split()])
+
+    conducted.trained = []
+    conducted.interrupted = None
+    return conducted
 
 
-def test_log_probabilities_of_gpt2_are_those_of_lm_evals_own_model(sides):
-    """Of whole texts in windows, and of continuations whose context may be too long for one."""
-    theirs, ours, _ = sides
-    assert theirs.max_length == SEGMENT < len(ours.tok_encode(TEXTS[3]))
-    assert theirs.prefix_token_id == ours.prefix_token_id
-    expected = theirs.loglikelihood_rolling(requests(TEXTS))
-    actual = ours.loglikelihood_rolling(requests(TEXTS))
-    assert actual == pytest.approx(expected, rel=1e-9)
-    assert actual[2] == 0 and min(actual) < -100
-
-    expected = theirs.loglikelihood(requests(PAIRS))
-    actual = ours.loglikelihood(requests(PAIRS))
-    assert [pair[0] for pair in actual] == pytest.approx([pair[0] for pair in expected], rel=1e-9)
-    assert [pair[1] for pair in actual] == [pair[1] for pair in expected]
-
-
-def test_the_likeliest_continuation_is_greedy_and_is_what_is_generated(sides):
-    theirs, ours, _ = sides
-    options = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False}
-    asked = requests([(TEXT[:20], dict(options)), (TEXT * 2, dict(options))])
-    expected = theirs.generate_until(asked)
-    actual = ours.generate_until(asked)
-    assert actual == expected
-    prompt = TEXT[:20]
-    ids = ours.tok_encode(prompt)
-    with torch.no_grad():
-        logits = ours.model(torch.tensor([ids]), ours.model.initial_state(1)).logits
-    likeliest = int(logits[0, -1].argmax())
-    for token in (likeliest, (likeliest + 1) % logits.shape[-1]):
-        [(_, greedy)] = ours._loglikelihood_tokens([("", ids, [token])])
-        assert greedy == (token == likeliest)
-    word = actual[0][2:5]
-    [cut] = ours.generate_until(requests([(prompt, options | {"until": [word]})]))
-    assert cut == actual[0][: actual[0].index(word)]
+def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
+    conduct.interrupted = "a", 1
+    words = "what was trained is kept; continue with the same command"
+    with pytest.raises(KeyboardInterrupt, match=words):
+        conduct("--rows c a --seeds 0 1")
+    assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)]
+    assert not (tmp_path / "toy.md").exists()
+    conduct.interrupted = None
+    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", ""):
+        conduct(words)
+    later = [f"{row}{seed}" for row, seed in conduct.trained[3:]]
+    assert later == ["a1", "b10", "b2", "b0", "b1", "a2", "c2"]
+    record = json.loads((tmp_path / "toy.json").read_text())
+    assert record == json.loads((tmp_path / "toy.md").read_text())
+    assert record["settings"] == {"updates": 50}
+    assert [*record["runs"]] == ["a", "b", "c"]
+    assert [*record["runs"]["b"]] == ["0", "1", "2", "10"]
+    assert record["machine"] == harness.machine()
+    assert record["runs"]["b"]["10"]["value"] == 10
 
 
-def test_a_task_is_scored_with_the_state_carried_or_as_lm_eval_cuts_it(task, tmp_path, capsys):
-    """A run's bits per byte, by a text's sum of log p over its bytes, at both kinds of windows."""
-    (tmp_path / "book.txt").write_text(TEXT * 60)
-    train(*MEMFORMER, *DATA, "--data", tmp_path / "book.txt", "--out", tmp_path / "run")
-    found = {}
-    for words in ([], ["--clear-memory"]):
-        record = as_json(capsys, "harness", tmp_path / "run", *task, *words)
-        found[bool(words)] = record["results"]["old_lines"]["bits_per_byte,none"]
-    model, tokenizer, _ = accelerated.load(tmp_path / "run")
-    nats = 0.0
-    for count in (1, 4):
-        ids = tokenizer.encode("\n" + TEXT * count)
-        for window, logits, _ in read_alone(model, ids[None, :-1]):
-            targets = torch.tensor(ids[window.start + 1 : window.stop + 1]).long()
-            nats += cross_entropy(logits[0], targets, reduction="sum").item()
-    size = 5 * len(TEXT)
-    assert found[False] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    assert found[True] != pytest.approx(found[False], rel=1e-6)
+def test_a_record_names_every_machine_that_trained_for_it(conduct, tmp_path, monkeypatch):
+    for machine in ("one", "another", "one"):
+        monkeypatch.setattr(harness, "machine", lambda machine=machine: machine)
+        conduct(f"--rows a --seeds {len(conduct.trained)}")
+    assert json.loads((tmp_path / "toy.json").read_text())["machine"] == "one and another"
 
 
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": False, "temperature": 1}])
-def test_a_task_that_does_not_sample_is_answered_greedily_whatever_its_temperature(sides, options):
-    """lm_eval settles what a task's options mean; LongBench's have both."""
-    _, ours, _ = sides
-    asked = {"until": "", "max_new_tokens": 12}
-    greedy = ours.continuation(TEXT[:20], asked)
-    assert greedy
-    assert ours.continuation(TEXT[:20], asked | options) == greedy
+def test_a_row_that_does_not_exist_is_refused_before_anything_is_trained(conduct):
+    assert "--rows is 'd'; it must be one of a, b, c" in refusal(conduct, "--rows a d")
+    assert not conduct.trained
 
 
-def test_a_text_begins_with_its_ends_token_or_any_that_the_tokenizer_has():
-    """A SentencePiece vocabulary spells an end as </s>, and a line's end as nothing."""
-    from accelerated.lab.harness import HarnessModel
-
-    model = SimpleNamespace(config=SimpleNamespace(segment=SEGMENT))
-    no_lines = SimpleNamespace(spellings=[b"<unk>", b"a"], encode=lambda text: np.array([], int))
-    assert HarnessModel(model, no_lines).eot_token_id == 0
-    no_lines.spellings.append(b"</s>")
-    assert HarnessModel(model, no_lines).eot_token_id == 2
-
-
-def test_documents_that_cannot_be_read_are_one_line(sides, task, tmp_path, capsys):
-    (tmp_path / "texts.jsonl").unlink()
-    words = refused(capsys, "harness", sides[2], *task)
-    assert "--tasks old_lines: its documents cannot be read (" in words
+def test_runs_of_other_settings_are_refused(conduct, tmp_path):
+    record = tmp_path / "toy.json"
+    content = '{"settings": 5, "date": "", "machine": "", "torch": "", "python": "", "runs": {}}'
+    record.write_text(content)
+    words = "toy.json has runs of other settings, 5 and not {'updates': 50}"
+    assert words in refusal(conduct, "")
+    assert not conduct.trained
+    assert record.read_text() == content
 
 
-def test_the_table_of_a_published_gpt2_and_an_unknown_task(sides, task, capsys):
-    folder = sides[2]
-    table = printed(capsys, "harness", folder, *task, "--limit", 1)
-    assert "old_lines" in table and "bits_per_byte" in table
-    unknown = refused(capsys, "harness", folder, "--tasks", "no_such", *task[2:])
-    assert "--tasks no_such: " in unknown and "has no such task; give another" in unknown
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"settings": {"updates": 50}}'])
+def test_a_file_that_is_no_record_is_refused(conduct, tmp_path, content):
+    (tmp_path / "toy.json").write_text(content)
+    assert "toy.json is no record of runs (" in refusal(conduct, "")
+    assert not conduct.trained
+    assert (tmp_path / "toy.json").read_text() == content
+
+
+def test_without_matplotlib_nothing_is_trained(conduct, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "plots need the package matplotlib" in refusal(conduct, "")
+    assert not conduct.trained
+
+
+def test_two_commands_do_not_write_one_record(conduct, tmp_path):
+    with FileLock(tmp_path / "toy.lock"):
+        error = refusal(conduct, "")
+    assert error.startswith(f"another process trains for {tmp_path / 'toy.md'}")
+    assert not conduct.trained
+
+
+KEPT = {"ablations": ablations, "compressive-figure-5": agent}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_command_writes_the_kept_page_of_the_kept_runs(name, tmp_path):
+    """Of today's settings. It has all that the command trains."""
+    kept = Path(__file__).parents[2] / "docs" / "results"
+    shutil.copy(kept / f"{name}.json", tmp_path)
+    own = KEPT[name].EXPERIMENT._replace(train=None)  # nothing is missing
+    harness.conduct(own, ["--out", str(tmp_path)])
+    assert (tmp_path / f"{name}.md").read_text() == (kept / f"{name}.md").read_text()
+    assert (tmp_path / f"{name}.svg").exists() == (kept / f"{name}.svg").exists()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_page_says_what_its_record_has(name):
+    """Of one run there is no answer, no seed beside it, and nothing that would change an answer."""
+    own = KEPT[name].EXPERIMENT
+    kept = Path(__file__).parents[2] / "docs" / "results" / f"{name}.json"
+    record = json.loads(kept.read_text())
+    [row, *_] = record["runs"]
+    whole = own.page(record)
+    record["runs"] = {row: {"1": record["runs"][row]["1"]}}
+    text = " ".join(own.page(record).split())
+    assert f"**A part: 1 of {len(own.rows)} rows, seed 1. The command makes the whole.**" in text
+    assert " of seed 1." in text
+    for words in ("seeds 0", "smallest difference", "would change this answer"):
+        assert words in whole
+        assert words not in text
+
+
+def test_a_part_is_not_written_over_a_page(conduct, tmp_path, monkeypatch):
+    """docs/results has the whole; a part has a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    for words in ("--rows a", "--seeds 0", "--rows a b c --seeds 0 1 2"):
+        assert "has the pages of whole tables" in refusal(conduct, f"{words} --out docs/results")
+    assert not conduct.trained
+    conduct("--rows a --seeds 0 --out docs/../part")
+    assert not [*(tmp_path / "docs" / "results").iterdir()]
+    assert conduct.trained == [("a", 0)]
+    options = argparse.Namespace(rows=None, seeds=[1], out=None)
+    harness.settle_part(options, "abc")
+    assert options.out == Path("runs/parts")
+    options = argparse.Namespace(rows=None, seeds=None, out=None)
+    harness.settle_part(options, "abc")
+    assert options.out == Path("docs/results")

@@ -101,38 +101,6 @@ def test_an_error_stops_the_others(tmp_path):
     assert shop.run(["no such program"]) == (1, "", "")
 
 
-def test_a_run_without_time_is_stopped_and_evaluated_as_it_stands(tmp_path, monkeypatch):
-    """One that was stopped before it saved anything is not: there is nothing to evaluate."""
-    shop = Workshop(tmp_path, 2, say=lambda line: None, minutes=0.01)
-    began = time.monotonic()
-    shop.run(["sleep", "600"])
-    assert time.monotonic() - began < 30, "the program had 0.6 seconds"
-
-    shop = Rehearsal(tmp_path)
-    saved = Trial("a", "--width 8")
-    unsaved = Trial("b", "--width 9")
-    for trial in (saved, unsaved):
-        shop.folder(trial).mkdir()
-    (shop.folder(saved) / "metrics.jsonl").write_text('{"step": 40, "loss": 3.0}\n')
-    (shop.folder(saved) / "checkpoint.pt").touch()
-    with monkeypatch.context() as context:
-        context.setattr(shop, "minutes", 0.0)
-        context.setattr(shop, "run", lambda command: (143, "", "train.py: stopped by SIGTERM"))
-        shop.train([saved, unsaved])
-        assert shop.part == 0.7, "training leaves time for eval.py"
-        shop.evaluate([(saved, "score")])
-    assert shop.said[0].endswith("a --seed 0: stopped after 40")
-    assert shop.said[1].endswith("b --seed 0: stopped after 0")
-    assert shop.said[2].endswith("a, seed 0: no time for eval.py score")
-    shop.evaluate([(saved, "score"), (unsaved, "score")])
-    assert shop.part == 1.0
-    assert shop.answer(saved, "score")
-    assert shop.answer(unsaved, "score") is None
-    assert shop.answer(saved, LOG) is None, "its log has no last report"
-    shop.train([saved])
-    assert shop.answer(saved, "score") is None, "what was said of it is not of what it became"
-
-
 def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):
     shop = Rehearsal(tmp_path)
     folder = shop.folder(Trial("", "--a 1 --flag --b 3"))

@@ -13,7 +13,7 @@ from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.fast.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
-from accelerated.training.folder import checkpoint_path, read_metrics
+from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import (
     BRIEF,
@@ -58,8 +58,7 @@ def example_of(name, run):
     return [run if word == "RUN" else word for word in shlex.split(example)]
 
 
-# The harness's example fetches documents; tests/lab/test_harness.py gives it tasks of its own
-@pytest.mark.parametrize("name", [name for name in REPORTS if name != "harness"])
+@pytest.mark.parametrize("name", REPORTS)
 def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, monkeypatch):
     """Progress goes to stderr, and no file is written that was not asked for."""
     monkeypatch.chdir(tmp_path)
@@ -92,7 +91,7 @@ def test_help_says_the_defaults(name):
 
 BLOCKS = "this is block_recurrent"
 REFUSED_OF_RECURRENT = {
-    "RUN RUN2": "2 runs were given; only eval.py overlap and curves take more than one",
+    "RUN RUN2": "2 runs were given; only eval.py overlap takes more than one",
     "RUN --checkpoint best": "--checkpoint best: .* has no best.pt; give last",
     "score RUN --batch 0": "argument --batch: 0 was given; it must be at least 1",
     "score RUN --memory 4": f"--memory is for compressive and memorizing models, {BLOCKS}; leave",
@@ -397,7 +396,7 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
     assert "has no token for the tokenizer; give another" in line
 
 
-# sample and curves
+# sample
 
 
 def test_a_sample_streams(runs, capsys, monkeypatch):
@@ -446,33 +445,3 @@ def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, cou
     argv = ["sample", runs.windowed, "--tokens", 1, "--prompt", prompt]
     assert printed(capsys, *argv, *options).startswith(prompt)
     assert len(steps) == count
-
-
-def copied(run, folder, records):
-    """A copy of a run whose log has these records instead."""
-    copy = shutil.copytree(run, folder / run.name)
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    return copy
-
-
-def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
-    """No model is opened. One run is not validated yet; each is shown once."""
-    later = [{"step": 3, "validation_bits_per_byte": 0.5}]
-    later.append({"step": 4, "validation_bits_per_byte": 0.75})
-    validated = copied(runs.recurrent, tmp_path, read_metrics(runs.recurrent) + later)
-    training, _ = read_metrics(runs.windowed)
-    new = copied(runs.windowed, tmp_path, [training])
-    forbid(monkeypatch, "open_trained_run", "a model was loaded")
-    first, second = as_json(capsys, "curves", validated, new, validated)["runs"]
-    names = ("best_step", "best_validation_bits_per_byte", "validation_bits_per_byte")
-    assert [first[name] for name in names] == [3, 0.5, 0.75]
-    assert [second[name] for name in names] == [None] * 3
-    assert second["step"] == 2
-    assert second["bits_per_byte"] == training["bits_per_byte"]
-
-
-def test_curves_of_a_run_that_has_not_trained_are_refused(runs, tmp_path, capsys):
-    _, final = read_metrics(runs.windowed)
-    run = copied(runs.windowed, tmp_path, [final])
-    words = "windowed has no line of training in its metrics.jsonl yet; wait for it"
-    assert words in refused(capsys, "curves", runs.recurrent, run)

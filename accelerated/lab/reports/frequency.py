@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from accelerated.data.corpus import load_corpus
+from accelerated.data.corpus import load_corpus, plainly_spaced
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.score import Answer, Score, TrainedRun, as_cell, token_nats
@@ -36,12 +36,12 @@ def ids_of(document: Document) -> np.ndarray:
 def words_of(document: Document, tokenizer: Tokenizer) -> tuple[list[bytes], np.ndarray]:
     """(the document's words, the index of the word that each of its n tokens belongs to, (n,)).
 
-    A word is a run of bytes that are not white space. A token belongs to the word of its first such
-    byte; if it has none, to the next word, or at the end to the last. So a word may have no token.
+    Words are those of count_words. A token belongs to the word of its first byte that is not white
+    space; if it has none, to the next word, or at the end to the last. So a word may have no token.
     A text of only white space is one empty word.
     """
     ids = ids_of(document)
-    text = tokenizer.decode(ids)
+    text = plainly_spaced(tokenizer.decode(ids))
     written = ~np.isin(np.frombuffer(text, np.uint8), WHITE_SPACE)
     ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # of words that white space follows
     lengths = tokenizer.token_bytes[ids]
@@ -57,12 +57,12 @@ def word_counts(
     """How often the words of the documents `asked` occur in documents."""
     words = set()
     for document in asked:
-        words.update(tokenizer.decode(ids_of(document)).split())
+        words.update(plainly_spaced(tokenizer.decode(ids_of(document))).split())
     counts = Counter()
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
             # one word at a time: a list of all takes eight times the text's memory
-            matches = re.finditer(rb"\S+", tokenizer.decode(ids_of(document)))
+            matches = re.finditer(rb"\S+", plainly_spaced(tokenizer.decode(ids_of(document))))
             counts.update(match[0] for match in matches if match[0] in words)
             bar.update(len(document.targets))
     return counts

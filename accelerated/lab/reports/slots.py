@@ -1,4 +1,4 @@
-"""eval.py slots: what a Memformer's slots keep and read, and how far gradients reach back.
+"""eval.py slots: what a Memformer's slots keep and read.
 
 The weights are those of slot attention (Figure 2c): a slot's weight on itself is what it keeps, the
 others are what it reads.
@@ -11,14 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accelerated.data.lanes import Parts, one_pass
-from accelerated.data.windows import Document, lengths_of
+from accelerated.data.windows import Document
 from accelerated.evaluation.sample import show_text
 from accelerated.evaluation.score import Answer, TrainedRun, carried_through
 from accelerated.memformer import Memformer, Writer
 from accelerated.program.errors import InputError
-from accelerated.protocol import evaluating
-from accelerated.replay import segment_cross_entropy
 
 SHOWN = 8  # tokens that are shown
 OFTEN = 20  # of those that were read so often
@@ -69,56 +66,10 @@ def writing(
     return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
 
-def gradient_by_age(
-    model: Memformer, documents: Sequence[Document], lanes: int, segments: int
-) -> list[float]:
-    """The norm of the gradient of a segment's loss at the memory 0 .. `segments` - 1 segments back.
-
-    Norms are divided by the first. Of the longest documents, after as many segments that are read
-    without gradient.
-    """
-    size = model.config.segment
-    need = 2 * segments * size
-    lengths = lengths_of(documents)
-    longest = np.argsort(-lengths, kind="stable")[:lanes].tolist()
-    spans = [(number, 0, need) for number in longest if lengths[number] >= need]
-    lanes = len(spans)
-    if not lanes:
-        raise InputError(
-            f"--segments {segments}: no document has {need:,} tokens to predict; "
-            "give longer ones or a smaller number"
-        )
-
-    device = model.embedding.device
-    beginnings = Parts(documents, spans)
-    read = [segment.to(device) for segment, _ in one_pass(beginnings, lanes, size)]
-    with evaluating(model):
-        with torch.no_grad():
-            state = model.initial_state(lanes)
-            for segment in read[:segments]:
-                state = model.advance(segment.tokens, state)
-        memories = [state.memory.requires_grad_()]
-        for segment in read[segments:]:
-            reading = model.read(segment.tokens, state)
-            state = reading.state
-            memories.append(state.memory)
-        loss = segment_cross_entropy(reading.hidden, model.output_matrix(), segment)
-    norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
-    if not norms[-1]:
-        raise InputError(
-            f"--segments {segments}: "
-            f"segment {2 * segments} has no scored token that memory changes; "
-            "give another number"
-        )
-    return [norm / norms[-1] for norm in reversed(norms)]
-
-
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
-    """What the slots keep and read, and the gradient by age of the memory."""
+    """What the slots keep and read."""
     assert isinstance(run.model, Memformer)
-    reading = (run.model, run.documents, run.lane_count)
-    reach = gradient_by_age(*reading, options.segments)  # says first if the documents are too short
-    kept, weight = writing(*reading)
+    kept, weight = writing(run.model, run.documents, run.lane_count)
 
     lines = ["what a slot keeps of itself in a segment, by head"]
     for layer, heads in enumerate(kept.tolist(), start=1):
@@ -128,9 +79,4 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     most_read = [(show_text(run.tokenizer, [token]), weight[token].item()) for token in most]
     lines.append("tokens that slots read most, with their weight over the mean token's")
     lines.append("   ".join(f"{text!r} {times:.2f}" for text, times in most_read))
-    lines.append(
-        "the gradient of a segment's loss at the memory so many segments earlier, "
-        "over that at its own"
-    )
-    lines.append("   ".join(f"{age}: {size:.2g}" for age, size in enumerate(reach)))
-    return {"kept": kept.tolist(), "most_read": dict(most_read), "gradient_by_age": reach}, lines
+    return {"kept": kept.tolist(), "most_read": dict(most_read)}, lines

@@ -15,6 +15,7 @@ import math
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,15 +24,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerated.lab.speed.timing import print_table
-from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
+from accelerated.lab.speed.variants import model_on_meta, paper_settings, prepared_step, rollout
 from accelerated.models import NAMES, presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import BACKPROP
-from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.settings import TrainingConfig
 
 META = torch.device("meta")
@@ -41,21 +41,6 @@ NOTHING = ("detach", "prim", "sym_")
 ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")
 # beginnings of what reads no more of a tensor than it writes
 LOOKUPS = ("embedding.", "index.", "gather.", "nll_loss_forward")
-
-
-def attention_written_out(
-    query, key, value, offset=None, dropout=0.0, causal=False, scale=None
-) -> Tensor:
-    """SDPA written out with N x K scores, as the plain paths have it."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query * scale @ key.transpose(-1, -2)
-    if causal:
-        offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
-    if offset is not None and offset.dtype == torch.bool:
-        scores = scores.masked_fill(~offset, -torch.inf)
-    elif offset is not None:
-        scores = scores + offset
-    return native_dropout(scores.softmax(-1), dropout) @ value
 
 
 def memory_efficient_attention(
@@ -172,7 +157,7 @@ def meta_step(
     return rollout(model_on_meta(model, config), BACKPROP[method], segments, options).step
 
 
-def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
+def counted(step: Callable[[], object]) -> Dispatched:
     """What a step on the meta device dispatches, by the kernels that a GPU chooses.
 
     The meta device's own are several small ones.
@@ -182,15 +167,24 @@ def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched
     """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
-    attention = attention_written_out if written_out else memory_efficient_attention
     kernels = {
-        "scaled_dot_product_attention": attention,
+        "scaled_dot_product_attention": memory_efficient_attention,
         "dropout": native_dropout,
         "rms_norm": rms_norm,
     }
     with dispatched, hooks, patch.multiple(functional, **kernels):
         step()
     return dispatched
+
+
+def products(step: Callable[[], object]) -> int:
+    """The FLOPs of a step's matrix products, attention written out with N x K scores.
+
+    The meta device writes SDPA out itself.
+    """
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
 
 
 def state_bytes(network: Model, lanes: int) -> int:
@@ -228,9 +222,7 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     horizon = training.horizon
     if training.backprop != "through_time":
         horizon = min(horizon, 4)
-    prepare_layers(network, training)
-    backprop = backprop_of(network, training)
-    variant = rollout(network, backprop, horizon, options)
+    variant = prepared_step(network, replace(training, horizon=horizon), options)
     stored = (training.horizon - horizon) * state // training.accumulate
     return held_bytes(network, training) + state, counted(variant.step).peak + stored
 

@@ -11,7 +11,8 @@ import torch
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
-from accelerated.lab.speed.counts import counted, meta_step, state_bytes
+from accelerated.lab.pages import label_ends
+from accelerated.lab.speed.counts import meta_step, products, state_bytes
 from accelerated.lab.speed.timing import (
     COLUMNS,
     Measured,
@@ -20,11 +21,9 @@ from accelerated.lab.speed.timing import (
     print_table,
     rows_of,
 )
-from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
-from accelerated.lab.tables.notes import label_ends
+from accelerated.lab.speed.variants import Variant, paper_settings, prepared_step, random_model
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
-from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.settings import COMPILERS, TrainingConfig
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout in the table `horizons`
@@ -38,11 +37,8 @@ def step_variant(
     """A training step of our model, compiled as --compile says, with its plain path's FLOPs."""
     network = random_model(options.model, config, options.device)
     training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
-    prepare_layers(network, training)
-    backprop = backprop_of(network, training)
-    step = meta_step(options.model, config, segments, options.batch, method)
-    flops = counted(step, written_out=True).flops
-    return rollout(network, backprop, segments, options)._replace(flops=flops)
+    flops = products(meta_step(options.model, config, segments, options.batch, method))
+    return prepared_step(network, training, options)._replace(flops=flops)
 
 
 def report_steps(options: Namespace) -> None:
@@ -87,9 +83,7 @@ def report_horizons(options: Namespace) -> None:
             makers = {}
             for way in BACKPROP:
                 training = TrainingConfig(backprop=way, horizon=horizon)
-                prepare_layers(network, training)
-                backprop = backprop_of(network, training)
-                makers[way] = partial(rollout, network, backprop, horizon, options)
+                makers[way] = partial(prepared_step, network, training, options)
             ways = measured(makers, options)
             found[title][horizon] = ways
             print_table((f"horizon {horizon}", *COLUMNS), *rows_of(ways))

@@ -5,12 +5,13 @@ import math
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from accelerated.lab.pages import markdown_table
 from accelerated.lab.speed.variants import Variant
 
 COLUMNS = (
@@ -163,13 +164,6 @@ def paired_ratios(first: list[float], second: list[float]) -> list[float]:
 def spread(values: list[float], form: str) -> str:
     """'median (least..most)' of measurements."""
     return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
-
-
-def markdown_table(*rows: Sequence) -> str:
-    """A table in Markdown; the first row is its head."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def print_table(*rows: tuple) -> None:

@@ -27,6 +27,7 @@ from accelerated.data.lanes import Segment
 from accelerated.models import model_class, presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import Result
+from accelerated.training.optimization import backprop_of
 from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
 
@@ -118,3 +119,8 @@ def rollout(
             backprop(model, segments, state, batch * horizon * size)
 
     return Variant(step)
+
+
+def prepared_step(model: Model, training: TrainingConfig, options: Namespace) -> Variant:
+    """A rollout of a model as train.py prepares it."""
+    return rollout(model, backprop_of(model, training), training.horizon, options)

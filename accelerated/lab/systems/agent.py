@@ -18,10 +18,9 @@ from torch.nn import functional
 
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
 from accelerated.generation.any_model import stepper_of
-from accelerated.lab.experiment import Experiment, conduct
-from accelerated.lab.speed.timing import markdown_table
+from accelerated.lab.harness import Experiment, conduct, part_of, seeds_in_words
+from accelerated.lab.pages import markdown_table, mean_and_spread, of_experiment
 from accelerated.lab.systems import matching
-from accelerated.lab.tables.page import laid_out, mean_and_spread
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
@@ -248,8 +247,8 @@ def page(record: dict) -> str:
     has that object and a new one: the new one is right
     ([chapter](../compressive.md#memory-for-an-agent)). Without memory at most 50% are right. An
     update has {settings["lanes"]} episodes of at most {matching.LENGTH} steps. The end is the last
-    tenth of the updates. Each number is the mean of seeds 0, 1 and 2, with the least and the most
-    in brackets. Updates are those of each seed. Rows `rate-` are Compressive Transformers with that
+    tenth of the updates. Each number is {of_seeds(record)}.
+    Updates are those of each seed. Rows `rate-` are Compressive Transformers with that
     compression rate, of 6 rows and 6 compressed rows. Memorizing's 36 rows hold an episode.
     Block-Recurrent has 8 states, Memformer 8 slots, GPT-2 a vector. The hall lengthens in the first
     {settings["hall"]:.0%} of the updates: before 90% are right it is mostly shorter. The learning
@@ -264,7 +263,16 @@ def page(record: dict) -> str:
     for Compressive. Longer training."""
     smallest = """is about the spread in brackets: under two points where a memory learned it in all
     seeds, up to 46 elsewhere."""
-    return laid_out(record, title, name, "systems.agent", answer, how, smallest, change, numbers)
+    whole = (title, answer, [numbers], how, smallest, change)
+    return of_experiment(record, part_of(record, list(ROWS)), name, "systems.agent", *whole)
+
+
+def of_seeds(record: dict) -> str:
+    """What each number of a record is, in words."""
+    seeds = seeds_in_words(record["runs"])
+    if seeds.startswith("seed "):
+        return f"of {seeds}"
+    return f"the mean of {seeds}, with the least and the most in brackets"
 
 
 def draw(record: dict, path: Path) -> None:

@@ -12,27 +12,26 @@ import json
 import math
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
-from accelerated.evaluation.options import at_least
-from accelerated.lab.command import parser_of
-from accelerated.lab.experiment import read_record
+from accelerated.lab.harness import ADVICE, add_seeds, parser_of, read_record, write_record
 from accelerated.lab.speed.timing import print_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.questions import ROWS
 from accelerated.lab.systems.reader import Example
+from accelerated.lab.systems.roberta import Config
 from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
-from accelerated.program.files import regular, written_whole
+from accelerated.program.files import regular
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
 FORM = "expected a list of {_id, question, answer, supporting_facts, context}, as HotpotQA's"
-ADVICE = "give another --out"
 SPECIAL = [b"<s>", b"<pad>", b"</s>"]  # the ids reader.CLS, PAD and SEP
 QUESTIONS = 30_000  # drawn to train on
 EPOCHS = 4
@@ -47,7 +46,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
         add(name, type=Path, required=True, metavar=what)
-    add("--seeds", nargs="+", type=at_least(0), default=[0], metavar="N", help="(default 0)")
+    add_seeds(parser, [0], "0")
     add("--out", type=Path, default=Path("runs/hotpotqa"), help="(default runs/hotpotqa)")
     return parser.parse(argv)
 
@@ -93,9 +92,8 @@ def read_questions(path: Path) -> dict[str, Question]:
     return questions
 
 
-def open_vocabulary(folder: Path) -> Tokenizer:
+def open_vocabulary(folder: Path, config: Config) -> Tokenizer:
     """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
-    config = described_config(folder, SEGMENT)
     has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
     if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > config.vocabulary:
@@ -130,7 +128,8 @@ def cut_all(questions: Collection[Question], bpe: Tokenizer) -> list[Example]:
 def main(argv: list[str]) -> None:
     """Train and ask what is missing; print F1 and exact match of each row and seed."""
     options = parse_options(argv)
-    bpe = open_vocabulary(options.init)
+    config = described_config(options.init, SEGMENT)
+    bpe = open_vocabulary(options.init, config)
     asked = read_questions(options.asked)
     training = chosen(read_questions(options.train))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -139,9 +138,8 @@ def main(argv: list[str]) -> None:
     files = {}
     for seed, row in itertools.product(options.seeds, ROWS):
         files[row, seed] = options.out / f"answers-{row}-{seed}.json"
-    for file in files.values():
-        if file.exists():
-            scores(file, asked, settings)  # refused before anything is trained
+    # others' are refused before anything is trained
+    scored = {file: scores(file, asked, settings) for file in files.values() if file.exists()}
     examples = cut_all(training, bpe)
     asked_examples = cut_all(asked.values(), bpe)
     updates = math.ceil(EPOCHS * len(examples) / BATCH)
@@ -149,16 +147,15 @@ def main(argv: list[str]) -> None:
     table = [("windows", "seed", "F1", "exact match")]
     for (row, seed), file in files.items():
         if not file.exists():
-            model = load_roberta(options.init, SEGMENT, ROWS[row], seed)
+            model = load_roberta(options.init, replace(config, recurrent=ROWS[row]), seed)
             model.to(choose_device("auto"))
             title = f"{row}, seed {seed}"
             reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
             answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
             # as HotpotQA's evaluation reads it, without supporting facts
-            content = {"answer": answers, "sp": {}, "settings": settings}
-            with written_whole(file, ADVICE) as temporary:
-                temporary.write_text(json.dumps(content))
-        table.append((row, seed, *scores(file, asked, settings)))
+            write_record(file, {"answer": answers, "sp": {}, "settings": settings})
+            scored[file] = scores(file, asked, settings)
+        table.append((row, seed, *scored[file]))
     print_table(*table)
 
 

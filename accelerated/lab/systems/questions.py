@@ -16,12 +16,10 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import Tokenizer, train_bpe
-from accelerated.evaluation.options import at_least
-from accelerated.lab.command import parser_of
+from accelerated.lab.harness import SEEDS, add_seeds, parser_of
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Config, Roberta
-from accelerated.lab.trials import SEEDS
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
 
@@ -134,8 +132,7 @@ def scored(task: Task, row: str, seed: int) -> list[float]:
 def main(argv: list[str]) -> None:
     """Train and ask each row with each seed; print a line for each."""
     parser = parser_of("systems.questions", __doc__)
-    some = {"nargs": "+", "type": at_least(0), "default": SEEDS, "metavar": "N"}
-    parser.add_argument("--seeds", help="(default 0 1 2)", **some)
+    add_seeds(parser, SEEDS, "0 1 2")
     options = parser.parse(argv)
     torch.set_num_threads(1)  # models so small are slower with more
     Progress.say(" | ".join(["windows", "seed", "F1", "exact match", *PARTS]))

@@ -5,7 +5,6 @@ the first two rows are never read. Every token has the same type, whose vector o
 positions.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,17 @@ SIZES = {
 EXPECTED = "expected a RoBERTa as the hub has it, such as FacebookAI/roberta-base"
 
 
-def load_roberta(folder: Path, segment: int, recurrent: bool, seed: int) -> Roberta:
-    """The model of a RoBERTa's folder, for windows of at most `segment` tokens.
+def load_roberta(folder: Path, config: Config, seed: int) -> Roberta:
+    """The model of a RoBERTa's folder, which described_config describes.
 
     The seed draws what is not in it: the answer's head and, if recurrent, the vector's network.
-    Raises InputError if it is no RoBERTa, or has fewer positions.
+    Raises InputError if it lacks weights.
     """
-    config = described_config(folder, segment)
     dtype = torch.get_default_dtype()
     theirs, report = opened("AutoModelForMaskedLM", folder, dtype=dtype, output_loading_info=True)
     if report["missing_keys"]:
         raise InputError(f"{folder} has no {min(report['missing_keys'])}; {EXPECTED}")
-    model = Roberta(dataclasses.replace(config, recurrent=recurrent), seed)
+    model = Roberta(config, seed)
     model.load_state_dict(model.state_dict() | renamed(theirs.state_dict(), config))
     return model
 

@@ -2,23 +2,16 @@
 
 The text has a character for each sample: one of the 256 Braille patterns, which stands for a
 mu-law value. train.py learns it as any text, with mu_law.json as its tokenizer, so that a token is
-a sample. `read_aloud` makes the speech of Compressive's Figure 4 in the small.
+a sample.
 """
 
-import ast
 import json
-import shutil
-import subprocess
 import sys
-import sysconfig
 import wave
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import written_whole
 from accelerated.program.parser import OptionParser
@@ -29,10 +22,6 @@ MOST_RATE = 2**31  # of a .wav: its bytes per second, two a sample, are below 2^
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
 TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
 CHUNK = 3840  # samples of a document in section 5.6
-RECORDINGS = 30
-SPOKEN = 400  # characters of a docstring that are read, about 25 seconds
-SLOWER = 5  # samples of espeak-ng that become one, so that 100 ms are a segment of 441
-UNREAD = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # folders
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
@@ -129,46 +118,6 @@ def main(argv: list[str]) -> None:
                 text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
             temporary.write_text(text, encoding="utf-8")
     print(f"wrote 1 file, {rate:,} samples a second")
-
-
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield (name, docstring) of the standard library's modules, if it has SPOKEN characters."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if UNREAD.isdisjoint(parts):
-            text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
-            if len(text) >= SPOKEN:
-                yield "-".join(parts), text
-
-
-def read_aloud(folder: Path) -> None:
-    """Write RECORDINGS docstrings of the standard library as speech into a folder's splits.
-
-    The first 90% of each recording are for training, the next 5% for validation, the rest for
-    tests. They have 4,410 samples a second. Recordings that are there stay. Raises InputError if
-    espeak-ng, which reads them aloud, is not installed.
-    """
-    if shutil.which("espeak-ng") is None:
-        raise InputError("espeak-ng is missing, which reads texts aloud; see apt install espeak-ng")
-    for split in SPLITS:
-        (folder / split).mkdir(parents=True, exist_ok=True)
-    for name, text in islice(docstrings(), RECORDINGS):
-        if not (folder / SPLITS[-1] / f"{name}.txt").exists():
-            values = spoken(text[:SPOKEN], folder / f"{name}.wav")
-            ends = [len(values) * percent // 100 for percent in (90, 95)]
-            for split, part in zip(SPLITS, np.split(values, ends), strict=True):
-                with written_whole(folder / split / f"{name}.txt") as path:
-                    path.write_text(to_text(part), encoding="utf-8")
-
-
-def spoken(text: str, recording: Path) -> np.ndarray:
-    """The mu-law values of a text that espeak-ng reads aloud into a .wav; SLOWER than that."""
-    command = ["espeak-ng", "-v", "en-us", "-w", str(recording), "--stdin"]
-    subprocess.run(command, input=text, text=True, check=True)
-    samples = from_mu_law(read_wav(recording)[0])
-    whole = len(samples) // SLOWER * SLOWER
-    return to_mu_law(samples[:whole].reshape(-1, SLOWER).mean(1))
 
 
 if __name__ == "__main__":

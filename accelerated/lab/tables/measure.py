@@ -1,94 +1,117 @@
 """Measures a table: trains and evaluates its rows, times their steps, writes record and page."""
 
-import datetime
-import json
 import math
-import platform
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from accelerated.data.recall import chances
-from accelerated.evaluation.figures import figure_class
-from accelerated.lab.experiment import read_record
-from accelerated.lab.speed.timing import time_in_turn
-from accelerated.lab.speed.variants import model_on_meta, rollout
-from accelerated.lab.systems.speech import read_aloud
-from accelerated.lab.tables.notes import draw
-from accelerated.lab.tables.page import page
-from accelerated.lab.tables.table import TABLES, Table
-from accelerated.lab.trials import (
-    FIRST_ENDS,
-    HEADLINE_SEEDS,
-    SEEDS,
-    Trial,
-    Workshop,
-    join,
-    machine,
-    settled,
-    validation,
+from accelerated.lab.harness import (
+    ADVICE,
+    RESULTS,
+    origin,
+    part_in_words,
+    read_record,
+    write_page,
+    write_record,
 )
+from accelerated.lab.speed.timing import time_in_turn
+from accelerated.lab.speed.variants import model_on_meta, prepared_step
+from accelerated.lab.tables.orderings import seeds_of
+from accelerated.lab.tables.page import page
+from accelerated.lab.tables.picture import draw
+from accelerated.lab.tables.table import TABLES, Table
+from accelerated.lab.trials import Trial, Workshop, join, settled, validation
 from accelerated.models import model_class
 from accelerated.program.errors import InputError
-from accelerated.program.files import written_whole
 from accelerated.protocol import overlap_of
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.optimization import backprop_of, prepare_layers
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
 
 ROUNDS = 45  # in which the rows' training steps take turns; of 15 medians differed by 0.05
-SPEECH = Path("runs/speech")
-ADVICE = "give another --out"
 
 
-def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
-    """Train, evaluate and time what is missing of a table; write its page and record.
+def measure(
+    name: str,
+    rows: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    workshop: Workshop,
+    pages: Path,
+) -> None:
+    """Measure a table, or some rows and seeds of it, unless its record in `pages` has them.
 
-    They are NAME.md and NAME.json in pages, and the picture NAME.svg. Then say which folders hold
-    each row's runs, for eval.py.
+    Write NAME.json, NAME.md and NAME.svg. Raises InputError if the record there is of other
+    options, or has more: a part takes the place of no whole.
     """
-    figure_class()  # says now if matplotlib is missing
-    if table.reads_speech:
-        read_aloud(SPEECH)
-    tuning, trials = train_rows(table, workshop)
+    table = TABLES[name]
+    wanted = {row: seeds or table.seeds[row] for row in rows or table.rows}
+    path = pages / f"{name}.json"
+    record = read_record(path, {"rows", "grid"}) if path.exists() else None
+    if record:
+        check_options(path, record, table)
+        kept = {row["name"]: seeds_of(row) for row in record["rows"]}
+        if part_in_words(wanted, kept):
+            raise InputError(f"{path} has more rows or seeds than are asked for; {ADVICE}")
+        if part_in_words(kept, wanted):
+            record = None
+    if record is None:
+        record = measured_record(name, table, wanted, workshop)
+        write_record(path, record, indent=1)
+    write_page(path, record, partial(page, table), partial(draw, table))
+
+
+def check_options(path: Path, record: dict, table: Table) -> None:
+    """Raise InputError if a record is of other options than its table has now."""
+    rows = {row["name"]: row["options"].strip() for row in record["rows"]}
+    own = {name: row.options for name, row in table.rows.items() if name in rows}
+    if (record["options"], rows) != (table.options, own):
+        raise InputError(f"{path} has runs of other options than its table; {ADVICE}")
+
+
+def measured_record(
+    name: str, table: Table, wanted: Mapping[str, Sequence[int]], workshop: Workshop
+) -> dict:
+    """The record of {row: seeds}: trained, evaluated, and their steps timed."""
+    grids = choices(name, table, wanted)
+    tuning, trials = train_rows(table, workshop, wanted, grids)
     workshop.evaluate(questions(table, trials))
-    rows = [record_of_row(table, name, tuning[name], trials[name], workshop) for name in table.rows]
-    if table.timed and workshop.seconds_left > 0:
+    rows = []
+    for row, of_row in trials.items():
+        measured = measured_numbers(table, row, of_row, workshop)
+        rows.append(record_of_row(table, row, tuning[row], of_row, measured))
+        workshop.say(f"{row}: {' '.join(str(workshop.folder(trial)) for trial in of_row)}")
+    if table.timed:
         torch.set_num_threads(workshop.threads)  # as the runs were trained
-        settings = [settings_of(trials[name][0]) for name in table.rows]
+        settings = [settings_of(of_row[0]) for of_row in trials.values()]
         for row, seconds in zip(rows, step_times(settings), strict=True):
             row["step_seconds"] = seconds
-
-    one = trials[next(iter(trials))][0]
-    record = {
+    one = next(iter(trials.values()))[0]
+    return origin() | {
         "name": name,
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "torch": torch.__version__.partition("+")[0],
-        "python": platform.python_version(),  # whose library --data stdlib is
         "corpus": corpus_of(one, workshop),
         "jobs": workshop.jobs,
-        "minutes": None if math.isinf(workshop.minutes) else workshop.minutes,
         "options": table.options,
         "first": table.first,
-        "grid": table.grid,
+        "grid": table.grid if grids == dict.fromkeys(wanted, table.grid) else [],
         "rows": rows,
-        "chances": chances_of(table, settings_of(one)),
+        "chances": chances_of(table, wanted, settings_of(one)),
     }
-    with written_whole(pages / f"{name}.json", ADVICE) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n")
-    with written_whole(pages / f"{name}.md", ADVICE) as temporary:
-        temporary.write_text(page(table, record))
-    draw(table, record, pages / f"{name}.svg")
-    for row, of_row in trials.items():
-        folders = [str(workshop.folder(trial)) for trial in of_row]
-        workshop.say(f"{row}: {' '.join(folders)}")
+
+
+def choices(name: str, table: Table, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+    """{row: its choices of options}: the table's, of a part the published one if there is one."""
+    path = RESULTS / f"{name}.json"
+    is_part = part_in_words(wanted, table.seeds)
+    published = read_record(path, {"rows"})["rows"] if is_part and path.exists() else []
+    found = {row["name"]: [row["choice"]] for row in published}
+    return {row: found.get(row, table.grid) for row in wanted}
 
 
 def corpus_of(trial: Trial, workshop: Workshop) -> str:
@@ -97,69 +120,36 @@ def corpus_of(trial: Trial, workshop: Workshop) -> str:
     return load_checkpoint(path)["corpus"] if path.exists() else ""
 
 
-def chances_of(table: Table, settings: Settings) -> dict[str, dict[str, float]]:
-    """{what is known: {b: share of right answers}} without a memory, of a table of rows "a: b".
+def chances_of(
+    table: Table, rows: Mapping[str, Sequence[int]], settings: Settings
+) -> dict[str, dict[str, float]]:
+    """{what is known: {b: share of right answers}} without a memory, of rows "a: b".
 
     It is {} if no answers are asked for.
     """
     if settings.data.data != "recall":
         return {}
     found: dict[str, dict[str, float]] = {}
-    for name, row in table.rows.items():
+    for name in rows:
         column = name.partition(": ")[2]
-        facts = settled(row.asked).get("--recall-pairs", [settings.recall.pairs])
+        asked = settled(table.rows[name].asked)
+        facts = asked.get("--recall-pairs", [settings.recall.pairs])
         recall = replace(settings.recall, pairs=int(facts[0]))
         for known, share in chances(recall).items():
             found.setdefault(known, {})[column] = share
     return found
 
 
-def measure_again(
-    name: str, rows: Sequence[str], seeds: Sequence[int], workshop: Workshop, pages: Path
-):
-    """Train rows of a published table again, each with its own choice, beside what stands there.
-
-    Nothing is written. The records hold Python's version, whose library `--data stdlib` reads, and
-    a digest of the text: another text gives other numbers. Raises InputError if there is no record,
-    or it lacks one of the rows.
-    """
-    path = pages / f"{name}.json"
-    if not path.exists():
-        raise InputError(f"{path} is not there; measure the whole table, without --rows or --seeds")
-    record = read_record(path, {"rows"})
-    table = TABLES[name]
-    published = {row["name"]: row for row in record["rows"]}
-    for row in rows:
-        if row not in published:
-            raise InputError(f"{path} has no row {row}; measure the whole table, without --rows")
-    chosen = {row: [published[row]["choice"]] for row in rows}
-    _, trials = train_rows(table, workshop, chosen, seeds)
-    workshop.evaluate(questions(table, trials))
-    for row, of_row in trials.items():
-        for title, values in measured(table, row, of_row, workshop).items():
-            before = published[row]["measured"][title]
-            seen = f"seeds {seeds}: {values}, in the record {before}"
-            workshop.say(f"{row}, {title}, {seen}")
-    corpus = corpus_of(trials[rows[0]][0], workshop)
-    for what, here in (("python", platform.python_version()), ("corpus", corpus)):
-        workshop.say(f"{what}: {here}, in the record {record.get(what, 'not said')}")
-
-
 def train_rows(
     table: Table,
     workshop: Workshop,
-    grids: dict[str, list[str]] | None = None,
-    seeds: Sequence[int] = (),
+    wanted: Mapping[str, Sequence[int]],
+    grids: Mapping[str, list[str]],
 ) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
-    """Tune rows on seed 0, each among its choices, then train the best choice with all seeds.
+    """Tune rows {row: seeds} on seed 0, each among its choices, and train the best with all seeds.
 
-    grids are {row: its choices}. They and the seeds are the table's, unless others are given.
     Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
     """
-    grids = grids or dict.fromkeys(table.rows, table.grid)
-
-    def seeds_of(name: str) -> Sequence[int]:
-        return seeds or (HEADLINE_SEEDS if name in table.headline else SEEDS)
 
     def first_of(name: str, seed: int) -> Trial:
         own = table.rows[name].first
@@ -170,25 +160,23 @@ def train_rows(
         options = join(table.options, table.rows[name].options).replace("FIRST", begun)
         return Trial(name, join(options, choice), seed)
 
-    firsts = [first_of(name, seed) for name in grids for seed in seeds_of(name)]
-    workshop.train([first for first in firsts if first.options], FIRST_ENDS)
-    tried = {}  # {row: {choice: its trial}}
-    several = []  # trials of rows with several choices
-    for name, choices in grids.items():
-        tried[name] = {choice: trial_of(name, choice, 0) for choice in choices}
-        if len(choices) > 1:
-            several += tried[name].values()
-    workshop.train(several)
+    def train(runs: list[tuple[str, str, int]]) -> None:
+        firsts = [first_of(name, seed) for name, _, seed in runs]
+        workshop.train(first for first in firsts if first.options)
+        workshop.train(trial_of(*run) for run in runs)
 
-    def tuning_of(choices: dict[str, Trial]) -> dict[str, float]:
-        return {choice: validation(workshop.log(trial)) for choice, trial in choices.items()}
+    def tuning_of(name: str) -> dict[str, float]:
+        logs = {choice: workshop.log(trial_of(name, choice, 0)) for choice in grids[name]}
+        return {choice: validation(log) for choice, log in logs.items()}
 
+    tuned = [name for name, own in grids.items() if len(own) > 1]
+    train([(name, choice, 0) for name in tuned for choice in grids[name]])
+    chosen = {name: best(tuning_of(name)) for name in wanted}
+    train([(name, chosen[name], seed) for name, seeds in wanted.items() for seed in seeds])
     trials = {}
-    for name, choices in tried.items():
-        choice = best(tuning_of(choices))
-        trials[name] = [trial_of(name, choice, seed) for seed in seeds_of(name)]
-    workshop.train(trial for of_row in trials.values() for trial in of_row)
-    return {name: tuning_of(choices) for name, choices in tried.items()}, trials
+    for name, seeds in wanted.items():
+        trials[name] = [trial_of(name, chosen[name], seed) for seed in seeds]
+    return {name: tuning_of(name) for name in wanted}, trials
 
 
 def questions(table: Table, trials: dict[str, list[Trial]]) -> Iterator[tuple[Trial, str]]:
@@ -204,19 +192,19 @@ def best(tuning: dict[str, float]) -> str:
     return min(tuning, key=lambda choice: tuning[choice])
 
 
-def measured(table: Table, name: str, trials: list[Trial], workshop: Workshop) -> dict[str, list]:
-    """{title: its number for every trial} of a row's measures; None if a run has no answer."""
+def measured_numbers(
+    table: Table, name: str, trials: list[Trial], workshop: Workshop
+) -> dict[str, list]:
+    """{title: its number for every trial} of a row's measures; None if a run diverged."""
     numbers = {}
     for each in table.measures:
-        numbers[each.title] = []
-        for trial in trials:
-            answer = workshop.answer(trial, each.words(table.rows[name]))
-            numbers[each.title].append(None if answer is None else each.pick(answer))
+        answers = [workshop.answer(trial, each.words(table.rows[name])) for trial in trials]
+        numbers[each.title] = [answer and each.pick(answer) for answer in answers]
     return numbers
 
 
 def record_of_row(
-    table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop
+    table: Table, name: str, tuning: dict[str, float], trials: list[Trial], measured: dict
 ) -> dict:
     """How a row was tuned, and its measures for every seed."""
     row = table.rows[name]
@@ -228,8 +216,8 @@ def record_of_row(
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
         "parameters": parameters_of(settings_of(trials[0])),
-        "measured": measured(table, name, trials, workshop),
-        "updates": [workshop.updates(trial) for trial in trials],
+        "seeds": [trial.seed for trial in trials],
+        "measured": measured,
     }
 
 
@@ -259,9 +247,7 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         training = row.training
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(config).to(device)
-        prepare_layers(model, training)
-        backprop = backprop_of(model, training)
-        steps[row] = rollout(model, backprop, training.horizon, options).step
+        steps[row] = prepared_step(model, training, options).step
         new = config.segment - overlap_of(config)
         tokens[row] = training.batch * training.horizon * new
     times = time_in_turn(steps, ROUNDS, device)

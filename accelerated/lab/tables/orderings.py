@@ -1,69 +1,64 @@
 """Judges an ordering "better < worse" of a record, for the page and its picture.
 
-Runs of one seed read the same text in the same order, so an ordering is judged by the differences
-of the same seeds.
+An ordering is judged by the differences of the same seeds.
 """
 
+import contextlib
 import math
-import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
-# {values - 1: standard errors within which the mean is, 95 times in 100}
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+from accelerated.lab.harness import mean_and_interval, paired
 
 
-def mean_of(values: list[float | None]) -> float:
-    """The mean of the seeds that did not diverge, NaN if all did."""
-    finite = [value for value in values if value is not None]
-    return statistics.mean(finite) if finite else math.nan
+def seeds_of(row: dict) -> list[int]:
+    """The seeds of a record's row; old records have them in order, from 0."""
+    first = next(iter(row["measured"].values()))
+    return row.get("seeds") or list(range(len(first)))
 
 
-def values_of(record: dict, side: str) -> list:
-    """What a side of an ordering was for each seed of a record; None if a run diverged."""
-    rows = {row["name"]: row["measured"] for row in record["rows"]}
-    first_row = next(iter(rows))
-    first_measure = next(iter(rows[first_row]))
+def by_seed(row: dict, title: str) -> dict:
+    """{seed: what a measure of a record's row was}; None if a run diverged."""
+    return dict(zip(seeds_of(row), row["measured"][title], strict=False))
+
+
+def values_of(record: dict, side: str) -> dict:
+    """{seed: what a side of an ordering was}; None if a run diverged.
+
+    Raises KeyError if the record has no such row or measure.
+    """
+    rows = {row["name"]: row for row in record["rows"]}
+    first_row = record["rows"][0]
+    first_measure = next(iter(first_row["measured"]))
     names, _, title = side.partition(" @ ")
     better, _, subtracted = names.partition(" - ")
     if better not in rows:  # a measure alone
-        return rows[first_row][side]
-    values = rows[better][title or first_measure]
+        return by_seed(first_row, side)
+    values = by_seed(rows[better], title or first_measure)
     if not subtracted:
         return values
-    others = rows[subtracted][title or first_measure]
-    pairs = zip(values, others, strict=False)
-    return [None if None in pair else pair[0] - pair[1] for pair in pairs]
+    others = by_seed(rows[subtracted], title or first_measure)
+    found = {}
+    for seed in values.keys() & others.keys():
+        pair = (values[seed], others[seed])
+        found[seed] = None if None in pair else pair[0] - pair[1]
+    return dict(sorted(found.items()))
 
 
 def differences(record: dict, ordering: str) -> list[float]:
-    """worse - better of an ordering "better < worse" for each seed that both have.
-
-    A run that diverged is infinitely bad.
-    """
-    better, worse = (values_of(record, side) for side in ordering.split(" < "))
-    better = [math.inf if value is None else value for value in better]
-    worse = [math.inf if value is None else value for value in worse]
-    return [b - a for a, b in zip(better, worse, strict=False)]
+    """worse - better of an ordering "better < worse" for each seed that both have."""
+    return paired(*(values_of(record, side) for side in ordering.split(" < ")))
 
 
-def mean_and_interval(differences: list[float]) -> tuple[float, float]:
-    """The mean of differences, and half the width of its 95% interval.
-
-    That is infinite of one value, and NaN if a run diverged.
-    """
-    mean = statistics.fmean(differences)
-    if len(differences) == 1:
-        return mean, math.inf
-    if not all(map(math.isfinite, differences)):
-        return mean, math.nan
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return mean, STUDENT[len(differences) - 1] * error
-
-
-def plus_minus(mean: float, half: float) -> str:
-    """A mean difference with half its interval, as text."""
-    return f"{mean:+.3f} ± {half:.3f}"
+def orderings_in(record: dict, orderings: Sequence[str]) -> list[str]:
+    """Those orderings of which a record has both sides in one seed at least."""
+    there = []
+    for ordering in orderings:
+        with contextlib.suppress(KeyError):
+            if differences(record, ordering):
+                there.append(ordering)
+    return there
 
 
 def verdict(differences: list[float]) -> str:
@@ -82,11 +77,11 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     A bootstrap: as many documents are drawn with replacement, in the same draw for both rows. A
     document's loss is the mean of the seeds that both rows have.
     """
-    names = ordering.split(" < ")
-    better, worse = (documents_of(record, name, "nats") for name in names)
-    both = min(len(better), len(worse))
-    ahead = (worse[:both] - better[:both]).mean(0) / math.log(2)  # bits, (documents,)
-    text_bytes = documents_of(record, names[0], "text_bytes")[0]
+    better, worse = (documents_of(record, name) for name in ordering.split(" < "))
+    both = better.keys() & worse.keys()
+    of_seeds = [worse[seed][0] - better[seed][0] for seed in sorted(both)]
+    ahead = np.mean(of_seeds, 0) / math.log(2)  # bits, (documents,)
+    text_bytes = next(iter(better.values()))[1]
     count = len(ahead)
     drawn = np.random.default_rng(0).integers(count, size=(draws, count))
     per_byte = ahead[drawn].sum(1) / text_bytes[drawn].sum(1)
@@ -94,11 +89,13 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     return low, high
 
 
-def documents_of(record: dict, name: str, field: str) -> np.ndarray:
-    """A field of each test document, for each seed of a row, (seeds, documents)."""
+def documents_of(record: dict, name: str) -> dict[int, np.ndarray]:
+    """{seed: (nats, bytes) of each test document, (2, documents)} of a row."""
     [row] = [row for row in record["rows"] if row["name"] == name]
-    by_seed = row["measured"]["documents"]
-    return np.array([[document[field] for document in documents] for documents in by_seed])
+    found = {}
+    for seed, documents in by_seed(row, "documents").items():
+        found[seed] = np.array([[each["nats"], each["text_bytes"]] for each in documents]).T
+    return found
 
 
 def over_both(half: float, low: float, high: float) -> float:

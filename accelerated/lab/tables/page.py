@@ -1,98 +1,75 @@
 """The page of a measured table: one question, its answer, and what the answer rests on.
 
-In this order: a picture, the answer, the numbers, what was measured, the smallest difference that
-this design tells from chance, and what would change the answer.
+It says what its record has: of a part of the table that it is a part, and no answer.
 """
 
-import json
 import math
 import statistics
-from pathlib import Path
 
-from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
-from accelerated.lab.tables.notes import pareto_rows, wrapped
-from accelerated.lab.tables.orderings import (
-    differences,
-    in_words,
+from accelerated.lab.harness import (
+    RESULTS,
     mean_and_interval,
     mean_of,
+    part_in_words,
+    plus_minus,
+    read_record,
+    seeds_in_words,
+)
+from accelerated.lab.pages import laid_out, markdown_table, mean_and_spread, wrapped
+from accelerated.lab.speed.timing import paired_ratios, spread
+from accelerated.lab.tables.orderings import (
+    by_seed,
+    differences,
+    in_words,
+    orderings_in,
     over_both,
     over_documents,
-    plus_minus,
+    seeds_of,
 )
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import SEEDS, join, settled
-
-RESULTS = Path("docs/results")
-
-
-def mean_and_spread(values: list[float | None], form: str, lost: str = "diverged") -> str:
-    """'mean (least..most)' of the seeds, or their only value; or how many are lost."""
-    finite = [value for value in values if value is not None]
-    if len(finite) < len(values):
-        return f"{len(values) - len(finite)} of {len(values)} {lost}"
-    least = min(finite)
-    most = max(finite)
-    mean = f"{statistics.mean(finite):{form}}"
-    if least == most:
-        return mean
-    return f"{mean} ({f'{least:{form}}'.rstrip('%')}..{f'{most:{form}}'.rstrip('%')})"
-
-
-def laid_out(
-    record: dict,
-    title: str,
-    name: str,
-    program: str,
-    answer: str,
-    how: str,
-    smallest: str,
-    change: str,
-    *parts: str,
-) -> str:
-    """A page in Markdown: its picture, the answer, the parts, how it was measured, the command, the
-    smallest difference that could be seen, and what would change the answer.
-
-    The picture is beside the page, under its name.
-    """
-    measured = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}{how}"
-    blocks = [
-        f"# {title}",
-        f"![{title}]({name}.svg)",
-        wrapped(f"**{answer}**"),
-        *parts,
-        wrapped(measured),
-        f"```bash\npython -m accelerated.lab.{program}\n```",
-        wrapped(f"**The smallest difference that this design could see** {smallest}"),
-        wrapped(f"**What would change this answer.** {change}"),
-    ]
-    return "\n\n".join(blocks) + "\n"
+from accelerated.lab.trials import join, settled
 
 
 def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown."""
-    blocks = [
-        f"# {table.title}",
-        f"![{table.title}]({record['name']}.svg)",
-        wrapped(f"**{table.answer}**") if table.answer else "",
+    name = record["name"]
+    part = part_of(table, record)
+    change = f"**What would change this answer.** {table.change}"
+    parts = [
         numbers(table, record),
         table.bold,
-        wrapped(f"**What was measured.** {table.about}"),
-        measured_how(table, record),
-        comparisons(table, record),
-        wrapped(smallest_difference(table, record)),
-        wrapped(f"**What would change this answer.** {table.change}") if table.change else "",
+        "" if part else wrapped(f"**What was measured.** {table.about}"),
+        wrapped(measured_how(table, record)),
+        wrapped(measured_where(record)),
     ]
-    return "\n\n".join(filter(None, blocks)) + "\n"
+    rest = [comparisons(table, record), wrapped(smallest_difference(table, record))]
+    if table.change and not part:
+        rest.append(wrapped(change))
+    return laid_out(name, table.title, part or table.answer, parts, f"tables {name}", rest)
+
+
+def seeds_by_row(record: dict) -> dict[str, list[int]]:
+    """{row: its seeds} of a record."""
+    return {row["name"]: seeds_of(row) for row in record["rows"]}
+
+
+def part_of(table: Table, record: dict) -> str:
+    """What part of a table a record has, "" if it has all."""
+    return part_in_words(seeds_by_row(record), table.seeds)
 
 
 def measured_how(table: Table, record: dict) -> str:
-    """How to read the numbers, how rows were tuned, when and where it was measured, the command."""
-    seeds = "seeds" if table.headline else f"seeds {', '.join(map(str, SEEDS))}"
-    parts = [f"Each number is a mean over {seeds}."]
-    if not is_crossed(record):
-        parts = [f"Numbers are means over {seeds} (least..most)."]
-    if 0 < len(table.headline) < len(table.rows):
+    """How to read the numbers, and how rows were tuned."""
+    own = seeds_by_row(record)
+    seeds = seeds_in_words(own, ", ")
+    if table.headline and not part_of(table, record):
+        seeds = "seeds"
+    mean = f"of {seeds}" if seeds.startswith("seed ") else f"means over {seeds} (least..most)"
+    parts = [f"Numbers are {mean}."]
+    if is_crossed(record):
+        mean = f"of {seeds}" if seeds.startswith("seed ") else f"a mean over {seeds}"
+        parts = [f"Each number is {mean}."]
+    if len({*map(tuple, own.values())}) > 1:
         parts.append("Compare rows of as many seeds.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
@@ -100,23 +77,20 @@ def measured_how(table: Table, record: dict) -> str:
     if "step_seconds" in record["rows"][0] and says_times:
         parts.append("Times are training's, as parts of the first line's.")
     parts.append(how_tuned(record))
-    if record.get("minutes"):
-        parts.append(f"Runs were stopped in time for a page after {record['minutes']:g} minutes.")
     parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
+    return " ".join(parts)
+
+
+def measured_where(record: dict) -> str:
+    """When and where it was measured."""
     where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
-    if "python" in record:
-        where += f", Python {record['python']}"
-    words = f"python -m accelerated.lab.tables {record['name']}"
-    if record.get("minutes"):
-        words += f" --minutes {record['minutes']:g} --jobs {record['jobs']}"
-    command = f"```bash\n{words}\n```"
-    return f"{wrapped(' '.join(parts))}\n\n{wrapped(where + '.')}\n\n{command}"
+    return f"{where}, Python {record['python']}."
 
 
 def how_tuned(record: dict) -> str:
     """By what every row was tuned, over which choices, and which rows are best at an end."""
     grid = record["grid"]
-    if len(grid) == 1:
+    if len(grid) < 2:
         return ""
     option = grid[0].partition(" ")[0]
     values = ", ".join(choice.removeprefix(f"{option} ") for choice in grid)
@@ -127,6 +101,21 @@ def how_tuned(record: dict) -> str:
     elif ends:
         text += f" Best at an end of these: {'; '.join(ends)}."
     return text
+
+
+def pareto_rows(record: dict) -> list[str]:
+    """The names of the rows that no other beats for as many FLOPs or fewer."""
+    points = []
+    for row in record["rows"]:
+        flops = mean_of(row["measured"]["FLOPs per token"])
+        points.append((flops, mean_of(row["measured"]["test, bits per byte"]), row["name"]))
+    best = math.inf
+    names = []
+    for _, bits, name in sorted(points, key=lambda point: point[:2]):
+        if bits < best:
+            best = bits
+            names.append(name)
+    return names
 
 
 def numbers(table: Table, record: dict) -> str:
@@ -140,21 +129,18 @@ def numbers(table: Table, record: dict) -> str:
         return crossed(table, record, title, forms[title])
 
     rows = record["rows"]
-    lost = "missing" if record.get("minutes") else "diverged"
     columns = {"": [row["name"] for row in rows]}
     for title, form in forms.items():
         columns[title] = []
         for row in rows:
             is_control = "--clear-memory" in row["options"] and title != "cleared"
-            text = mean_and_spread(row["measured"][title], form, lost)
+            text = mean_and_spread(row["measured"][title], form)
             columns[title].append("" if is_control else text)
     if len(rows) <= 3 < len(forms):
         return markdown_table(*([title, *texts] for title, texts in columns.items()))
     if table.headline:
         first = table.measures[0].title
         columns["seeds"] = [str(len(row["measured"][first])) for row in rows]
-    if record.get("minutes"):
-        columns["updates"] = ["; ".join(row["updates"]) for row in rows]
     papers = [row["paper"] for row in rows]
     if any(papers):
         columns["the paper"] = papers
@@ -191,7 +177,7 @@ def crossed(table: Table, record: dict, title: str, form: str) -> str:
 def add_row_of_another(columns: dict[str, list[str]], table: Table) -> None:
     """Add the best row on the same text, from the published record that has it, with a link."""
     name, _, label = table.beside.partition(": ")
-    published = json.loads((RESULTS / f"{name}.json").read_text())
+    published = read_record(RESULTS / f"{name}.json", {"rows"})
     [row] = [row for row in published["rows"] if row["name"] == label]
     cells = {"": f"[{label}]({name}.md), another model"}
     for each in table.measures:
@@ -234,7 +220,7 @@ def comparisons(table: Table, record: dict) -> str:
     """How far the first of two rows is ahead, with intervals, if their documents were scored."""
     scored = documents_scored(record)
     lines = []
-    for ordering in table.orderings:
+    for ordering in orderings_in(record, table.orderings):
         if not scored.issuperset(ordering.split(" < ")):
             continue
         mean, half = mean_and_interval(differences(record, ordering))
@@ -250,22 +236,21 @@ def comparisons(table: Table, record: dict) -> str:
 
 def documents_scored(record: dict) -> set[str]:
     """The rows whose test documents were scored one by one, in all seeds."""
-    missing = [None]
-    measured = {row["name"]: row["measured"].get("documents", missing) for row in record["rows"]}
-    return {name for name, by_seed in measured.items() if None not in by_seed}
+    scored = [row for row in record["rows"] if "documents" in row["measured"]]
+    return {row["name"] for row in scored if None not in by_seed(row, "documents").values()}
 
 
 def smallest_difference(table: Table, record: dict) -> str:
     """What half the interval of the first ordering says: the least that is told from chance."""
     if not table.orderings:
         return widest_spread(table, record)
-    first = table.orderings[0]
-    _, half = mean_and_interval(differences(record, first))
+    orderings = orderings_in(record, table.orderings)
+    half = mean_and_interval(differences(record, orderings[0]))[1] if orderings else math.inf
     if not math.isfinite(half):
         return ""
     text = f"""**The smallest difference that the first comparison could see** is {half:.2g}. It is
     half of its 95% interval (Student's t, paired seeds). Others have their own."""
-    if documents_scored(record).issuperset(first.split(" < ")):
+    if documents_scored(record).issuperset(orderings[0].split(" < ")):
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."
 
@@ -276,7 +261,7 @@ def widest_spread(table: Table, record: dict) -> str:
     spans = {}  # {row: (least, most)}
     for row in record["rows"]:
         values = row["measured"][measure.title]
-        if None not in values:
+        if None not in values and len(values) > 1:
             spans[row["name"]] = (min(values), max(values))
     if not spans:
         return ""

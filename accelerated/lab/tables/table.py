@@ -7,10 +7,12 @@ line are separated by |.
 """
 
 import re
+from collections.abc import Sequence
 from configparser import ConfigParser, ExtendedInterpolation, SectionProxy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accelerated.lab.harness import HEADLINE_SEEDS, SEEDS
 from accelerated.lab.trials import LOG, LOG_NUMBERS, join
 
 SHARED = {  # keys that all files have
@@ -83,7 +85,7 @@ class Table(NamedTuple):
     """All that one command measures."""
 
     title: str
-    about: str
+    about: str  # what was measured
     answer: str  # the sentence that answers the title's question, if a page was published
     change: str  # what would change that answer
     beside: str  # "record: row": the best row on the same text, which the page shows below its own
@@ -98,9 +100,13 @@ class Table(NamedTuple):
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
     first: str  # options of a run that rows begin from, with --init FIRST
     timed: bool  # whether the rows' training steps are timed in turn
-    reads_speech: bool  # whether rows read recordings of measure.SPEECH
     bold: str  # what the page says of bold numbers, which are those of notes.pareto_rows
     picture: list[Panel]
+
+    @property
+    def seeds(self) -> dict[str, Sequence[int]]:
+        """{row: the seeds with which it is trained}."""
+        return {row: HEADLINE_SEEDS if row in self.headline else SEEDS for row in self.rows}
 
 
 PROSE = [field for field, kind in Table.__annotations__.items() if kind is str]
@@ -154,7 +160,6 @@ def table_of(section: SectionProxy) -> Table:
         headline=names(section.get("headline", "")),
         grid=lines_of(section["grid"]) or [""],
         timed=section.getboolean("timed", True),
-        reads_speech=section.getboolean("reads_speech", False),
         picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 

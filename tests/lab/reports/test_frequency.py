@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelerated.data.corpus import count_words
 from accelerated.lab.reports.frequency import by_frequency, word_counts, words_of
 from tests.conftest import examples
-from tests.helpers.texts import document_from, documents_and_tokenizer, either, random_nats, texts
+from tests.helpers.texts import (
+    BYTES,
+    document_from,
+    document_of_ids,
+    documents_and_tokenizer,
+    either,
+    random_nats,
+    texts,
+)
 
 
 def words_and_owners(text, tokens):
@@ -19,15 +28,36 @@ def words_and_owners(text, tokens):
 
     A token is of the first word that ends after the token begins, or of the last one.
     """
-    words = [*re.finditer(rb"[^ \t\n\r\x0b\x0c]+", text)]
+    whole = text.decode(errors="surrogateescape")
+    words = [*re.finditer(r"\S+", whole)]
+    ends = [len(as_bytes(whole[: word.end()])) for word in words]
     owners = []
     at = 0
     for token in tokens:
-        later = [number for number, word in enumerate(words) if word.end() > at]
+        later = [number for number, end in enumerate(ends) if end > at]
         last = max(len(words) - 1, 0)
         owners.append(later[0] if later else last)
         at += len(token)
-    return [word.group() for word in words] or [b""], owners
+    return [as_bytes(word.group()) for word in words] or [b""], owners
+
+
+def as_bytes(text):
+    """The bytes of a text that was decoded by surrogateescape."""
+    return text.encode(errors="surrogateescape")
+
+
+SPACES = "".join(letter for letter in map(chr, range(0x10000)) if letter.isspace())
+
+
+@examples(200)
+@given(st.text(f"aé\u200b{SPACES}", max_size=40))
+def test_words_are_cut_as_they_are_counted(text):
+    """At Unicode's white space, too; what is no UTF-8 is part of a word."""
+    content = text.encode() + b"b \xe2\x80\xff\x85 \xc2"
+    words, _ = words_of(document_of_ids("", np.frombuffer(content, np.uint8)), BYTES)
+    whole = content.decode(errors="surrogateescape")
+    assert words == [as_bytes(word) for word in whole.split()]
+    assert len(words) == count_words(content)
 
 
 @examples(40)
@@ -42,7 +72,7 @@ def test_words_are_those_between_white_space(some, tokenizer, wanted):
     expected = Counter()
     for document in documents:
         if len(document.inputs) and len(asked.inputs):
-            words = document.name.encode().split()
+            words = map(str.encode, document.name.split())
             expected.update(word for word in words if word in asked.name.encode().split())
     assert word_counts(documents, [asked], tokenizer) == expected
 

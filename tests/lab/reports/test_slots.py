@@ -1,11 +1,10 @@
-"""eval.py slots: shares and gradients are those that are computed by hand, segment by segment."""
+"""eval.py slots: shares are those that are computed by hand, segment by segment."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from accelerated.data.windows import Document
 from accelerated.lab.reports import slots
@@ -66,36 +65,6 @@ def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
     np.testing.assert_allclose(weight, [*expected, 0.0], rtol=1e-6)
 
 
-@kinds
-def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
-    """Of the longest document."""
-    model = model_of(kind)
-    [short, text] = documents(23, 24)
-    state = model.initial_state(1)
-    read = torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1)
-    found = []
-    for number, tokens in enumerate(read):
-        if number >= 3:
-            memory = state.memory.detach().requires_grad_()
-            after = state._replace(memory=memory)
-            for later in read[number:]:
-                reading = model.read(later, after)
-                after = reading.state
-            logits = reading.hidden @ model.output_matrix().T
-            loss = cross_entropy(logits[0], torch.as_tensor(text.targets[-4:]))
-            found.append(torch.autograd.grad(loss, memory)[0].norm().item())
-        state = model.advance(tokens, state)
-    ratios = [norm / found[-1] for norm in reversed(found)]
-    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx(ratios)
-
-
 def test_documents_that_are_too_short_are_refused():
-    model = model_of("encoder-decoder")
-    error = refusal(slots.gradient_by_age, model, documents(23), 1, 3)
-    assert "no document has 24 tokens to predict" in error
-    [document] = documents(24)
-    unscored = [document._replace(scored=np.zeros(24, bool))]
-    error = refusal(slots.gradient_by_age, model, unscored, 1, 3)
-    assert "segment 6 has no scored token" in error
-    error = refusal(slots.writing, model, documents(4), 1)
+    error = refusal(slots.writing, model_of("encoder-decoder"), documents(4), 1)
     assert "no document has two segments" in error

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from accelerated.lab.systems import hotpotqa, reader
+from accelerated.lab.systems.roberta_weights import described_config
 from tests.helpers.programs import refusal
 
 ITEM = {
@@ -106,7 +107,7 @@ def test_windows_hold_robertas_own_ids(folder, monkeypatch):
     import transformers
 
     monkeypatch.setattr(hotpotqa, "SEGMENT", 40)
-    bpe = hotpotqa.open_vocabulary(folder)
+    bpe = hotpotqa.open_vocabulary(folder, described_config(folder, 40))
     [example] = hotpotqa.cut_all([hotpotqa.question_of(ITEM)], bpe)
     theirs = transformers.RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
     asked = theirs(ITEM["question"], add_special_tokens=False)["input_ids"][:18]  # the most of 40
@@ -160,8 +161,11 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
         assert written["sp"] == {}
 
     monkeypatch.setattr(reader, "fine_tune", lambda *_: pytest.fail("trained again"))
+    read_record = Mock(wraps=hotpotqa.read_record)
+    monkeypatch.setattr(hotpotqa, "read_record", read_record)
     hotpotqa.main(command)
     assert capsys.readouterr().out == printed
+    assert read_record.call_count == 2, "each file of answers is read once"
     other = str(questions_file(tmp_path / "other.json"))
     assert f"{out}/answers-disjoint-0.json is of other options" in refusal(
         hotpotqa.main, [*command, "--train", other, "--seeds", "7", "0"]
@@ -179,5 +183,5 @@ def test_another_vocabulary_is_refused(folder, tmp_path, added, monkeypatch):
     own = shutil.copytree(folder, tmp_path / "roberta")
     words = json.loads((own / "vocab.json").read_text())
     (own / "vocab.json").write_text(json.dumps(words | added))
-    error = refusal(hotpotqa.open_vocabulary, own)
+    error = refusal(hotpotqa.open_vocabulary, own, described_config(own, 40))
     assert "is not this RoBERTa's vocabulary; expected" in error

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from accelerated.lab.systems.roberta import Config, Roberta, Window
-from accelerated.lab.systems.roberta_weights import load_roberta
+from accelerated.lab.systems.roberta_weights import described_config, load_roberta
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import refusal
 
@@ -26,6 +26,12 @@ ROBERTA = Config(
 # Of the example: span, no, span; the places of start and end among the tokens of all windows
 KIND = torch.tensor([0, 2, 0])
 PLACES = torch.tensor([[11, 13], [0, 0], [4, 14]])
+
+
+def opened(folder, segment, recurrent, seed):
+    """The model of a RoBERTa's folder."""
+    config = described_config(folder, segment)
+    return load_roberta(folder, dataclasses.replace(config, recurrent=recurrent), seed)
 
 
 def random_model(seed, **changes):
@@ -145,7 +151,7 @@ def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     import transformers
 
     theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model = load_roberta(folder, 14, recurrent, 0).eval()
+    model = opened(folder, 14, recurrent, 0).eval()
     assert model.config.segment == 14
 
     tokens = torch.randint(2, 40, (2, 14))
@@ -173,7 +179,7 @@ def test_a_later_window_is_transformers_with_a_token_more_at_one_layer(folder):
     import transformers
 
     theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model = load_roberta(folder, 14, True, 0).eval()
+    model = opened(folder, 14, True, 0).eval()
     state = model.initial_state(2)
     state = state._replace(pooled=torch.randn(2, 12), present=torch.tensor([True, True]))
     tokens = torch.randint(2, 40, (2, 14))
@@ -202,8 +208,8 @@ def output_of(layer, x):
 
 def test_the_seed_draws_what_a_published_roberta_has_not(folder):
     """The answer's head and the vector's network."""
-    first = load_roberta(folder, 16, True, 0).state_dict()
-    second = load_roberta(folder, 16, True, 1).state_dict()
+    first = opened(folder, 16, True, 0).state_dict()
+    second = opened(folder, 16, True, 1).state_dict()
     drawn = {name for name, value in first.items() if not torch.equal(value, second[name])}
     assert {"answer.span", "answer.kind", "module.inserted", "module.hidden_1"} <= drawn
     assert all(name.startswith(("answer.", "module.")) for name in drawn)
@@ -226,4 +232,4 @@ def test_another_model_is_refused(folder, tmp_path, what):
     own = shutil.copytree(folder, tmp_path / "roberta")
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | changed))
-    assert message in refusal(load_roberta, own, 16, True, 0)
+    assert message in refusal(opened, own, 16, True, 0)

@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelerated.data.config import DataConfig
-from accelerated.data.corpus import load_corpus
-from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.lab.systems import speech
 from accelerated.lab.systems.speech import TOKENIZER, from_mu_law, from_text, to_mu_law, to_text
@@ -119,43 +116,3 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, words, error, messa
     with pytest.raises(error, match=message):
         speech.main(words.split())
     assert [path.name for path in tmp_path.iterdir()] == ["latin.txt"]
-
-
-def test_what_is_read_aloud_is_split_by_samples(tmp_path, monkeypatch):
-    """Of each recording 90% are for training, 5% for validation; what is there stays."""
-    pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
-    unread = {"a": np.arange(100), "b": np.arange(50, 171)}
-    names = list(unread)
-    monkeypatch.setattr(speech, "docstrings", lambda: ((name, "") for name in names))
-    monkeypatch.setattr(speech, "spoken", lambda text, recording: unread.pop(recording.stem))
-    monkeypatch.setattr(speech.shutil, "which", lambda program: program)
-    for _ in range(2):  # the second time none is left to ask for
-        speech.read_aloud(tmp_path / "speech")
-
-    data = DataConfig(str(tmp_path / "speech"), tokenizer=str(TOKENIZER))
-    tokenizer = open_tokenizer(str(TOKENIZER))
-    splits = load_corpus(data, tokenizer, RecallConfig(), tmp_path).splits
-    tokens = {"train": [(0, 90), (50, 158)], "valid": [(90, 95), (158, 164)]}
-    for split, spans in (tokens | {"test": [(95, 100), (164, 171)]}).items():
-        for document, (start, stop) in zip(splits[split], spans, strict=True):
-            assert document.inputs.tolist() == [*range(start, stop - 1)]
-            assert document.targets.tolist() == [*range(start + 1, stop)]
-
-
-def test_five_samples_of_the_voice_become_their_mean(tmp_path, monkeypatch):
-    """The last ones, if they are fewer, are left out."""
-    samples = np.repeat(np.array([-8000, 0, 8000]), 5)
-
-    def speak(command, **_):
-        Path(command[command.index("-w") + 1]).write_bytes(wav([*samples, 99, 99]))
-
-    monkeypatch.setattr(speech.subprocess, "run", speak)
-    values = speech.spoken("a text", tmp_path / "a.wav")
-    assert values.tolist() == to_mu_law(samples[::5]).tolist()
-
-
-def test_without_a_voice_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(speech.shutil, "which", lambda program: None)
-    with pytest.raises(InputError, match="see apt install espeak-ng"):
-        speech.read_aloud(tmp_path / "speech")
-    assert not (tmp_path / "speech").exists()

@@ -11,25 +11,26 @@ from pathlib import Path
 import pytest
 
 from accelerated.evaluation.figures import new_figure
+from accelerated.lab import harness
+from accelerated.lab.harness import SEEDS, mean_and_interval, mean_of
 from accelerated.lab.tables import measure as module
+from accelerated.lab.tables import table as table_module
 from accelerated.lab.tables.__main__ import main
 from accelerated.lab.tables.measure import settings_of, step_times, train_rows
-from accelerated.lab.tables.notes import draw, draw_panel
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
-    mean_and_interval,
-    mean_of,
     over_both,
     over_documents,
     values_of,
     verdict,
 )
 from accelerated.lab.tables.page import page
+from accelerated.lab.tables.picture import draw, draw_panel
 from accelerated.lab.tables.table import TABLES, Measure, Panel, Row
-from accelerated.lab.trials import LOG, SEEDS, Trial, Workshop, join
+from accelerated.lab.trials import LOG, Trial, Workshop, join
 from accelerated.program.errors import InputError
-from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, saved, train
+from tests.helpers.programs import CARRIED, TWO, Rehearsal, evaluate, record_of, saved, train
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PUBLISHED = [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
@@ -41,11 +42,8 @@ def row_settings(table, row):
     first = row.first or table.first
     if first:
         options = join(first, options.replace("--init FIRST", ""))
-    for folder in (
-        "runs/speech",
-        "packages/",
-        "book/usr/share/doc/anarchism/markdown/",
-    ):  # which have to be made first
+    for folder in ("packages/", "book/usr/share/doc/anarchism/markdown/"):
+        # which have to be made first
         options = options.replace(folder, "stdlib")
     return settings_of(Trial("", join(options, table.grid[0])))
 
@@ -87,7 +85,6 @@ ANSWERS = [  # (table, title of a measure, what is answered, the number in it)
     ("compressive-6", "dynamic", DYNAMIC, 2.0),
     ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
     ("compressive-3", "training, bits per byte", LOSSES, 2.5),
-    ("compressive-4", "nats per sample", {"bits_per_token": 2.0}, 2 * math.log(2)),
 ]
 
 
@@ -120,13 +117,13 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
 
     monkeypatch.setattr(module, "time_in_turn", clock)
     made = []
-    rollout = module.rollout
+    prepared_step = module.prepared_step
 
-    def noted(model, backprop, horizon, options):
-        made.append((horizon, options.batch))
-        return rollout(model, backprop, horizon, options)
+    def noted(model, training, options):
+        made.append((training.horizon, options.batch))
+        return prepared_step(model, training, options)
 
-    monkeypatch.setattr(module, "rollout", noted)
+    monkeypatch.setattr(module, "prepared_step", noted)
     sizes = "--width 8 --heads 2 --feed-forward 8 --segment 8"
     rows = f"{sizes} --model compressive --head-width 4 --layers 1"
     windows = f"{sizes} --model pretrained_recurrence --overlap 4 --horizon 1"
@@ -145,7 +142,7 @@ def test_a_columns_chances_are_those_of_the_facts_that_it_asks_for():
     """Which may be fewer than those of training: of one fact its value is the answer."""
     rows = {"a: 1": Row("", asked="--recall-pairs 1"), "a: 4": Row("")}
     settings = settings_of(Trial("", "--data recall --recall-pairs 4"))
-    found = module.chances_of(TWO._replace(rows=rows), settings)
+    found = module.chances_of(TWO._replace(rows=rows), rows, settings)
     assert found["a guess"] == {"1": 0.1, "4": 0.1}
     assert found["the values without their keys"] == pytest.approx({"1": 1.0, "4": 0.384}, abs=1e-3)
 
@@ -160,7 +157,7 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
     rows = TWO.rows | {"c": Row("--x 3")}
     fields = {"options": "--init FIRST --width 8", "first": "--width 8 --long"}
     table = TWO._replace(rows=rows, grid=grid, **fields)
-    tuning, trials = train_rows(table, shop)
+    tuning, trials = train_rows(table, shop, table.seeds, dict.fromkeys(rows, grid))
     first = shop.folder(Trial("", "--width 8 --long"))
     assert first.exists()
     assert "--init" not in shop.calls[0]
@@ -173,13 +170,15 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
         options = f"--init {first} --width 8 {own}"
         assert trials[name] == [Trial(name, options, seed) for seed in (0, 1, 2)]
 
-    _, trials = train_rows(table._replace(rows={"d": Row("--x 4", first="--own")}, grid=[""]), shop)
+    own = table._replace(rows={"d": Row("--x 4", first="--own")}, grid=[""])
+    _, trials = train_rows(own, shop, own.seeds, {"d": [""]})
     begun = [shop.folder(Trial("", "--own", seed)) for seed in (0, 1, 2)]
     assert all(folder.exists() for folder in begun)
     words = [f"--init {folder} --width 8 --x 4" for folder in begun]
     assert [trial.options for trial in trials["d"]] == words, "a row's own first run has its seed"
 
-    _, trials = train_rows(table._replace(headline=["b"]), shop)
+    table = table._replace(headline=["b"])
+    _, trials = train_rows(table, shop, table.seeds, dict.fromkeys(rows, grid))
     assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
 
 
@@ -203,7 +202,9 @@ def measured(text, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Workshop, "run", run)
     monkeypatch.setattr(Workshop, "in_parallel", one_by_one)
-    monkeypatch.setattr(module, "SEEDS", (0,))
+    monkeypatch.setattr(table_module, "SEEDS", (0,))
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     small = "--width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
     sizes = "--window 8 --segment 8"
     table = TWO._replace(
@@ -225,7 +226,7 @@ def measured(text, tmp_path, monkeypatch, capsys):
 
 
 def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypatch):
-    """A table that is measured again is compared with its record, and nothing is written."""
+    """Rows with the same options share a run. What the record has is not measured again."""
     measured("--jobs 3", tmp_path)
     file = tmp_path / "a-table.json"
     record = json.loads(file.read_text())
@@ -246,41 +247,78 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypa
     untimed = json.loads((tmp_path / "untimed" / "a-table.json").read_text())
     assert "step_seconds" not in untimed["rows"][0]
 
-    kept = json.dumps(record | {"corpus": "another text"})
-    file.write_text(kept)
-    said = measured("--rows b --seeds 0", tmp_path)
-    was = b["measured"]["test"][0]
-    assert f"b, test, seeds [0]: [{was}], in the record [{was}]" in said
-    assert ", in the record another text" in said, "it would explain other numbers"
-    assert "a, test" not in said
-    assert file.read_text() == kept
-    with pytest.raises(InputError, match="is not there; measure the whole table"):
-        measured("--rows b --seeds 0", tmp_path / "empty")
-    for damaged, words in (("{", "is no record of runs"), ('{"rows": []}', "has no row b")):
-        file.write_text(damaged)
-        with pytest.raises(InputError, match=words):
-            measured("--rows b --seeds 0", tmp_path)
+    monkeypatch.setattr(module, "train_rows", lambda *given: pytest.fail("trained again"))
+    (tmp_path / "a-table.md").unlink()
+    measured("", tmp_path)
+    assert (tmp_path / "a-table.md").read_text() == page(TABLES["a-table"], record)
+    assert json.loads(file.read_text()) == record, "what it has is not measured again"
 
 
-def test_a_page_comes_out_of_runs_that_were_stopped(tmp_path):
-    """It says after how many updates, and what is missing; its picture can be drawn."""
-    record = record_of(a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
-    record |= {"minutes": 9, "jobs": 6, "name": "a-table"}
-    for row, updates in zip(record["rows"], ("stopped after 40", "400"), strict=True):
-        row["updates"] = [updates] * 3
-    text = page(TWO, record)
-    assert "| a | 1 of 3 missing | stopped after 40; stopped after 40; stopped after 40 |" in text
-    assert "| b | 1.917 (1.500..2.250) | 400; 400; 400 |" in text
-    assert "stopped in time for a page after 9 minutes" in " ".join(text.split())
-    assert "python -m accelerated.lab.tables a-table --minutes 9 --jobs 6\n" in text
-    draw(TWO, record, tmp_path / "drawn.svg")
+def test_a_part_is_measured_at_the_published_rates_and_written_beside_no_whole(
+    measured, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(TABLES, "a-table", TABLES["a-table"]._replace(timed=False))
+    measured("", tmp_path)
+    kept = (tmp_path / "a-table.json").read_text()
+    record = json.loads(kept)
+    wider = TABLES["a-table"]._replace(grid=["--learning-rate 0.02", "--learning-rate 0.01"])
+    monkeypatch.setitem(TABLES, "a-table", wider)
+    part = tmp_path / "part"
+    measured("--rows b --seeds 0 1", part)
+    [b] = json.loads((part / "a-table.json").read_text())["rows"]
+    assert (b["choice"], b["seeds"]) == ("--learning-rate 0.01", [0, 1])
+    assert b["measured"]["test"][0] == record["rows"][1]["measured"]["test"][0]
+    assert "**A part: 1 of 2 rows, seeds 0 and 1." in (part / "a-table.md").read_text()
+    assert "was chosen on seed 0" not in (part / "a-table.md").read_text()
 
-    record["rows"][0]["measured"]["documents"] = [None]
-    record["rows"][1]["measured"]["documents"] = [[{"nats": 1.0, "text_bytes": 1}]]
-    assert "over documents" not in page(TWO, record), "a's were not scored"
+    for words, folder, message in (
+        ("--rows b", tmp_path, "has the pages of whole tables"),
+        ("--rows a", part, "has more rows or seeds than are asked for"),
+        ("--rows b --seeds 0", part, "has more rows or seeds than are asked for"),
+    ):
+        with pytest.raises(InputError, match=message):
+            measured(words, folder)
+    assert (tmp_path / "a-table.json").read_text() == kept
+    monkeypatch.setitem(TABLES, "a-table", wider._replace(options="--width 9"))
+    with pytest.raises(InputError, match="has runs of other options than its table"):
+        measured("", tmp_path)
+    (part / "a-table.json").write_text("{")
+    with pytest.raises(InputError, match="is no record of runs"):
+        measured("--rows b --seeds 0", part)
+
+
+def test_a_page_is_of_the_rows_and_seeds_that_are_there(tmp_path):
+    """A part answers nothing. Orderings and lines without a partner are left out."""
+    table = TWO._replace(change="Another one.", orderings=["a < b", "b < a @ cleared"])
+    text = " ".join(page(table, record_of(a=[1.0, 1.1, 1.2], b=[1.5, 2.25, 2.0])).split())
+    assert "**It is about this.**" in text
+    assert "means over seeds 0, 1, 2 (least..most)" in text
+    assert "**What would change this answer.** Another one." in text
+
+    record = record_of(a=[1.0, 1.1])
+    record["rows"][0]["seeds"] = [3, 4]
+    part = " ".join(page(table, record).split())
+    assert "**A part: 1 of 2 rows, seeds 3 and 4. The command makes the whole.**" in part
+    assert "means over seeds 3, 4 (least..most)" in part
+    for words in ("about this", "What is it about?", "would change", "could see", "| b |"):
+        assert words not in part
+    draw(table, record, tmp_path / "drawn.svg")
+
+    record["rows"][0] |= {"seeds": [3], "measured": {CARRIED.title: [1.0]}}
+    assert "Numbers are of seed 3." in " ".join(page(table, record).split())
     lines = TWO._replace(orderings=[], picture=[Panel("", "", {"1": "*"}, ["a", "b"])])
-    assert "The widest: 1.500 to 2.250, b." in " ".join(page(lines, record).split())
     draw(lines, record, tmp_path / "drawn.svg")
+    both = record_of(a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
+    assert "The widest: 1.500 to 2.250, b." in " ".join(page(lines, both).split())
+    assert "1 of 3 diverged" in page(lines, both)
+    draw(lines, both, tmp_path / "drawn.svg")
+
+    both["rows"][0]["measured"]["documents"] = [None]
+    both["rows"][1]["measured"]["documents"] = [[{"nats": 1.0, "text_bytes": 1}]]
+    both["rows"][0]["seeds"] = both["rows"][1]["seeds"] = [0]
+    for row in both["rows"]:
+        row["measured"][CARRIED.title] = [1.0]
+    assert "over documents" not in page(TWO, both), "a's were not scored"
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
@@ -312,7 +350,9 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert differences(record, "a < b") == [0.5, -math.inf, -1.0]
     assert differences(record, "b < a @ other") == [7.5, 5.75, 5.0]
     assert differences(record, "b - a @ other < other") == [8.0, 7.0, 5.0]
-    assert values_of(record, "b - a") == [0.5, None, -1.0]
+    assert values_of(record, "b - a") == {0: 0.5, 1: None, 2: -1.0}
+    b["seeds"] = [1, 3, 7]
+    assert differences(record, "a < b") == [-math.inf, -1.75], "by their seeds, not their places"
 
 
 def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
@@ -414,16 +454,18 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
         assert {len(values) for values in own["measured"].values()} == {seeds}
 
 
-def test_first_runs_have_their_own_part_of_the_minutes(tmp_path, monkeypatch):
-    """The rows' own training is left the most."""
+def test_no_row_begins_from_a_first_run_that_has_not_ended(tmp_path, monkeypatch):
+    """Else its weights would be earlier ones, once the first run was continued."""
     shop = Rehearsal(tmp_path)
-    parts = []
-    train_one = shop.train_one
+    table = TWO._replace(options="--init FIRST", first="--long", grid=[""])
+    begun = []
 
-    def noted(trial):
-        parts.append(shop.part)
-        return train_one(trial)
+    def stopped(command):
+        begun.append(" ".join(command))
+        return 0, "stopped and saved", ""
 
-    monkeypatch.setattr(shop, "train_one", noted)
-    train_rows(TWO._replace(options="--init FIRST", first="--long", grid=[""]), shop)
-    assert parts == [0.2] + [0.7] * 6
+    monkeypatch.setattr(shop, "run", stopped)
+    with pytest.raises(InputError, match="was stopped before its end"):
+        train_rows(table, shop, table.seeds, dict.fromkeys(table.rows, table.grid))
+    assert len(begun) == 1
+    assert "--long" in begun[0]

@@ -1,51 +1,28 @@
-"""What a page shows beside a table's numbers: its picture, and notes that one table alone has."""
+"""A table's picture: its lines, or if it has none its orderings."""
 
-import math
-import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, new_figure, save_figure
+from accelerated.lab.harness import mean_and_interval, mean_of, plus_minus
+from accelerated.lab.pages import label_ends
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
-    mean_and_interval,
-    mean_of,
-    plus_minus,
+    orderings_in,
     values_of,
     verdict,
 )
 from accelerated.lab.tables.table import Panel, Table
 
-WIDTH = 118  # of a page's prose
-SPACE = 1 / 18  # of the axes' height, between two names
-
-
-def wrapped(text: str) -> str:
-    """Paragraphs of prose, wrapped."""
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
-    return "\n\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in paragraphs)
-
-
-def pareto_rows(record: dict) -> list[str]:
-    """The names of the rows that no other beats for as many FLOPs or fewer."""
-    points = []
-    for row in record["rows"]:
-        flops = mean_of(row["measured"]["FLOPs per token"])
-        points.append((flops, mean_of(row["measured"]["test, bits per byte"]), row["name"]))
-    best = math.inf
-    names = []
-    for _, bits, name in sorted(points, key=lambda point: point[:2]):
-        if bits < best:
-            best = bits
-            names.append(name)
-    return names
+COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.5"}
 
 
 def draw(table: Table, record: dict, path: Path) -> None:
-    """Draw a table's lines, or if it has none its orderings."""
+    """Draw what a record has of a table's lines, or if it has none of its orderings."""
     if not table.picture:
         draw_orderings(table, record, path)
         return
@@ -55,23 +32,21 @@ def draw(table: Table, record: dict, path: Path) -> None:
     for panel, axes in zip(table.picture, all_axes, strict=True):
         draw_panel(axes, panel, record, colours)
         side = next(iter(panel.sides.values())).replace("*", panel.names[0])
-        is_row = side in {row["name"] for row in record["rows"]}  # or the title names what it is
+        is_row = side in table.rows  # or the title names what it is
         axes.set_title(panel.title, pad=12)
         axes.set_xlabel(panel.xlabel)
         axes.set_ylabel(table.measures[0].title if is_row else "")
     save_figure(figure, path)
 
 
-COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.5"}
-
-
 def draw_orderings(table: Table, record: dict, path: Path) -> None:
     """Draw the mean difference of each ordering with its interval, its words above it."""
-    height = 0.5 * len(table.orderings) + 0.8
+    orderings = orderings_in(record, table.orderings)
+    height = 0.5 * len(orderings) + 0.8
     figure = figure_class()(figsize=(FIGURE_WIDTH, height), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right", "left"]].set_visible(False)
-    for line, ordering in enumerate(table.orderings):
+    for line, ordering in enumerate(orderings):
         axes.plot([0, 0], [-line - 0.15, -line + 0.15], color="0.3", linewidth=1)
         by_seed = differences(record, ordering)
         mean, half = mean_and_interval(by_seed)
@@ -80,7 +55,7 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
         words = f"{in_words(record, ordering)}: {plus_minus(mean, half)}, {len(by_seed)} seeds"
         place = axes.get_yaxis_transform()
         axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour)
-    axes.set(ylim=(-len(table.orderings) + 0.5, 0.7), yticks=[])
+    axes.set(ylim=(-len(orderings) + 0.5, 0.7), yticks=[])
     words = (
         f"{table.measures[0].title}: how far the first is ahead, 95% over seeds;\n"
         "blue: ahead, orange: behind, grey: cannot be told; the upright line: level"
@@ -91,17 +66,12 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
 
 def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -> None:
     """Draw a panel's lines of means over seeds, each with its name at its end, and a guess."""
-    numeric = next(iter(panel.sides))[0].isdigit()
-    places: list[Any] = list(panel.sides)
-    if numeric:
-        places = [int(place.replace(",", "")) for place in places]
     ends = {}  # {name: (x, y) of its line's end}
     levels = {}  # {name: the sum of its means}
     for number, name in enumerate(panel.names):
-        sides = [side.replace("*", name) for side in panel.sides.values()]
-        if panel.across:
-            places = [mean_of(values_of(record, f"{side} @ {panel.across}")) for side in sides]
-        of_seeds = [values_of(record, side) for side in sides]
+        places, of_seeds = points_of(record, panel, name)
+        if not places:
+            continue
         means = [mean_of(values) for values in of_seeds]
         seeds = np.array(of_seeds, float)  # (places, seeds), NaN where a run is missing
         axes.plot(places, seeds, color=colours[name], linewidth=0.5, alpha=0.4)
@@ -110,15 +80,17 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])
         ends[name] = (places[-1], means[-1])
         levels[name] = sum(means)
-    if isinstance(places[0], int) and places[-1] > 10 * places[0]:
+    numbers = [place_of(x) for x in panel.sides]
+    if isinstance(numbers[0], int) and numbers[-1] > 10 * numbers[0]:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(places, list(panel.sides), fontsize=7)
+        axes.set_xticks(numbers, list(panel.sides), fontsize=7)
     label_ends(axes, {name: ends[name] for name in sorted(ends, key=levels.__getitem__)}, colours)
     for known, shares in record.get("chances", {}).items():
         heights = list(shares.values())
         if len(set(heights)) == 1:
             axes.axhline(heights[0], color="0.5", linewidth=1, linestyle=":")
         else:
+            places = [place_of(b) for b in shares]
             axes.plot(places, heights, color="0.5", linewidth=1, linestyle=":")
         style = {"color": "0.4", "fontsize": 7, "va": "bottom"}
         axes.text(0.01, heights[0], known, transform=axes.get_yaxis_transform(), **style)
@@ -130,32 +102,21 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.text(seen / 2, 1.0, "seen in training", transform=place, fontsize=7)
 
 
-def label_ends(axes: Any, ends: dict[str, tuple[float, float]], colours: dict[str, str]) -> None:
-    """Write each line's name right of its end, with a thin line to it.
-
-    Names that would overlap are moved up, of ends at about one height the later ones of `ends`.
-    """
-    to_fractions = axes.transData + axes.transAxes.inverted()
-    left, _ = axes.get_xlim()  # any x; a line's own may be a word
-    heights = {name: to_fractions.transform((left, y))[1] for name, (_, y) in ends.items()}
-    height = -math.inf
-    where = {"textcoords": "axes fraction", "va": "center", "fontsize": 8}
-    for name in bottom_up(heights):
-        height = max(heights[name], height + SPACE)
-        leader = {"arrowstyle": "-", "relpos": (0, 0.5), "color": colours[name], "linewidth": 0.5}
-        place = (1.08, height)
-        axes.annotate(name, ends[name], place, color=colours[name], arrowprops=leader, **where)
-    axes.margins(x=0.05)
+def points_of(record: dict, panel: Panel, name: str) -> tuple[list, list[list]]:
+    """The places of a line's points that a record has, and their values by seed."""
+    places = []
+    of_seeds = []
+    for x, side in panel.sides.items():
+        side = side.replace("*", name)
+        with suppress(KeyError):
+            of_seeds.append([*values_of(record, side).values()])
+            place = place_of(x)
+            if panel.across:
+                place = mean_of(values_of(record, f"{side} @ {panel.across}").values())
+            places.append(place)
+    return places, of_seeds
 
 
-def bottom_up(heights: dict[str, float]) -> list[str]:
-    """Names by height; those that would overlap the one before stay in the given order."""
-    order = list(heights)
-    groups: list[list[str]] = []
-    last = -math.inf
-    for name in sorted(heights, key=heights.__getitem__):
-        if heights[name] >= last + SPACE:
-            groups.append([])
-        groups[-1].append(name)
-        last = heights[name]
-    return [name for group in groups for name in sorted(group, key=order.index)]
+def place_of(x: str) -> Any:
+    """Where x stands on the axis: a number, if it begins with one."""
+    return int(x.split()[0].replace(",", "")) if x[0].isdigit() else x
