@@ -108,10 +108,7 @@ class State(NamedTuple):
 # ----------------------------------------------------------------------------
 # the method: what a first reading is for: tokens read memory; slots are written, each from itself
 def cross_attention_forward(p, config, x, source, rng, mask=True):
-    """x (B, N, D) plus what it finds in source (B, K, D), by content alone.
-
-    The source is the normed memory (Figure 2b) or, in the decoder, the encodings.
-    """
+    """x (B, N, D) plus what it finds in source (B, K, D): normed memory (Fig. 2b) or encodings."""
     normed, norm_cache = layer_norm_forward(p, "norm", x)
     query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
     out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)
@@ -145,36 +142,39 @@ def slot_attention_forward(p, config, memory, encoded, mask=True):
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
     norm_cache, source_cache, update_cache = cache
-    dslots, dnormed, dsource, grads = slot_update_backward(config, dnew, update_cache)
+    dmemory_by_value, dnormed, dsource, grads = slot_update_backward(config, dnew, update_cache)
     dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
     dmemory, dmemory_norm_params = layer_norm_backward(dnormed, norm_cache)
     grads |= dnorm_params | dmemory_norm_params
-    return dslots + dmemory, dencoded, grads
+    return dmemory_by_value + dmemory, dencoded, grads
 
 
-def slot_update_forward(p, config, slots, normed, source, mask):
+def slot_update_forward(p, config, memory, normed, source, mask):
     """Each slot, normed for query and key, attends to [itself | source], 1 + N keys, (B, S, D)."""
     query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
     self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
     self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
-    self_value = split_heads(slots, config.heads)  # decision 7: the slot itself, (B, H, S, D/H)
+    value_forward = config.operations.slot_value_forward
+    self_value, self_value_cache = value_forward(p, config, memory, normed)
     scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
     new, mean_cache = slot_mean_forward(scores, self_value, value)
     new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
-    return new, (projections_cache, self_key_cache, scores_cache, mean_cache)
+    return new, (projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache)
 
 
 def slot_update_backward(config, dnew, cache):
-    """Gradients of slots, normed and source, and of the parameters."""
-    projections_cache, self_key_cache, scores_cache, mean_cache = cache
+    """Gradients of memory, normed and source, and of the parameters."""
+    projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache = cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
     dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
-
     dnormed_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
     dnormed, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+    value_backward = config.operations.slot_value_backward
+    dmemory, dnormed_by_value, dvalue_params = value_backward(dself_value, self_value_cache)
     add_into(grads, dself_key_params)  # the other use of the key projection
-    return merge_heads(dself_value), dnormed + dnormed_by_key, dsource, grads
+    add_into(grads, dvalue_params)
+    return dmemory, dnormed + dnormed_by_key + dnormed_by_value, dsource, grads
 
 
 def slot_scores_forward(query, self_key, key, mask):
@@ -326,8 +326,9 @@ def encoder_backward(params, config, dencoded, dnext_state, cache):
     """Gradients of memory (B, 1, S, D) and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
     dnext_memory = dnext_state.memory[:, 0]
-    write_backward = config.operations.slot_attention_backward
-    dmemory, dencoded_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
+    dmemory, dencoded_written, dwriter_params = slot_attention_backward(
+        config, dnext_memory, writer_cache
+    )
     dx, dencoder_params = layer_norm_backward(dencoded + dencoded_written, norm_cache)
     for layer in reversed(range(config.encoder_layers)):
         dx, dmemory_read, dlayer_params = encoder_layer_backward(config, dx, caches[layer])
@@ -387,6 +388,16 @@ def decoder_backward(params, config, dhidden, cache):
     grads = {"embedding": dembedding}
     grads |= prefixed("decoder.", ddecoder_params)
     return dencoded, grads
+
+
+def slot_value_forward(p, config, memory, normed):
+    """A slot's own value, by head: the slot itself (decision 7: its own value), (B, H, S, D/H)."""
+    return split_heads(memory, config.heads), None
+
+
+def slot_value_backward(dself_value, cache):
+    """Gradients of memory, of its norm, which has no part in it, and of no parameters."""
+    return merge_heads(dself_value), 0.0, {}
 
 
 def encoder_layer_forward(p, config, x, memory, rng):
@@ -1028,7 +1039,8 @@ class Operations(NamedTuple):
     prediction_forward: Callable
     prediction_backward: Callable
     slot_attention_forward: Callable
-    slot_attention_backward: Callable
+    slot_value_forward: Callable
+    slot_value_backward: Callable
     encoder_attention_forward: Callable
     decoder_cross_attention_forward: Callable
     relative_attention_forward: Callable
@@ -1048,7 +1060,8 @@ def published_operations():
         prediction_forward,
         prediction_backward,
         slot_attention_forward,
-        slot_attention_backward,
+        slot_value_forward,
+        slot_value_backward,
         self_attention_forward,
         cross_attention_forward,
         simplified_attention_forward,

@@ -233,8 +233,9 @@ def memory_layer_forward(p, config, x, memory, rng):
 def memory_layer_backward(config, dx, dnext_memory, cache):
     """Gradients of x, of memory and of the parameters."""
     memory_cache, attention_cache, mlp_cache, writer_cache = cache
-    write_backward = config.operations.slot_attention_backward
-    dmemory, dx_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
+    dmemory, dx_written, dwriter_params = paper.slot_attention_backward(
+        config, dnext_memory, writer_cache
+    )
     dx, grads = paper.relu_mlp_backward(dx + dx_written, mlp_cache)
     dx, dnormed_memory, dattention_params = memory_self_attention_backward(
         config, dx, attention_cache
@@ -365,26 +366,16 @@ def init_biased(config, rng):
     return params
 
 
-def projected_slot_attention_forward(p, config, memory, encoded, mask=True):
-    """`slot_attention_forward` with slots whose own values are projected, by encodings' matrix."""
-    normed, norm_cache = paper.layer_norm_forward(p, "memory_norm", memory)
-    source, source_cache = paper.layer_norm_forward(p, "norm", encoded)
-    projected, projection_cache = paper.affine_forward(p, "value", normed)
-    new, update_cache = paper.slot_update_forward(p, config, projected, normed, source, mask)
-    return new, (norm_cache, source_cache, projection_cache, update_cache)
+def projected_value_forward(p, config, memory, normed):
+    """A slot's own value, (B, H, S, D/H), projected by the matrix of encodings."""
+    self_value, cache = paper.affine_forward(p, "value", normed)
+    return paper.split_heads(self_value, config.heads), cache
 
 
-def projected_slot_attention_backward(config, dnew, cache):
-    """Gradients of memory, of encoded and of the parameters."""
-    norm_cache, source_cache, projection_cache, update_cache = cache
-    dprojected, dnormed, dsource, grads = paper.slot_update_backward(config, dnew, update_cache)
-    dnormed_by_value, dvalue_params = paper.affine_backward(dprojected, projection_cache)
-    paper.add_into(grads, dvalue_params)  # the other use of the value projection
-    dencoded, dnorm_params = paper.layer_norm_backward(dsource, source_cache)
-    dnormed = dnormed + dnormed_by_value
-    dmemory, dmemory_norm_params = paper.layer_norm_backward(dnormed, norm_cache)
-    grads |= dnorm_params | dmemory_norm_params
-    return dmemory, dencoded, grads
+def projected_value_backward(dself_value, cache):
+    """Gradients of memory, which has no part in it, of its norm and of the parameters."""
+    dnormed, grads = paper.affine_backward(paper.merge_heads(dself_value), cache)
+    return 0.0, dnormed, grads
 
 
 # ----------------------------------------------------------------------------
@@ -506,8 +497,8 @@ def without_bias(config):
         )
     if config.slot_value == "projected":
         operations = operations._replace(
-            slot_attention_forward=projected_slot_attention_forward,
-            slot_attention_backward=projected_slot_attention_backward,
+            slot_value_forward=projected_value_forward,
+            slot_value_backward=projected_value_backward,
         )
     if hasattr(config, "task"):
         operations = with_masks(config, operations)._replace(
