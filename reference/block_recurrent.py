@@ -310,12 +310,12 @@ def initial_state_backward(config, dstate):
 def stack_forward(params, config, x, state, rng):
     """All layers over x (B, N, D): y (B, N, D), the next State and the cache."""
     states = states_by_layer(config, state)
-    return all_layers_forward(params, config, x, state, states, rng)
+    return layer_by_layer_forward(params, config, x, state, states, rng)
 
 
 def stack_backward(config, dy, dnext, cache):
     """Gradients of x, of the incoming State and of all layers' parameters."""
-    dx, dstate, dstates, grads = all_layers_backward(config, dy, dnext, cache)
+    dx, dstate, dstates, grads = layer_by_layer_backward(config, dy, dnext, cache)
     for r, layer in enumerate(config.recurrent_layers):
         dstate.states[:, r] = dstates[layer - 1]
     return dx, dstate, grads
@@ -329,7 +329,7 @@ def states_by_layer(config, state):
     return states
 
 
-def all_layers_forward(params, config, x, state, states, rng):
+def layer_by_layer_forward(params, config, x, state, states, rng):
     """All layers over x (B, N, D), of which each reads its own of the list states."""
     next_state = State(*map(np.zeros_like, state))
     next_states = states_by_layer(config, next_state)
@@ -345,8 +345,8 @@ def all_layers_forward(params, config, x, state, states, rng):
     return x, next_state, caches
 
 
-def all_layers_backward(config, dy, dnext, caches):
-    """Gradients of x, of State's keys and values, of the states that each layer read, parameters."""
+def layer_by_layer_backward(config, dy, dnext, caches):
+    """Gradients of x, State's keys and values, the states that each layer read, and parameters."""
     dstate = State(*map(np.zeros_like, dnext))
     dstates = states_by_layer(config, dnext)
     grads = {}

@@ -192,7 +192,7 @@ def feedback_block_forward(params, config, x, state, rng):
     projected, projection_cache = paper.state_projection_forward(owner, config, state.states[:, -1])
     shared = SharedStates(projected["key"], projected["value"])
     states = [shared if own is None else own for own in paper.states_by_layer(config, state)]
-    y, next_state, caches = paper.all_layers_forward(params, config, x, state, states, rng)
+    y, next_state, caches = paper.layer_by_layer_forward(params, config, x, state, states, rng)
     return y, next_state, (projection_cache, caches)
 
 
@@ -200,7 +200,7 @@ def feedback_block_forward(params, config, x, state, rng):
 def feedback_block_backward(config, dy, dnext, cache):
     """Gradients of x, of the incoming State and of all layers' parameters."""
     projection_cache, caches = cache
-    dx, dstate, dread, grads = paper.all_layers_backward(config, dy, dnext, caches)
+    dx, dstate, dread, grads = paper.layer_by_layer_backward(config, dy, dnext, caches)
     for r, layer in enumerate(config.recurrent_layers):
         dstate.states[:, r] = dread[layer - 1]
     dshared = {}
