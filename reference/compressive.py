@@ -206,14 +206,15 @@ def attention_reconstruction_forward(p, config, h, evicted, new):
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
     out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    loss, error_cache = config.operations.error_forward(out - target)  # l.8
-    return loss, (config, error_cache, attention_cache, key_cache, value_cache)
+    difference = out - target
+    loss, error_cache = config.operations.error_forward(difference)  # l.8
+    return loss, (error_cache, attention_cache, key_cache, value_cache, config)
 
 
 # loss = error(y - target), y = attention over new: dy = error', dnew = dk W_k + dx W_x
 def attention_reconstruction_backward(dloss, cache):
     """Gradient of new; none of the attention parameters."""
-    config, error_cache, attention_cache, key_cache, value_cache = cache
+    error_cache, attention_cache, key_cache, value_cache, config = cache
     dout = config.operations.error_backward(dloss, error_cache)
     dkey, dvalue = content_attention_backward(dout, attention_cache)
     dnew_by_key, _ = project_heads_backward(dkey, key_cache)
@@ -638,8 +639,9 @@ def error_forward(difference):
 
 
 # loss = mean(x^2): dx = 2 x / size
-def error_backward(dloss, difference):
+def error_backward(dloss, cache):
     """Gradient of the difference."""
+    difference = cache
     return dloss * 2 * difference / difference.size
 
 
