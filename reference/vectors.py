@@ -11,22 +11,21 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from reference.check import GIVEN, CheckError, exit_code
-from reference.gradients import Case, fields_of, module_of
+from reference.gradients import Case, fields_of
 from reference.rollout import Segment, named, rollout_forward, segments_backward
 
 LANES = 3
 SEGMENTS = 3
 STARTS = (2, 1, -1)  # the lane that starts a document, by segment
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
-TASKS = ((1, 2, 0), (0, 1, 2), (1, 2, 0))  # Memformer's, of every lane, by segment
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
 
 
@@ -38,20 +37,17 @@ def on_grid(array: np.ndarray) -> np.ndarray:
 
 
 def random_case(
-    reference: ModuleType, config: Any, rng: np.random.Generator, tasks: tuple | None = TASKS
+    reference: ModuleType, config: Any, rng: np.random.Generator, task_of: Callable | None = None
 ) -> Case:
-    """Random parameters, state and segments; kinds of Memformer's tasks by segment, or None."""
+    """Random parameters, state and segments; task_of(number of a segment) is its task, if given."""
     params = reference.init_params(config, rng)
     # Away from 0 and 1, so that every term has an effect
     params = {n: on_grid(p + 0.3 * rng.standard_normal(p.shape)) for n, p in params.items()}
     fresh = reference.initial_state(params, config, LANES)
     state = fresh._make(random_field(field, config, rng) for field in fresh)
-    module = module_of(reference, "Task")
-    if not hasattr(module, "Task") or config.encoder_layers == 0:
-        tasks = None
     segments: list = []
     for k in range(SEGMENTS):
-        task = random_task(module, config, tasks[k], rng) if tasks and tasks[k] else None
+        task = task_of(k) if task_of else None
         segments.append(random_segment(config, k, segments, rng)._replace(task=task))
     return Case(reference, config, params, state, segments)
 
@@ -87,20 +83,6 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
     if is_last:
         scored[2, -2:] = False
     return Segment(tokens, targets, scored, starts)
-
-
-def random_task(
-    module: ModuleType, config: Any, kinds: tuple, rng: np.random.Generator
-) -> NamedTuple:
-    """A Task of random tokens with a kind for each lane; infilling lanes have padding."""
-    n = config.segment
-    reading, prompt = rng.integers(config.vocabulary, size=(2, LANES, n))
-    readable = np.ones((LANES, n), bool)
-    infilling = module.TASKS.index("infilling")
-    for lane in np.flatnonzero(np.array(kinds) == infilling):
-        reading[lane, n // 2] = config.special("mask")
-        readable[lane, n // 2 + 1 + lane % 2 :] = False
-    return module.Task(np.array(kinds), reading, readable, prompt)
 
 
 def given_of(case: Case) -> dict:

@@ -38,8 +38,27 @@ STEPS = 3  # of AdamW
 def inputs_of(paper: str, name: str) -> Case:
     """What a port is given in a case."""
     rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
-    tasks = TASKS.get(name) if paper == "memformer" else None
-    return vectors.random_case(PAPERS[paper].reference, config_of(paper, name), rng, tasks)
+    config = config_of(paper, name)
+    tasks = TASKS.get(name, ()) if paper == "memformer" else ()
+
+    def task_of(k: int) -> memformer_variants.Task | None:
+        return random_task(config, tasks[k], rng) if tasks and tasks[k] else None
+
+    return vectors.random_case(PAPERS[paper].reference, config, rng, task_of)
+
+
+def random_task(
+    config: memformer.Config, kinds: tuple, rng: np.random.Generator
+) -> memformer_variants.Task:
+    """A Task of random tokens with a kind for each lane; infilling lanes have padding."""
+    n = config.segment
+    reading, prompt = rng.integers(config.vocabulary, size=(2, vectors.LANES, n))
+    readable = np.ones(reading.shape, bool)
+    infilling = memformer_variants.TASKS.index("infilling")
+    for lane in np.flatnonzero(np.array(kinds) == infilling):
+        reading[lane, n // 2] = config.special("mask")
+        readable[lane, n // 2 + 1 + lane % 2 :] = False
+    return memformer_variants.Task(np.array(kinds), reading, readable, prompt)
 
 
 def steps_of(case: Case) -> dict:
@@ -89,7 +108,7 @@ def operators_case(paper: str, name: str) -> Case:
     if (paper, name) != ("memformer", "continuation"):
         return case
     rng = np.random.default_rng(0)
-    continuation = vectors.random_task(memformer_variants, case.config, (0,) * vectors.LANES, rng)
+    continuation = random_task(case.config, (0,) * vectors.LANES, rng)
     return case._replace(segments=[each._replace(task=continuation) for each in case.segments])
 
 
