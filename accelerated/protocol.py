@@ -76,8 +76,9 @@ class CheckpointableLayer(ParameterModule):
     def __call__(self, *given: Any) -> Any:
         """What `forward` returns."""
         if self.checkpointed and torch.is_grad_enabled():
-            options = {"use_reentrant": False, "preserve_rng_state": self.preserves_rng}
-            return checkpoint(super().__call__, *given, **options)
+            forward = super().__call__
+            keep = self.preserves_rng
+            return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=keep)
         return super().__call__(*given)
 
 
