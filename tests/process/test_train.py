@@ -503,7 +503,7 @@ def test_a_run_that_finds_a_nan_leaves_its_last_checkpoint(text, tmp_path, monke
 
 
 def test_recurrence_is_added_to_a_plain_run_and_left_out_again(text, tmp_path):
-    """As in docs/pretrained_recurrence.md; the recurrence module comes whole or not at all."""
+    """As in docs/details/pretrained_recurrence.md; the module comes whole or not at all."""
     base, recurrent, without = (tmp_path / name for name in ("base", "recurrent", "without"))
     brief = ["--steps", 1, *BRIEF]
     train(*programs.WINDOWED, "--vectors", 0, "--horizon", 1, "--data", text, *brief, "--out", base)
