@@ -5,6 +5,7 @@ Measures or counts speed and memory and prints a table in Markdown.
     steps       one training step of a model and of its baseline
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
     compile     one training step with each choice of train.py's --compile
+    packages    one training step beside that of a public package, if one is installed
     generation  time per generated token after 1,000 and after 100,000 tokens
     counts      what a step of the papers' sizes costs on a GPU, and each preset; needs no GPU
 
@@ -21,7 +22,7 @@ import torch
 from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
-from accelerated.lab.speed import counts, steps
+from accelerated.lab.speed import counts, packages, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import InputError, run_program
@@ -32,6 +33,7 @@ OF_A_MODEL = {
     "steps": steps.report_steps,
     "horizons": steps.report_horizons,
     "compile": steps.report_compiled,
+    "packages": packages.report_packages,
     "generation": steps.report_generation,
 }
 TABLES = [*OF_A_MODEL, "counts"]
