@@ -884,9 +884,20 @@ def init_norm(name, width):
 def demonstrate():
     """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
     rng = np.random.default_rng(0)
-    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5}
-    sizes |= {"feed_forward": 20, "window": 4, "segment": 12, "states": 3, "recurrent_layers": (2,)}
-    config = Config(**sizes, buckets=6, max_distance=5)
+    config = Config(
+        vocabulary=11,
+        width=12,
+        layers=3,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        window=4,
+        segment=12,
+        recurrent_layers=(2,),
+        states=3,
+        buckets=6,
+        max_distance=5,
+    )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     first = (document[:, :12], document[:, 1:13])

@@ -351,9 +351,20 @@ def stopped(config):
 def demonstrate():
     """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
     rng = np.random.default_rng(0)
-    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5}
-    sizes |= {"feed_forward": 20, "segment": 4, "memory_layer": 2, "memory": 10, "retrieved": 3}
-    config = Config(**sizes, buckets=6, max_distance=5)
+    config = Config(
+        vocabulary=11,
+        width=12,
+        layers=3,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        segment=4,
+        memory_layer=2,
+        memory=10,
+        retrieved=3,
+        buckets=6,
+        max_distance=5,
+    )
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 17))
     tokens = np.split(document[:, :-1], 4, axis=1)
