@@ -15,10 +15,15 @@ from torch.nn import functional
 
 from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
-from reference import rollout
 from reference.variants import memformer as variants
 from tests.helpers.comparison import SEEDS, assert_agree, named
-from tests.helpers.rollouts import both_sides, random_segments, reference_segments
+from tests.helpers.rollouts import (
+    both_sides,
+    numpy_memory_replay,
+    numpy_through_time,
+    random_segments,
+    reference_segments,
+)
 from tests.helpers.variants import PAPERS, shaken
 from tests.models.memformer import random_task
 
@@ -307,7 +312,7 @@ def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon,
     rows = random_segments("memformer", name, rng)[:horizon]
     segments = reference_segments(rows, rng.random((horizon, 2)) < 0.3)
     found = []
-    for method in (rollout.through_time, rollout.memory_replay):
+    for method in (numpy_through_time, numpy_memory_replay):
         loss, grads, dstate, after = method(ref, params, config, segments, state, seed)
         states = named("gradient", dstate) | named("state", after)
         found.append({"loss": loss} | grads | states)
@@ -327,7 +332,7 @@ def test_algorithm_1_of_a_document_is_that_of_a_rollout(name, method):
     segments = reference_segments(rows, np.zeros((3, 2), bool))
     found = []
     for loss, grads, dstate, after in (
-        rollout.through_time(ref, params, config, segments, state, seed=1),
+        numpy_through_time(ref, params, config, segments, state, seed=1),
         method(params, config, pairs, state, seed=1),
     ):
         found.append({"loss": loss} | grads | named("gradient", dstate) | named("state", after))
