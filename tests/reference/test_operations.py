@@ -86,6 +86,8 @@ OWN = {  # what a paper defines for itself
     "initial_state_backward",
     "init_params",
     "init_layer",
+    "layers_forward",
+    "layers_backward",
     "layer_forward",
     "layer_backward",
     "loss_and_gradients",
