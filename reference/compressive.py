@@ -283,7 +283,7 @@ def all_layers_forward(params, config, h, state, rng):
     next_state = State(*map(np.zeros_like, state))
     caches = []
     for layer in range(config.layers):
-        own = operations.layer_config(config, layer)
+        own = operations.layer_config(config, layer)  # config itself, as all layers are alike
         p = subtree(params, f"layers.{layer}.")
         memory, compressed = operations.layer_state(config, state, layer)
         remembered = (compressed, memory)  # l.5
@@ -865,9 +865,18 @@ def init_norm(name, width):
 def demonstrate():
     """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
     rng = np.random.default_rng(0)
-    model = {"vocabulary": 11, "width": 12, "layers": 2, "heads": 2, "head_width": 5}
-    rows = {"segment": 6, "memory": 6, "compressed_memory": 6, "compression_rate": 3}
-    config = Config(**model, **rows, feed_forward=20)
+    config = Config(
+        vocabulary=11,
+        width=12,
+        layers=2,
+        heads=2,
+        head_width=5,
+        feed_forward=20,
+        segment=6,
+        memory=6,
+        compressed_memory=6,
+        compression_rate=3,
+    )
     params = init_params(config, rng)
     text = rng.integers(config.vocabulary, size=(2, 25))
     # the target of a token is the next one
@@ -878,11 +887,12 @@ def demonstrate():
     _, _, _, state = loss_and_gradients(params, config, first)
     _, _, grads, _ = loss_and_gradients(params, config, [last], state)
     for name, grad in grads.items():
-        own = int(".compression." in name)  # the loss that trains it: the task's or its own
         direction = rng.standard_normal(grad.shape)
-        above = params | {name: params[name] + 1e-6 * direction}
-        below = params | {name: params[name] - 1e-6 * direction}
-        losses = [loss_and_gradients(p, config, [last], state)[own] for p in (above, below)]
+        losses = []
+        for distance in (1e-6, -1e-6):
+            moved = params | {name: params[name] + distance * direction}
+            task, compression, _, _ = loss_and_gradients(moved, config, [last], state)
+            losses.append(compression if ".compression." in name else task)  # what trains it
         numeric = (losses[0] - losses[1]) / 2e-6
         if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
             raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
