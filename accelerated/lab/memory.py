@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fix
 SEGMENT = 32
 BATCH = 16
 WARMUP = 50
-TOLD = {
+TOLD: dict[str, Any] = {
     "anew": True,
     "pairs": 4,
     "vary_pairs": True,
@@ -69,7 +70,7 @@ STAGES = {  # [(changes of the task, updates)], one after another
     "rewritten": [(REWRITTEN, 250)],
     "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
 }
-ASKED = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
+ASKED: dict[str, Any] = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
 NEAR = 32  # tokens of filler from facts to questions
 FAR = 8192
 TESTS = {  # of 64 documents of 16 questions
@@ -223,8 +224,8 @@ def share(is_right: np.ndarray, counted: np.ndarray) -> float:
 
 def documents_of(changes: dict) -> Document:
     """The 64 documents of a test in one: its fields are (64, n)."""
-    config = RecallConfig(**ASKED | {"distance": NEAR} | changes)
-    documents = list(RecallDocuments(config, "test"))
+    sizes: dict[str, Any] = ASKED | {"distance": NEAR} | changes
+    documents = list(RecallDocuments(RecallConfig(**sizes), "test"))
     names, *fields = zip(*documents, strict=True)
     return Document(", ".join(names), *map(np.stack, fields))
 
