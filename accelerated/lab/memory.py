@@ -161,7 +161,7 @@ def make_model(row: str, seed: int) -> Model:
     config = presets_of(name).Config(**SHARED | changes)
     model = model_class(name)(config, seed)
     if isinstance(model, Compressive):
-        sharp = [SharpLayer(layer, number) for number, layer in enumerate(model.layers)]
+        sharp: list[Layer] = [SharpLayer(each, number) for number, each in enumerate(model.layers)]
         model.layers = Layers(sharp)
     return model
 
