@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fix
 SEGMENT = 32
 BATCH = 16
 WARMUP = 50
-TOLD = {
+TOLD: dict[str, Any] = {
     "anew": True,
     "pairs": 4,
     "vary_pairs": True,
@@ -64,25 +65,28 @@ LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the f
 ANYWHERE = LONG | {"begin": 64}
 REWRITTEN = ANYWHERE | {"rewrites": 4}
 STAGES = {  # [(changes of the task, updates)], one after another
-    "facts first": [(SHORT, 1500), (LONG, 600)],
+    "facts first": [(SHORT, 1500), (LONG, 800)],
     "anywhere": [(ANYWHERE, 250)],
     "rewritten": [(REWRITTEN, 250)],
     "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
 }
-ASKED = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
-NEAR = 32  # tokens of filler from facts to questions
+ASKED: dict[str, Any] = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
+NEAR = 32  # tokens from facts to questions, which attention spans in every row
+BEYOND = 128  # of Memformer and Block-Recurrent, memory alone
 FAR = 8192
 TESTS = {  # of 64 documents of 16 questions
     "at once": {"distance": 0},
-    "near": {},
-    "128": {"distance": 128},
+    "near": {"distance": NEAR},
+    "128": {"distance": BEYOND},
     "512": {"distance": 512},
     "2048": {"distance": 2048},
     "hold": {"distance": FAR},
-    "late": {"begin": 64},
-    "wait": {"begin": FAR},
-    "distractors": {"distractors": 0.2},
-    "distractors, 512": {"distance": 512, "distractors": 0.2},
+    "late": {"begin": 64, "distance": BEYOND},
+    "wait, near": {"begin": FAR, "distance": NEAR},
+    "wait": {"begin": FAR, "distance": BEYOND},
+    "distractors, near": {"distractors": 0.2, "distance": NEAR},
+    "distractors": {"distractors": 0.2, "distance": BEYOND},
+    "distractors, 512": {"distractors": 0.2, "distance": 512},
 }
 SHARED = {"width": 64, "head_width": 16, "feed_forward": 256, "segment": SEGMENT, "dropout": 0.0}
 SLOTS = {
@@ -160,7 +164,7 @@ def make_model(row: str, seed: int) -> Model:
     config = presets_of(name).Config(**SHARED | changes)
     model = model_class(name)(config, seed)
     if isinstance(model, Compressive):
-        sharp = [SharpLayer(layer, number) for number, layer in enumerate(model.layers)]
+        sharp: list[Layer] = [SharpLayer(each, number) for number, each in enumerate(model.layers)]
         model.layers = Layers(sharp)
     return model
 
@@ -198,7 +202,7 @@ def train(model: Model, told: dict, rate: float, steps: int, seed: int) -> list[
 def ask(model: Model) -> dict[str, float]:
     """The share of right answers of each test.
 
-    One more tells a fact again. There `overwrite` is the share of new values about its key, `old
+    Two more tell a fact again. There `overwrite` is the share of new values about its key, `old
     value` that of the value before, and `keep` the share of right answers about the other keys.
     """
     shares = {}
@@ -207,12 +211,15 @@ def ask(model: Model) -> dict[str, float]:
         found = predictions(model, documents)
         shares[name] = share(found == documents.targets, documents.scored)
 
-    documents = documents_of({"rewrites": 1})
-    found = predictions(model, documents)
-    before, told_again = values_before(documents.inputs)
-    shares["overwrite"] = share(found == documents.targets, documents.scored & told_again)
-    shares["old value"] = share(found == before, documents.scored & told_again)
-    shares["keep"] = share(found == documents.targets, documents.scored & ~told_again)
+    for distance, where in ((NEAR, ", near"), (BEYOND, "")):
+        documents = documents_of({"rewrites": 1, "distance": distance})
+        found = predictions(model, documents)
+        before, told_again = values_before(documents.inputs)
+        again = documents.scored & told_again
+        others = documents.scored & ~told_again
+        shares[f"overwrite{where}"] = share(found == documents.targets, again)
+        shares[f"old value{where}"] = share(found == before, again)
+        shares[f"keep{where}"] = share(found == documents.targets, others)
     return shares
 
 
@@ -223,8 +230,8 @@ def share(is_right: np.ndarray, counted: np.ndarray) -> float:
 
 def documents_of(changes: dict) -> Document:
     """The 64 documents of a test in one: its fields are (64, n)."""
-    config = RecallConfig(**ASKED | {"distance": NEAR} | changes)
-    documents = list(RecallDocuments(config, "test"))
+    sizes: dict[str, Any] = ASKED | changes
+    documents = list(RecallDocuments(RecallConfig(**sizes), "test"))
     names, *fields = zip(*documents, strict=True)
     return Document(", ".join(names), *map(np.stack, fields))
 
@@ -274,7 +281,7 @@ def new_record() -> dict:
         "batch": BATCH,
         "told": TOLD,
         "stages": STAGES,
-        "asked": ASKED | {"distance": NEAR},
+        "asked": ASKED,
         "tests": TESTS,
         "rows": {row: about(row) for row in ROWS},
     }

@@ -8,7 +8,7 @@ from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.pages import markdown_table, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
-COLUMNS = ("near", "hold", "wait", "overwrite", "old value", "keep", "distractors")
+COLUMNS = ("near", "128", "hold", "wait", "overwrite", "old value", "keep", "distractors")
 TASKS = {
     "hold": "holds",
     "wait": "waits",
@@ -17,13 +17,14 @@ TASKS = {
 }
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 NAMED = 4  # lines of the second panel that have names
-ABOUT = """Four facts, each @ with a key and a value, are asked for after 32 tokens of filler: near.
-Each other number changes one thing. Hold: 8,192 tokens of filler follow the facts. Wait: 8,192
-come before them. Overwrite: one of the four is told again with another value, and asked for; old
-value is the share of answers that give the value before. Keep: the other three are asked for.
-Distractors: a fifth of the filler are keys and values without the @. A document draws its keys and
-values from one alphabet of ten bytes, so who knows which bytes are its keys guesses 17%. Each
-number is of 64 documents of 16 questions."""
+ABOUT = """Four facts, each @ with a key and a value, are asked for after 32 tokens of filler, near,
+and after 128, which attention alone does not span. Hold: after 8,192. The others change one thing
+of 128. Wait: 8,192 tokens of filler come before the facts. Overwrite: one of the four is told again
+with another value, anywhere in the filler, and asked for; old value is the share of answers that
+give the value before. Keep: the other three are asked for. Distractors: a fifth of the filler are
+keys and values without the @. A document draws its keys and values from one alphabet of ten bytes,
+so who knows which bytes are its keys guesses 17%. Each number is of 64 documents of 16
+questions."""
 
 
 def page(record: dict) -> str:
@@ -79,7 +80,7 @@ def answer(record: dict) -> str:
 def does(values: list[dict]) -> str:
     """What a memory does and what it does not, in words."""
     if mean(values, "near") <= 0.5:
-        return "has not learned the task at 32 tokens, so no more can be told of it"
+        return "has not learned the task at 32 tokens, so no more is told of it"
     able = [words for name, words in TASKS.items() if mean(values, name) > 0.5]
     return " and ".join(able) if able else "does none of it"
 

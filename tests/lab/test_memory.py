@@ -17,7 +17,7 @@ def experiment(monkeypatch, tmp_path):
     """experiment(words) runs the command in short; it returns the record."""
     stages = {name: [(memory.SHORT, 2)] for name in memory.STAGES}
     monkeypatch.setattr(memory, "STAGES", stages)
-    monkeypatch.setattr(memory, "TESTS", {"near": {}})
+    monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 32}})
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
     def conducted(words):
@@ -46,7 +46,7 @@ def test_documents_of_a_stage_are_whole_segments():
 
 
 def test_what_was_told_again_is_found_with_the_value_before():
-    documents = memory.documents_of({"rewrites": 1})
+    documents = memory.documents_of({"rewrites": 1, "distance": 32})
     before, again = memory.values_before(documents.inputs)
     asked_again = documents.scored & again
     others = documents.scored & ~again
@@ -61,7 +61,7 @@ def test_what_was_told_again_is_found_with_the_value_before():
 def test_predictions_are_those_of_reading_everything(row):
     """Segments without a question are read by the memory path alone."""
     model = memory.make_model(row, 0)
-    documents = memory.documents_of({"begin": 70})
+    documents = memory.documents_of({"begin": 70, "distance": 32})
     found = memory.predictions(model, documents)
     length = documents.inputs.shape[1]
     whole = length // memory.SEGMENT * memory.SEGMENT
