@@ -982,8 +982,9 @@ def init_norm(name, width):
 def demonstrate():
     """Check gradients and memory replay, then fit a tiny text; exits with an error if one fails."""
     rng = np.random.default_rng(0)
-    sizes = {"vocabulary": 11, "width": 12, "feed_forward": 20, "segment": 6, "slots": 4}
-    config = Config(**sizes, max_distance=4, dropout=0.1)
+    config = Config(
+        vocabulary=11, width=12, feed_forward=20, segment=6, slots=4, max_distance=4, dropout=0.1
+    )
     params = init_params(config, rng)
     texts = np.split(rng.integers(config.vocabulary, size=(2, 24)), 4, axis=1)
     segments = [(text, np.roll(text, -1, axis=1)) for text in texts]

@@ -196,7 +196,7 @@ def train(model: Model, told: dict, rate: float, steps: int, seed: int) -> list[
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss) / math.log(2))
-    return [round(float(np.mean(tenth)), 3) for tenth in np.array_split(losses, 10)]
+    return [round(float(np.mean(tenth)), 3) for tenth in np.array_split(losses, min(10, steps))]
 
 
 def ask(model: Model) -> dict[str, float]:
