@@ -245,9 +245,9 @@ def page(record: dict) -> str:
     [slower] = set(settings["learning_rates"].values())
     how = f""", one thread. The agent sees an object in one room and waits in a hall. The next room
     has that object and a new one: the new one is right
-    ([chapter](../compressive.md#memory-for-an-agent)). Without memory at most 50% are right. An
-    update has {settings["lanes"]} episodes of at most {matching.LENGTH} steps. The end is the last
-    tenth of the updates. Each number is {of_seeds(record)}.
+    ([chapter](../details/compressive.md#memory-for-an-agent)). Without memory at most 50% are
+    right. An update has {settings["lanes"]} episodes of at most {matching.LENGTH} steps. The end
+    is the last tenth of the updates. Each number is {of_seeds(record)}.
     Updates are those of each seed. Rows `rate-` are Compressive Transformers with that
     compression rate, of 6 rows and 6 compressed rows. Memorizing's 36 rows hold an episode.
     Block-Recurrent has 8 states, Memformer 8 slots, GPT-2 a vector. The hall lengthens in the first
