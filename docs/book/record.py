@@ -243,7 +243,8 @@ class Recorder:
         for name, code in self.codes.items():
             if name not in known:
                 self.watched[code] = self.functions[name]
-        traced(self.enter, run, *arguments)
+        if self.watched:  # else nothing is left to record
+            traced(self.enter, run, *arguments)
 
     def segment_at(self, frame: FrameType | None) -> int:
         """The segment that a function outside all others is called for.
