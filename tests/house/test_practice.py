@@ -61,7 +61,7 @@ def test_a_right_answer_is_accepted(file, task):
 
 
 def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
-    chapters = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    chapters = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     commands = " ".join(re.findall(r"^python -m docs.practice --in mine (.*)$", chapters, re.M))
     assert not [task.name for _, task in TASKS if task.name not in commands.split()]
 
