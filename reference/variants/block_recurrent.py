@@ -69,30 +69,34 @@ class Gate(NamedTuple):
     init: Callable
 
 
-GATES = {
-    "fixed": Gate(paper.fixed_gate_forward, paper.fixed_gate_backward, paper.init_gate),
-    "lstm": Gate(lstm_gate_forward, lstm_gate_backward, init_lstm_gate),
-}
+GATES = ("fixed", "lstm")
+
+
+def gate_of(config):
+    """The Gate that config names, made at each call so that it is the paper's file's own."""
+    if config.gate == "fixed":
+        return Gate(paper.fixed_gate_forward, paper.fixed_gate_backward, paper.init_gate)
+    return Gate(lstm_gate_forward, lstm_gate_backward, init_lstm_gate)
 
 
 # ----------------------------------------------------------------------------
 # configurations: the gate alone (skip), an MLP with a gate (single), one after the other (dual)
 def skip_gating_forward(p, config, states, attended):
     """The next states, by either gate."""
-    gate = GATES[config.gate]
+    gate = gate_of(config)
     return gate.forward(paper.subtree(p, "attention_gate."), states, attended)
 
 
 def skip_gating_backward(config, dnext_states, cache):
     """Gradients of states, attended and the parameters."""
-    gate = GATES[config.gate]
+    gate = gate_of(config)
     dstates, dattended, dgate = gate.backward(dnext_states, cache)
     return dstates, dattended, paper.prefixed("attention_gate.", dgate)
 
 
 def gated_mlp_forward(p, config, carry, x):
     """The carry (B, S, D) after relu(W x), whose output layer is the gate's matrix (3.4)."""
-    gate = GATES[config.gate]
+    gate = gate_of(config)
     before, hidden_cache = paper.linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before, 0)  # (B, S, F)
     out, gate_cache = gate.forward(paper.subtree(p, "mlp_gate."), carry, hidden)
@@ -102,7 +106,7 @@ def gated_mlp_forward(p, config, carry, x):
 # c' = gate(c, η), η = relu(W x): dx = W^T (dη where η > 0)
 def gated_mlp_backward(config, dout, cache):
     """Gradients of carry, x and the parameters."""
-    gate = GATES[config.gate]
+    gate = gate_of(config)
     hidden_cache, hidden, gate_cache = cache
     dcarry, dhidden, dgate = gate.backward(dout, gate_cache)
     dbefore = dhidden * (hidden > 0)
@@ -131,7 +135,7 @@ def dual_gating_backward(config, dnext_states, cache):
 def init_skip_gating(config, rng):
     """Parameters of the gate alone."""
     attended = 2 * config.heads * config.head_width
-    gate = GATES[config.gate].init(config, rng, attended)
+    gate = gate_of(config).init(config, rng, attended)
     return paper.prefixed("attention_gate.", gate)
 
 
@@ -149,7 +153,7 @@ def init_dual_gating(config, rng):
 def init_gated_mlp(config, rng, fan_in):
     """Parameters of an MLP whose output layer is a gate's matrix."""
     p = {"mlp_hidden": paper.init_linear(rng, config.feed_forward, fan_in)}
-    gate = GATES[config.gate].init(config, rng, config.feed_forward)
+    gate = gate_of(config).init(config, rng, config.feed_forward)
     return p | paper.prefixed("mlp_gate.", gate)
 
 
