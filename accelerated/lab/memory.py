@@ -65,10 +65,10 @@ LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the f
 ANYWHERE = LONG | {"begin": 64}
 REWRITTEN = ANYWHERE | {"rewrites": 4}
 STAGES = {  # [(changes of the task, updates)], one after another
-    "facts first": [(SHORT, 1500), (LONG, 800)],
-    "anywhere": [(ANYWHERE, 250)],
-    "rewritten": [(REWRITTEN, 250)],
-    "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
+    "facts first": [(SHORT, 3000), (LONG, 1000)],
+    "anywhere": [(ANYWHERE, 300)],
+    "rewritten": [(REWRITTEN, 300)],
+    "distractors": [(REWRITTEN | {"distractors": 0.2}, 300)],
 }
 ASKED: dict[str, Any] = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
 NEAR = 32  # tokens from facts to questions, which attention spans in every row
