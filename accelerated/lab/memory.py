@@ -112,7 +112,7 @@ ROWS = {  # name: (model, changes of its config, rate)
 }
 TRIED = {  # on seed 99, {row: {rate: bits per answer in updates 151 to 200 of SHORT}}
     "Memformer, slots themselves": {"0.002, one decoder layer": 3.48, "0.004": 3.35},
-    "Memformer, slots projected": {"0.004": 3.36},
+    "Memformer, slots projected": {"0.004": 3.36, "0.004, the end of 1,000 updates": 1.12},
     "Block-Recurrent, LSTM gate": {
         "0.01": 2.34,
         "0.01, updates 51 to 100": 3.15,
