@@ -65,10 +65,10 @@ LONG = {"distance": 116, "questions": 32}  # of six, with 64 tokens before the f
 ANYWHERE = LONG | {"begin": 64}
 REWRITTEN = ANYWHERE | {"rewrites": 4}
 STAGES = {  # [(changes of the task, updates)], one after another
-    "facts first": [(SHORT, 1500), (LONG, 800)],
-    "anywhere": [(ANYWHERE, 250)],
-    "rewritten": [(REWRITTEN, 250)],
-    "distractors": [(REWRITTEN | {"distractors": 0.2}, 250)],
+    "facts first": [(SHORT, 3000), (LONG, 1000)],
+    "anywhere": [(ANYWHERE, 300)],
+    "rewritten": [(REWRITTEN, 300)],
+    "distractors": [(REWRITTEN | {"distractors": 0.2}, 300)],
 }
 ASKED: dict[str, Any] = {"anew": True, "pairs": 4, "values": 6, "spacing": 2, "questions": 16}
 NEAR = 32  # tokens from facts to questions, which attention spans in every row
@@ -112,11 +112,13 @@ ROWS = {  # name: (model, changes of its config, rate)
 }
 TRIED = {  # on seed 99, {row: {rate: bits per answer in updates 151 to 200 of SHORT}}
     "Memformer, slots themselves": {"0.002, one decoder layer": 3.48, "0.004": 3.35},
-    "Memformer, slots projected": {"0.004": 3.36},
+    "Memformer, slots projected": {"0.004": 3.36, "0.004, the end of 1,000 updates": 1.12},
     "Block-Recurrent, LSTM gate": {
         "0.01": 2.34,
         "0.01, updates 51 to 100": 3.15,
         "0.003, updates 51 to 100": 3.85,
+        "0.01, the end of 2,000 updates, seed 98": 0.49,
+        "0.005, the end of 2,000 updates, seed 98": 0.44,
     },
     "Block-Recurrent, fixed gate": {"0.01": 2.33},
     "Memorizing": {"0.004": 2.49, "0.01": 2.40},

@@ -1,11 +1,19 @@
-"""The page and the picture of the memory experiment, made from the rows and seeds in its record."""
+"""The page and the picture of the memory experiment, made from the rows and seeds in its record.
 
+    python -m accelerated.lab.memory_page docs/results/memory.json
+
+writes memory.md and memory.svg beside the record, of whatever it has by then.
+"""
+
+import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.pages import markdown_table, wrapped
+from accelerated.program.files import written_whole
 
 TITLE = "Which memory waits, which holds and which overwrites?"
 COLUMNS = ("near", "128", "hold", "wait", "overwrite", "old value", "keep", "distractors")
@@ -27,6 +35,12 @@ so who knows which bytes are its keys guesses 17%. Each number is of 64 document
 questions."""
 
 
+COMMANDS = """```bash
+python -m accelerated.lab.memory --out docs/results
+python -m accelerated.lab.memory_page docs/results/memory.json
+```"""
+
+
 def page(record: dict) -> str:
     """The page, in Markdown."""
     settings = record["settings"]
@@ -38,7 +52,7 @@ def page(record: dict) -> str:
         table(record),
         wrapped(f"**What was measured.** {ABOUT} {protocol(settings)}"),
         wrapped(f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}."),
-        "```bash\npython -m accelerated.lab.memory --out docs/results\n```",
+        COMMANDS,
         wrapped(
             f"**The smallest difference worth knowing**, fixed before the first run, is {smallest}."
         ),
@@ -171,3 +185,15 @@ def draw_distances(axes: Any, record: dict, rows: dict) -> None:
     axes.set(xlabel="tokens from facts to questions", ylabel="right answers")
     axes.set_title(f"Recall by distance, after: {first}", fontsize=9)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
+def main(path: Path) -> None:
+    """Write the page and the picture of the record at path."""
+    record = json.loads(path.read_text())
+    draw(record, path.with_suffix(".svg"))
+    with written_whole(path.with_suffix(".md")) as temporary:
+        temporary.write_text(page(record))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,62 @@
+"""The page of the memory experiment says no more than its record shows."""
+
+import json
+import random
+
+import pytest
+
+from accelerated.lab import memory, memory_page
+
+ROW = "Memorizing"
+OTHER = "Compressive"
+
+
+@pytest.fixture
+def record():
+    """A record without runs."""
+    return memory.new_record() | {"date": "2026-11-29"}
+
+
+def stages(count, **shares):
+    """What the first `count` stages taught, with these shares of right answers; the rest is 0.9."""
+    names = [*memory.TESTS, "overwrite", "old value", "keep"]
+    right = dict.fromkeys(names, 0.9) | shares
+    return [{"stage": stage, "right": right} for stage in [*memory.STAGES][:count]]
+
+
+def test_without_runs_nothing_is_claimed(record):
+    assert memory_page.answer(record) == "No run has ended yet."
+
+
+def test_a_row_is_told_of_by_the_seeds_that_ended(record):
+    record["runs"][ROW] = {"0": stages(4, hold=0.2), "1": stages(2)}
+    record["runs"][OTHER] = {"0": stages(3)}
+    answer = memory_page.answer(record)
+    assert f"{ROW} (one seed) waits and overwrites and sees past noise." in answer
+    assert OTHER not in answer, "its last stage is missing"
+    assert "Transformer-XL" not in memory_page.page(record)
+
+
+def test_what_was_not_learned_is_said_and_nothing_else_is(record):
+    record["runs"][ROW] = {str(seed): stages(4, near=0.3 + seed / 10) for seed in range(3)}
+    words = f"{ROW} (3 seeds) has not learned the task at 32 tokens, so no more is told of it."
+    assert words in memory_page.answer(record)
+
+
+def test_a_table_has_the_mean_and_the_spread_of_its_seeds(record):
+    record["runs"][ROW] = {str(seed): stages(1, hold=0.2 + seed / 10) for seed in range(3)}
+    [line] = [line for line in memory_page.table(record).splitlines() if ROW in line]
+    assert line.startswith(
+        f"| {ROW} | facts first | 3 | 90% (90..90) | 90% (90..90) | 30% (20..40)"
+    )
+
+
+def test_page_and_picture_are_written_beside_a_record(record, tmp_path):
+    draw = random.Random(0).random
+    record["runs"][ROW] = {"0": stages(4, hold=draw()), "1": stages(2, overwrite=draw())}
+    path = tmp_path / "memory.json"
+    path.write_text(json.dumps(record))
+    memory_page.main(path)
+    assert path.with_suffix(".md").read_text() == memory_page.page(record)
+    assert "seed 99" in memory_page.page(record)
+    assert ROW in path.with_suffix(".svg").read_text()
