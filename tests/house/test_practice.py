@@ -193,7 +193,7 @@ BY_DIFFERENCES = re.compile(r"[+-]\d\.\d+e[+-]\d+(?= by differences)")
 
 
 def words_of(text):
-    """Its words; of a finite difference four digits, since the others are a processor's rounding."""
+    """Its words; of a finite difference four digits, as the rest is a processor's rounding."""
     words = " ".join(re.sub(r"^E ", "", text, flags=re.M).split())
     return BY_DIFFERENCES.sub(lambda number: f"{float(number[0]):+.3e}", words)
 
