@@ -730,7 +730,8 @@ def check_config(config):
             f"max_positions is {config.max_positions}"
         )
     if not 0 <= config.overlap < config.segment:
-        raise ValueError(f"overlap is {config.overlap}; it must lie in 0..{config.segment - 1}")
+        ends = f"0..{config.segment - 1} for segment {config.segment}"
+        raise ValueError(f"overlap is {config.overlap}; it must lie in {ends}")
     operations_of(config)  # raises ValueError for a variant that there is not
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")

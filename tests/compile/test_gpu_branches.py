@@ -69,7 +69,6 @@ RUNS = {
 }
 OPTIONS = {
     "range": ["--segments", 2],
-    "slots": ["--segments", 2],
     "overlap": ["--overlaps", "0,2"],
     "dynamic": ["--learning-rate", 0.01],
     "sample": ["--tokens", 20, "--top-p", 0.9],
