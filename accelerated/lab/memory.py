@@ -10,7 +10,6 @@ is balanced.
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import math
@@ -32,7 +31,7 @@ from accelerated.compressive import Compressive, Layer, error_of
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
 from accelerated.data.windows import Document
-from accelerated.lab.harness import machine
+from accelerated.lab.harness import origin, read_record, write_record
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, written_whole
@@ -290,8 +289,7 @@ def new_record() -> dict:
     return {
         "settings": json.loads(json.dumps(settings)),
         "tried": TRIED,
-        "machine": machine(),
-        "torch": torch.__version__,
+        **origin(),
         "runs": {row: {} for row in ROWS},  # {row: {seed: [what each stage taught]}}
     }
 
@@ -309,12 +307,12 @@ def about(row: str) -> dict:
     }
 
 
-def read_record(path: Path) -> dict:
+def record_at(path: Path) -> dict:
     """The record at path, or a new one; raises InputError if its settings are others."""
     record = new_record()
     if not path.exists():
         return record
-    found = record | json.loads(path.read_text())
+    found = record | read_record(path, {"settings", "runs"})
     if found["settings"] != record["settings"]:
         raise InputError(f"{path} has runs of other settings; give another --out")
     return found
@@ -349,9 +347,8 @@ def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
         if seed == 0:
             keep(model.half(), weights / f"{slug(row)}-{slug(stage)}.safetensors")
             model.float().load_state_dict(load_file(weights / f"{name}-{number + 1}.safetensors"))
-        record["date"] = datetime.date.today().isoformat()
-        with written_whole(path) as temporary:
-            temporary.write_text(json.dumps(record, indent=1) + "\n")
+        record["date"] = origin()["date"]
+        write_record(path, record, indent=1)
         print(f"{row}, seed {seed}, {stage}: {bits} {answers} {seconds} s", flush=True)
 
 
@@ -378,7 +375,7 @@ def main(argv: Sequence[str]) -> None:
     torch.set_num_threads(1)
     path = options.out / "memory.json"
     with locked(path.with_suffix(".lock"), f"another process writes {path}; wait until it ends"):
-        record = read_record(path)
+        record = record_at(path)
         for seed, row in itertools.product(options.seeds, options.rows):
             run(row, seed, record, path, options.weights)
 
