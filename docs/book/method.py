@@ -97,9 +97,10 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
     given = (case.params, case.config)
     segments = case.segments
     yield reference.init_params, case.config, np.random.default_rng(0)
+    pairs = [(segment.tokens, segment.targets) for segment in segments]
     if hasattr(reference, "memory_replay"):
-        yield reference.memory_replay, *given, segments, case.state
-        yield reference.through_time, *given, segments, case.state
+        yield reference.memory_replay, *given, pairs, case.state
+        yield reference.through_time, *given, pairs, case.state
     elif hasattr(reference, "windows_of"):
         document = np.concatenate([segment.tokens for segment in segments], axis=1)
         windows = reference.windows_of(case.config, document)
@@ -107,7 +108,6 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
         yield function_of(reference, "checkpointed"), *given, windows
         yield function_of(reference, "greedy_continuation"), *given, document, 2
     else:
-        pairs = [(segment.tokens, segment.targets) for segment in segments]
         yield reference.loss_and_gradients, *given, pairs
 
 

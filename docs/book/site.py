@@ -141,13 +141,20 @@ def data_of(path: Path, whole: bool) -> str:
 
     A chapter's values may be missing yet; `whole` waits for them.
     """
-    if is_chapter(path):
-        return values_of(path.stem) if whole or is_kept(path.stem) else WAITING
-    if path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8"):
-        from docs.book.replay import replay_data  # NumPy and a reference
+    if is_chapter(path) and not (whole or is_kept(path.stem)):
+        return WAITING
+    data = values_of(path.stem) if is_chapter(path) else NOTHING
+    if not has_replay(path):
+        return data
+    from docs.book.replay import replay_data  # NumPy and a reference
 
-        return as_json({"replay": replay_data()})
-    return NOTHING
+    replay = as_json({"replay": replay_data()})
+    return replay if data == NOTHING else f"{data[:-1]},{replay[1:]}"  # both objects in one
+
+
+def has_replay(path: Path) -> bool:
+    """Whether a page shows the replay."""
+    return path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8")
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:
@@ -165,7 +172,9 @@ def scripts_for(path: Path, data: str) -> str:
     if data == WAITING:
         needed.append("waiting.js")
     elif data != NOTHING:
-        needed += ["heat.js", "panel.js" if is_chapter(path) else "replay.js"]
+        needed.append("heat.js")
+        needed += ["replay.js"] if has_replay(path) else []
+        needed += ["panel.js"] if is_chapter(path) else []
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
     return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 

@@ -68,6 +68,17 @@ def test_every_function_is_on_its_methods_page(book, method):
     )
 
 
+def test_the_replay_is_on_every_page_that_has_its_mark(book):
+    """On a chapter beside the values of its code."""
+    marked = [path for path in BOOK.pages() if BOOK.has_replay(path)]
+    assert {path.stem for path in marked} >= {"replay", "memformer"}
+    for path in marked:
+        page = book / BOOK.pages()[path]
+        data = data_of(page)
+        assert data["replay"]["methods"] and "startReplay" in page.read_text(), page.name
+        assert ("functions" in data) == BOOK.is_chapter(path)
+
+
 @methods
 def test_values_are_those_of_the_reference(book, method):
     """Of the last call of `forward` in each segment, the logits and the next state."""
