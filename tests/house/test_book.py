@@ -162,6 +162,16 @@ def test_what_the_search_box_finds_is_there(book):
         assert anchor in places, f"{name} is not at {address}"
 
 
+def test_no_script_of_a_page_replaces_another_ones_function():
+    """All scripts of a page share their names, and the last to be read has its way."""
+    owners = {}
+    for script in sorted((ROOT / "docs" / "book" / "page").glob("*.js")):
+        for name in re.findall(r"^(?:async )?function (\w+)", script.read_text(), re.M):
+            before = owners.setdefault(name, script.name)
+            assert before == script.name, f"{name}() stands in {before} and in {script.name}"
+    assert len(owners) > 50
+
+
 def test_a_missing_package_is_named_in_one_line():
     hide = "import sys, importlib.util as u; f = u.find_spec; "
     hide += "u.find_spec = lambda n: None if n in ('latex2mathml', 'pygments') else f(n); "

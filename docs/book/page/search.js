@@ -9,7 +9,7 @@ function loadIndex() {
   if (loadIndex.begun) return;
   loadIndex.begun = true;
   const script = make("script", { src: "search-index.js" });
-  script.onload = show;
+  script.onload = showFound;
   script.onerror = () => results.replaceChildren(make("p", { className: "quiet" }, "The index search-index.js is not here."));
   document.head.append(script);
 }
@@ -27,7 +27,7 @@ function rank(words, [name, where]) {  // the smaller the better; Infinity is no
   return sum;
 }
 
-function show() {
+function showFound() {
   loadIndex();
   const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
   results.hidden = !words.length;
@@ -70,7 +70,7 @@ function leaveSearch() {
 }
 
 box.addEventListener("focus", loadIndex);
-box.addEventListener("input", show);
+box.addEventListener("input", showFound);
 document.addEventListener("keydown", searchByKey);
 document.addEventListener("click", ({ target }) => {
   if (target.closest("#book-found a")) leaveSearch();
