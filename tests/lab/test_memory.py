@@ -15,7 +15,7 @@ ROW = "Block-Recurrent, LSTM gate"
 @pytest.fixture
 def experiment(monkeypatch, tmp_path):
     """experiment(words) runs the command in short; it returns the record."""
-    stages = {name: [(memory.SHORT, 2)] for name in memory.STAGES}
+    stages = {name: [(memory.SHORT, 2, 1.0)] for name in memory.STAGES}
     monkeypatch.setattr(memory, "STAGES", stages)
     monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 32}})
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
@@ -41,7 +41,7 @@ def test_rows_have_equal_bytes_of_state_and_as_many_parameters_as_was_said():
 def test_documents_of_a_stage_are_whole_segments():
     """An update reads whole documents: its gradients span them."""
     for parts in memory.STAGES.values():
-        for told, _ in parts:
+        for told, _, _ in parts:
             assert memory.RecallConfig(**memory.TOLD | told).length % memory.SEGMENT == 0
 
 
