@@ -1,6 +1,7 @@
 """What each memory learns: to hold a fact, to wait for it, to overwrite it, to ignore noise.
 
     python -m accelerated.lab.memory --out docs/results
+    python -m accelerated.lab.memory --ask docs/results/weights/FILE
 
 Each row is a model with a state of 32 KiB. It is trained through the four stages of STAGES, each
 from the weights of the one before, and asked the questions of TESTS after each. The record is
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
@@ -31,7 +33,7 @@ from accelerated.data.windows import Document
 from accelerated.lab.harness import origin, read_record, write_record
 from accelerated.memformer import Memformer
 from accelerated.models import model_class, presets_of
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, run_program
 from accelerated.program.files import locked, written_whole
 from accelerated.protocol import Model, evaluating
 from accelerated.replay import through_time
@@ -45,6 +47,7 @@ from accelerated.training.optimization import (
 from accelerated.training.settings import TrainingConfig
 
 SEEDS = (0, 1, 2, 3, 4)
+WEIGHTS = Path("docs/results/weights")  # of rows, float16
 SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
 SEGMENT = 32
 BATCH = 16
@@ -384,6 +387,27 @@ def keep(model: Model, path: Path) -> None:
         save_file(model.state_dict(), temporary)
 
 
+def print_answers(path: Path) -> None:
+    """Ask the model whose weights path has, and print its shares of right answers.
+
+    The file is one of docs/results/weights, which names its row. Raises InputError if it does not.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+        row = about.get("row")
+        if row not in ROWS:
+            raise InputError(f"{path} names no row of this experiment; give one of {WEIGHTS}")
+        model = make_model(row, 0)
+        weights = {name: value.float() for name, value in load_file(path).items()}
+        model.load_state_dict(weights)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise InputError(f"{path} has no weights of a row: {error}") from error
+    print(f"{row}, after {about.get('stage')}: right answers in 64 documents of 16 questions")
+    for test, right in ask(model).items():
+        print(f"{test:20} {right:6.1%}")
+
+
 def slug(words: str) -> str:
     """A name of a file."""
     return words.lower().replace(",", "").replace(" ", "-")
@@ -396,7 +420,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--weights", type=Path, default=Path("runs/memory"))
+    parser.add_argument("--ask", type=Path, metavar="FILE", help="only ask trained weights")
     options = parser.parse_args(argv)
+    if options.ask is not None:
+        print_answers(options.ask)
+        return
     options.weights.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     path = options.out / "memory.json"
@@ -407,4 +435,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_program("memory", main, sys.argv[1:])

@@ -1,10 +1,12 @@
 """The memory experiment: rows of equal state, what is asked of them, and runs that go on."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from accelerated.lab import memory
 from accelerated.program.errors import InputError
@@ -120,3 +122,23 @@ def test_weights_of_seed_0_are_kept_small_after_each_stage(experiment):
     kept = sorted(experiment.folder.glob("weights/*[a-z].safetensors"))
     assert len(kept) == len(memory.STAGES)
     assert all(path.stat().st_size < 500_000 for path in kept)
+
+
+def test_kept_weights_answer_as_the_model_did(experiment, capsys):
+    """The record's shares are those of the weights before they were rounded to float16."""
+    recorded = experiment("--seeds 0")["runs"][ROW]["0"][0]["right"]["near"]
+    path = experiment.folder / "weights" / f"{memory.slug(ROW)}-facts-first.safetensors"
+    save_file(load_file(path), path, {"row": ROW, "stage": "facts first"})
+    memory.main(["--ask", str(path)])
+    said = capsys.readouterr().out
+    share = float(re.search(r"^near +([\d.]+)%$", said, re.M)[1]) / 100
+    assert abs(share - recorded) < 0.02, said
+
+
+@pytest.mark.parametrize("content", [b"no weights", None])
+def test_what_has_no_weights_is_not_asked(tmp_path, content):
+    path = tmp_path / "weights.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="has no weights of a row"):
+        memory.main(["--ask", str(path)])
