@@ -46,6 +46,7 @@ MENU = {  # {group: patterns of its pages}
 NOTHING = "{}"  # data of a page of text
 WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
 INDEX = "search-index.js"  # what the search box finds
+PRACTICE = "docs.practice --in mine"  # pages that say so let a reader write the task there
 PYTHON = "python/"  # the folder of what runtime.py brings
 NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
 
@@ -163,7 +164,10 @@ def has_replay(path: Path) -> bool:
 
 def lives_of(path: Path) -> list[str]:
     """What Python runs on a page in the reader's browser: names of scripts in page/."""
-    return LIVE.findall(path.read_text(encoding="utf-8")) if path.suffix == ".md" else []
+    if path.suffix != ".md":
+        return []
+    text = path.read_text(encoding="utf-8")
+    return LIVE.findall(text) + ["practice"] * (PRACTICE in text)
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:

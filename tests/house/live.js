@@ -29,6 +29,13 @@ async function until(what, condition, seconds = 120) {  // waits; what() failing
   }
 }
 
+function told(inside, code) {  // the value of an expression in the frame, which sees what its scripts define
+  const script = inside.document.createElement("script");
+  script.textContent = `window.told = ${code};`;
+  inside.document.body.append(script);
+  return inside.told;
+}
+
 const named = (inside, label) => inside.document.querySelector(`[aria-label="${label}"]`);
 const buttonOf = (inside, words) => [...inside.document.querySelectorAll("button")].find(each => each.textContent === words);
 

@@ -51,11 +51,11 @@ set(named(inside, "tokens before the facts"), 8);
 set(named(inside, "tokens after the facts"), 7);
 const reading = performance.now();
 buttonOf(inside, "Read").click();
-await until("the answers", () => inside.eval("tryOne.sides.every(side => side.isDone) && !tryOne.isReading"));
+await until("the answers", () => told(inside, "tryOne.sides.every(side => side.isDone) && !tryOne.isReading"));
 const seconds = (performance.now() - reading) / 1000;
-const sides = inside.eval("tryOne.sides.map(({ weights, found, tokens, segments }) => ({ file: weights.value, found, tokens, segments }))");
+const sides = told(inside, "tryOne.sides.map(({ weights, found, tokens, segments }) => ({ file: weights.value, found, tokens, segments }))");
 const { scrollWidth } = inside.document.documentElement;
-return { started, seconds, sides, made: inside.eval("tryOne.made"), rows: inside.document.querySelectorAll(".sides tr").length, scrollWidth };
+return { started, seconds, sides, made: told(inside, "tryOne.made"), rows: inside.document.querySelectorAll(".sides tr").length, scrollWidth };
 """
 
 

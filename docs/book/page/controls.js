@@ -45,3 +45,16 @@ function colourNamed(name) {  // of the page's colours that are three numbers
 }
 
 const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+function editor(label, text) {  // code to be changed: Enter keeps the indent; Tab leaves it, as everywhere
+  const area = make("textarea", { value: text, spellcheck: false, rows: Math.min(30, text.split("\n").length + 1) });
+  area.setAttribute("aria-label", label);
+  area.onkeydown = event => {
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    const line = area.value.slice(0, area.selectionStart).split("\n").at(-1);
+    const deeper = line.trimEnd().endsWith(":") ? "    " : "";
+    area.setRangeText(`\n${line.match(/^ */)[0]}${deeper}`, area.selectionStart, area.selectionEnd, "end");
+  };
+  return area;
+}

@@ -18,8 +18,9 @@ async function whenPython(room, start) {  // start(room) if it can run; else a l
 
 function startPython() {
   python.worker = new Worker("python/worker.js", { type: "module" });
-  python.worker.onmessage = ({ data: { id, answer, error } }) => {
-    const { done, failed } = python.waiting.get(id);
+  python.worker.onmessage = ({ data: { id, answer, error, isAlive } }) => {
+    const { done, failed, lives } = python.waiting.get(id);
+    if (isAlive) return lives();
     python.waiting.delete(id);
     if (error === undefined) done(answer);
     else failed(new Error(error));
@@ -33,18 +34,23 @@ function endPython(reason) {  // all that waits fails with the reason; the next 
   python.waiting.clear();
 }
 
-function ask(module, name, given, wheels) {  // what a function of Python returns
+function ask(module, name, given, wheels, lives = () => {}) {  // what a function of Python returns
   if (!python.worker) startPython();
   const id = python.count++;
   return new Promise((done, failed) => {
-    python.waiting.set(id, { done, failed });
+    python.waiting.set(id, { done, failed, lives });
     python.worker.postMessage({ id, module, name, given, wheels });
   });
 }
 
-function askWithin(seconds, ...question) {  // the same, but Python is ended if it takes longer
-  const timer = setTimeout(() => endPython(`no answer after ${seconds} seconds: Python was ended`), seconds * 1000);
-  return ask(...question).finally(() => clearTimeout(timer));
+function askWithin(seconds, module, name, given, wheels) {  // the same, but Python is ended if it says nothing for longer
+  let timer;
+  const lives = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => endPython(`it loops: nothing after ${seconds} seconds; Python was ended`), seconds * 1000);
+  };
+  lives();
+  return ask(module, name, given, wheels, lives).finally(() => clearTimeout(timer));
 }
 
 function lastLine(error) {  // of a traceback: what was raised

@@ -1,5 +1,5 @@
 // Python in a worker of its own, so that a page stays alive and can end it; runtime.js speaks with it.
-// A message {id, module, name, given, wheels} is answered by {id, answer} or {id, error}.
+// A message {id, module, name, given, wheels} is answered by {id, answer} or {id, error}; meanwhile by {id, isAlive}.
 
 import { loadPyodide } from "./pyodide.mjs";
 
@@ -15,10 +15,11 @@ async function start() {
 
 const started = start();
 
-async function answerTo({ module, name, given, wheels = [] }) {
+async function answerTo({ id, module, name, given, wheels = [] }) {
   const python = await started;
   if (wheels.length) await python.loadPackage(wheels.map(here), { messageCallback() {} });
   const live = python.pyimport("docs.book.live");
+  live.alive = () => postMessage({ id, isAlive: true });
   for (const file of given.files ?? []) {
     const name = file.split("/").at(-1);
     const reply = await fetch(here(name));
