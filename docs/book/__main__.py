@@ -3,8 +3,9 @@ run of it, in a browser on this machine. With --out FOLDER it writes the pages i
 
 record.py runs a reference and keeps what its variables held, replay.py does so for memory replay,
 text.py makes HTML of a page and formula.py of its formulas, method.py collects what a chapter shows
-beside its text and values.py keeps it, site.py makes pages and serve.py shows them. Pages load
-nothing from elsewhere. It needs NumPy, markdown-it-py, latex2mathml and Pygments, and no torch:
+beside its text and values.py keeps it, site.py makes pages and serve.py shows them. runtime.py gets
+Python for the reader's browser, where live.py answers what pages ask. Pages load nothing from
+elsewhere. It needs NumPy, markdown-it-py, latex2mathml and Pygments, and no torch:
 `pip install numpy markdown-it-py latex2mathml Pygments`.
 """
 
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     port = "where the browser finds it (default: 8765, or a free one if that is taken)"
     parser.add_argument("--port", type=port_number, default=8765, metavar="N", help=port)
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
+    python = "do not fetch Python for the reader's browser (17 MB, once); pages show what is recorded"
+    parser.add_argument("--no-python", action="store_true", help=python)
     options = parser.parse_args(argv)
     missing = " ".join(pip for module, pip in NEEDED.items() if find_spec(module) is None)
     if missing:
@@ -43,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.out is None:
         from docs.book.serve import serve  # after the check of what it imports
 
-        serve(options.port, opens=not options.no_browser)
+        serve(options.port, opens=not options.no_browser, fetches=not options.no_python)
         return 0
-    return write(options.out)
+    return write(options.out, fetches=not options.no_python)
 
 
 def folder_name(text: str) -> Path:
@@ -62,10 +65,13 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def write(out: Path) -> int:
-    """Write all pages; returns the exit code."""
+def write(out: Path, fetches: bool) -> int:
+    """Write all pages; returns the exit code. If `fetches`, the parts of Python are fetched first."""
+    from docs.book.runtime import fetch
     from docs.book.site import build
 
+    if fetches and fetch():
+        print("Python's parts cannot be had now: pages show recorded values alone", file=sys.stderr)
     try:
         sizes = build(out)
     except OSError as error:

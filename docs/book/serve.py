@@ -11,8 +11,9 @@ import webbrowser
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from docs.book import runtime
 from docs.book.search import index_script
-from docs.book.site import INDEX, METHODS, page_of, pages
+from docs.book.site import INDEX, METHODS, PYTHON, page_of, pages
 from docs.book.values import is_kept, record_all
 
 ADDRESS = "127.0.0.1"  # nobody else's machine sees it
@@ -23,8 +24,11 @@ class Handler(BaseHTTPRequestHandler):
     """Answers for the pages of the book, by name, and for nothing else."""
 
     def do_GET(self) -> None:  # the name that http.server asks for
-        """Send a page, or the index of the search box."""
+        """Send a page, the index of the search box, or a part of Python."""
         name = self.name_asked()
+        if name.startswith(PYTHON):
+            self.send_part(name.removeprefix(PYTHON))
+            return
         path = {page: path for path, page in pages().items()}.get(name)
         if path is None and name != INDEX:
             self.send_error(HTTPStatus.NOT_FOUND, "the book has no such page")
@@ -32,13 +36,33 @@ class Handler(BaseHTTPRequestHandler):
         with BUILDING:
             body = page_of(path) if path else index_script(pages())
         kind = "text/html" if path else "text/javascript"
-        self.begin(HTTPStatus.OK, len(body.encode()), kind)
+        self.send(body.encode(), f"{kind}; charset=utf-8")
+
+    def send_part(self, name: str) -> None:
+        """Send a file of python/. A browser keeps Pyodide's, which never change."""
+        if name not in runtime.names():
+            self.send_error(HTTPStatus.NOT_FOUND, "Python's parts are not here")
+            return
+        kept = "max-age=31536000, immutable" if name in runtime.PARTS else "no-store"
+        self.send(runtime.content_of(name), runtime.kind_of(name), kept)
+
+    def send(self, body: bytes, kind: str, kept: str = "no-store") -> None:
+        """Send a reply."""
+        self.begin(HTTPStatus.OK, len(body), kind, kept)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader went on
-            self.wfile.write(body.encode())
+            self.wfile.write(body)
 
     def do_HEAD(self) -> None:
-        """Say whether a chapter's values are there: 200, or 202 if they are still recorded."""
-        method = self.name_asked().removesuffix(".html")
+        """Say whether a chapter's values are there: 200, or 202 if they are still recorded.
+
+        Of a file of python/, 200 or 404.
+        """
+        name = self.name_asked()
+        if name.startswith(PYTHON):
+            is_there = name.removeprefix(PYTHON) in runtime.names()
+            self.begin(HTTPStatus.OK if is_there else HTTPStatus.NOT_FOUND, 0)
+            return
+        method = name.removesuffix(".html")
         is_there = method not in METHODS or is_kept(method)
         self.begin(HTTPStatus.OK if is_there else HTTPStatus.ACCEPTED, 0)
 
@@ -46,12 +70,14 @@ class Handler(BaseHTTPRequestHandler):
         """The page that is asked for."""
         return self.path.partition("?")[0].strip("/") or "index.html"
 
-    def begin(self, status: HTTPStatus, length: int, kind: str = "text/html") -> None:
+    def begin(
+        self, status: HTTPStatus, length: int, kind: str = "text/html", kept: str = "no-store"
+    ) -> None:
         """Send a reply's first lines."""
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", kept)
         self.end_headers()
 
     def log_message(self, *given: object) -> None:
@@ -66,8 +92,17 @@ def server_at(port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer((ADDRESS, 0), Handler)
 
 
-def serve(port: int, opens: bool) -> None:
-    """Serve the book until Ctrl-C, and show it in a browser if `opens`."""
+def fetch_parts() -> None:
+    """Get the parts of Python that are missing, and say so if they cannot be had."""
+    if runtime.fetch():
+        print("Python's parts cannot be had now: pages show recorded values alone", flush=True)
+
+
+def serve(port: int, opens: bool, fetches: bool) -> None:
+    """Serve the book until Ctrl-C, and show it in a browser if `opens`.
+
+    If `fetches`, the parts of Python that are missing are fetched meanwhile.
+    """
     server = server_at(port)
     address = f"http://{ADDRESS}:{server.server_port}/"
     missing = [method for method in METHODS if not is_kept(method)]
@@ -76,6 +111,9 @@ def serve(port: int, opens: bool) -> None:
         words = f"recording the values of {len(missing)} chapters in the background"
         print(f"{words}; their text is there already", flush=True)
         threading.Thread(target=record_all, args=(missing,), daemon=True).start()
+    if fetches and runtime.missing():
+        print(f"fetching Python for the reader's browser to {runtime.parts_folder()}", flush=True)
+        threading.Thread(target=fetch_parts, daemon=True).start()
     if opens:
         webbrowser.open(address)
     with contextlib.suppress(KeyboardInterrupt):

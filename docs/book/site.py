@@ -14,8 +14,9 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+from docs.book import runtime
 from docs.book.search import index_script
-from docs.book.text import REPLAY, file_text, markdown_of, page_text
+from docs.book.text import LIVE, REPLAY, file_text, markdown_of, page_text
 from docs.book.values import as_json, is_kept, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
@@ -28,7 +29,7 @@ CHAPTERS = [
 ]
 METHODS = [path.stem for path in CHAPTERS]
 MENU = {  # {group: patterns of its pages}
-    "Begin": ["README.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
+    "Begin": ["README.md", "docs/book/try_one.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
     "Chapters": [
         "docs/building_blocks.md",
         *(f"docs/{name}.md" for name in METHODS),
@@ -45,6 +46,8 @@ MENU = {  # {group: patterns of its pages}
 NOTHING = "{}"  # data of a page of text
 WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
 INDEX = "search-index.js"  # what the search box finds
+PRACTICE = "docs.practice --in mine"  # pages that say so let a reader write the task there
+PYTHON = "python/"  # the folder of what runtime.py brings
 NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
 
 
@@ -144,6 +147,8 @@ def data_of(path: Path, whole: bool) -> str:
     if is_chapter(path) and not (whole or is_kept(path.stem)):
         return WAITING
     data = values_of(path.stem) if is_chapter(path) else NOTHING
+    if "try_one" in lives_of(path):
+        return as_json({"weights": runtime.weights_offered()})
     if not has_replay(path):
         return data
     from docs.book.replay import replay_data  # NumPy and a reference
@@ -155,6 +160,14 @@ def data_of(path: Path, whole: bool) -> str:
 def has_replay(path: Path) -> bool:
     """Whether a page shows the replay."""
     return path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8")
+
+
+def lives_of(path: Path) -> list[str]:
+    """What Python runs on a page in the reader's browser: names of scripts in page/."""
+    if path.suffix != ".md":
+        return []
+    text = path.read_text(encoding="utf-8")
+    return LIVE.findall(text) + ["practice"] * (PRACTICE in text)
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:
@@ -175,6 +188,8 @@ def scripts_for(path: Path, data: str) -> str:
         needed.append("heat.js")
         needed += ["replay.js"] if has_replay(path) else []
         needed += ["panel.js"] if is_chapter(path) else []
+    if lives_of(path):
+        needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives_of(path))]
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
     return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 
@@ -218,4 +233,7 @@ def build(out: Path) -> dict[str, int]:
         if page.exists() and MARK not in page.read_bytes():
             raise OSError(errno.EEXIST, f"{page.name} is there and is no page of the book")
     (out / INDEX).write_text(index_script(pages()), encoding="utf-8")
+    for name in runtime.names():
+        (out / PYTHON).mkdir(exist_ok=True)
+        (out / PYTHON / name).write_bytes(runtime.content_of(name))
     return {page: write_page(out, path) for path, page in pages().items()}

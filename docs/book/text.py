@@ -29,6 +29,7 @@ INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
 OPTION = re.compile(r"(?<![^\s(\[=])--?[A-Za-z][\w-]*")  # it is not broken at its signs
 PANEL = re.compile(r"<!-- panel: (\w+) -->")
 REPLAY = "<!-- replay -->"
+LIVE = re.compile(r"^<!-- live: (\w+) -->$", re.M)  # where what Python runs in the browser is shown
 CLASSES = {
     Comment: "c",
     Keyword: "k",
@@ -201,6 +202,9 @@ class Page(RendererHTML):
         content = tokens[at].content
         if content.strip() == REPLAY:
             return '<div class="replay" id="book-replay"></div>'
+        live = LIVE.match(content.strip())
+        if live:
+            return f'<div class="live" id="book-live-{live[1]}"></div>'
         return re.sub(r"<!--.*?-->\n?", "", content, flags=re.S)
 
     def image(self, tokens, at, options, env) -> str:

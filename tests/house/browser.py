@@ -1,13 +1,15 @@
-"""Pages of the book in a headless Chromium, measured by measure_book.js. test_book.py uses it."""
+"""Pages of the book in a headless Chromium. test_book.py and test_live.py use it."""
 
 import json
 import queue
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTHS = (393, 1024, 1440, 1920)
@@ -37,8 +39,8 @@ const measured = (page, width) => new Promise(done => {
 </script>"""
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder and the page `around` its pages; what that sends goes to a queue."""
+class Around:
+    """Serves the page `around` the pages of a server; what that sends goes to a queue."""
 
     def do_GET(self) -> None:
         if self.path != "/around":
@@ -58,16 +60,29 @@ class Handler(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+class Handler(Around, SimpleHTTPRequestHandler):
+    """Serves a folder, and the page around its pages."""
+
+
 def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> list[dict]:
     """What measure_book.js finds on pages of a book, at each of WIDTHS."""
     script = (Path(__file__).parent / "measure_book.js").read_text()
     text = AROUND.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(book)))
+    around = text.replace("SCRIPT", json.dumps(script))
+    return answer_of(partial(Handler, directory=str(book)), around, profile, seconds)
+
+
+def answer_of(
+    handler: Callable, around: str, profile: Path, seconds: float, options: Sequence[str] = ()
+) -> Any:
+    """What the page `around` posts, opened in the browser from a server of its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.answers = queue.Queue()
-    server.around = text.replace("SCRIPT", json.dumps(script)).encode()
+    server.around = around.encode()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-    options += ["--remote-debugging-port=0", "--window-size=1960,1100"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", *options]
+    options += [f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+    options += ["--window-size=1960,1100"]
     address = f"http://127.0.0.1:{server.server_port}/around"
     browser = subprocess.Popen([BROWSER, *options, address], stderr=subprocess.DEVNULL)
     try:

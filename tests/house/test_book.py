@@ -43,7 +43,7 @@ def book(tmp_path_factory):
     built = folder.with_suffix(".built")
     with FileLock(folder.with_suffix(".lock")):
         if not built.exists():
-            command = [sys.executable, "-m", "docs.book", "--out", folder]
+            command = [sys.executable, "-m", "docs.book", "--no-python", "--out", folder]
             own = os.environ | {"PALIMPSEST_CACHE": str(folder.with_suffix(".values"))}
             subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350, env=own)
             built.touch()
@@ -240,7 +240,7 @@ def served(tmp_path, monkeypatch):
         if method == "memformer":
             values.keep(name, '{"functions":{},"kept":true}')
     values.file_of.cache_clear()
-    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser"]
+    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser", "--no-python"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         yield re.search(r"http://\S+", process.stdout.readline())[0]
         process.terminate()
