@@ -167,7 +167,7 @@ def lives_of(path: Path) -> list[str]:
     if path.suffix != ".md":
         return []
     text = path.read_text(encoding="utf-8")
-    return LIVE.findall(text) + ["practice"] * (PRACTICE in text)
+    return [*LIVE.findall(text), *["practice"] * (PRACTICE in text), *["edit"] * is_chapter(path)]
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:
@@ -188,8 +188,9 @@ def scripts_for(path: Path, data: str) -> str:
         needed.append("heat.js")
         needed += ["replay.js"] if has_replay(path) else []
         needed += ["panel.js"] if is_chapter(path) else []
-    if lives_of(path):
-        needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives_of(path))]
+    lives = [name for name in lives_of(path) if name != "edit" or "panel.js" in needed]
+    if lives:
+        needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives)]
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
     return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 
