@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     port = "where the browser finds it (default: 8765, or a free one if that is taken)"
     parser.add_argument("--port", type=port_number, default=8765, metavar="N", help=port)
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
-    python = "do not fetch Python for the reader's browser (17 MB, once); pages show what is recorded"
+    python = "do not fetch Python for the reader's browser (17 MB, once)"
     parser.add_argument("--no-python", action="store_true", help=python)
     options = parser.parse_args(argv)
     missing = " ".join(pip for module, pip in NEEDED.items() if find_spec(module) is None)
@@ -66,7 +66,7 @@ def port_number(text: str) -> int:
 
 
 def write(out: Path, fetches: bool) -> int:
-    """Write all pages; returns the exit code. If `fetches`, the parts of Python are fetched first."""
+    """Write all pages, if `fetches` with the parts of Python; returns the exit code."""
     from docs.book.runtime import fetch
     from docs.book.site import build
 

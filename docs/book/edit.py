@@ -39,8 +39,8 @@ def run(paper: str, function: str, text: str) -> dict:
     """What changes with another text of a function, on the case that the chapter shows.
 
     "values" are [variable, the array before, after], those that changed in the first call of the
-    function in which one did; "outputs" is [name, before, after, largest difference] of logits and the objective;
-    "check" is the verdict on the gradients, whose first word is WRONG if one is.
+    function in which one did. "outputs" is [name, before, after, largest difference] of logits and
+    the objective. "check" is the verdict on the gradients, whose first word is WRONG if one is.
     """
     before, called = outcome(paper, function)
     with standing_in(paper, function, text):

@@ -29,7 +29,13 @@ CHAPTERS = [
 ]
 METHODS = [path.stem for path in CHAPTERS]
 MENU = {  # {group: patterns of its pages}
-    "Begin": ["README.md", "docs/book/try_one.md", "docs/index.md", "docs/choosing.md", "docs/tour.ipynb"],
+    "Begin": [
+        "README.md",
+        "docs/book/try_one.md",
+        "docs/index.md",
+        "docs/choosing.md",
+        "docs/tour.ipynb",
+    ],
     "Chapters": [
         "docs/building_blocks.md",
         *(f"docs/{name}.md" for name in METHODS),
@@ -167,7 +173,8 @@ def lives_of(path: Path) -> list[str]:
     if path.suffix != ".md":
         return []
     text = path.read_text(encoding="utf-8")
-    return [*LIVE.findall(text), *["practice"] * (PRACTICE in text), *["edit"] * is_chapter(path)]
+    marked = ["toys" if name.startswith("toy_") else name for name in LIVE.findall(text)]
+    return [*marked, *["practice"] * (PRACTICE in text), *["edit"] * is_chapter(path)]
 
 
 def addresses_of_functions(path: Path) -> dict[str, str]:

@@ -4,7 +4,6 @@ The worker in the reader's browser runs it (live.py), and test_live.py outside. 
 memory that reads one document, segment by segment, through the reference.
 """
 
-import collections
 import importlib
 import json
 import sys
@@ -46,7 +45,7 @@ def document(about: dict, facts: list, lengths: list, distractors: float, seed: 
         parts.append(about["tell"] + fact[0] + fact[1])
     parts.append(noise(about, after - after // (len(again) + 1) * len(again), distractors, rng))
 
-    last = {key: place for key, place in places}
+    last = dict(places)
     questions = []
     for key, value, later in facts:
         questions.append((key, later or value, sum(map(len, parts)) + 1, last[key]))

@@ -18,7 +18,8 @@ async function openEditor(function_, text) {
   const opened = await ask("docs.book.edit", "opened", { paper, function: function_ });
   const code = editor(`code of ${function_}`, text ?? opened.text);
   const found = make("div", { role: "status" });
-  const tries = [["", "try this…"], ...opened.suggestions.map(([name, sentence], number) => [number, `${name}: ${sentence}`])];
+  const offered = opened.suggestions.map(([name, sentence], number) => [number, `${name}: ${sentence}`]);
+  const tries = [["", "try this…"], ...offered];
   const suggestions = choice("something to try", tries, "", event => {
     const [name, , changed] = opened.suggestions[event.target.value];
     show(name);

@@ -1,6 +1,7 @@
 // Practice beside the text: where a page says which tasks to write, they can be written and are judged, in the browser.
 
-const JUDGE = ["attrs-23.2.0-py3-none-any.whl", "sortedcontainers-2.4.0-py2.py3-none-any.whl", "hypothesis-6.130.0-py3-none-any.whl"];
+const JUDGE = ["attrs-23.2.0-py3", "sortedcontainers-2.4.0-py2.py3", "hypothesis-6.130.0-py3"]
+  .map(name => `${name}-none-any.whl`);
 const SECONDS = 5;  // that one example may take
 const asksJudge = (name, given) => askWithin(SECONDS, "docs.book.practice", name, given, JUDGE);
 
@@ -57,10 +58,10 @@ function offerPractice(block, names) {  // under a block of commands: write its 
 }
 
 async function startPractice() {
-  const blocks = [...article.querySelectorAll("pre")];
-  const offered = blocks.map(block => [block, block.textContent.match(/docs\.practice --in mine ([a-z_ ]*[a-z_])/)]).filter(([, names]) => names);
+  const names = /docs\.practice --in mine ([a-z_ ]*[a-z_])/;
+  const offered = [...article.querySelectorAll("pre")].filter(block => names.test(block.textContent));
   if (!offered.length || !await pythonIsThere()) return;
-  for (const [block, names] of offered) offerPractice(block, names[1].split(" "));
+  for (const block of offered) offerPractice(block, block.textContent.match(names)[1].split(" "));
 }
 
 startPractice();

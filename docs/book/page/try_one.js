@@ -35,7 +35,7 @@ class Side {  // one memory: what it shows
       weights[number % weights.length].file);
     this.fields = make("div", { className: "fields" });
     this.answers = make("table", {});
-    this.behind = make("div", {});
+    this.behind = make("div", { className: "behind" });
     this.progress = make("progress", { value: 0, "aria-label": `how much memory ${number + 1} has read` });
     this.where = make("output", {});
     this.element = make("section", {}, this.weights, make("div", { className: "row" }, this.progress, this.where),
@@ -139,13 +139,16 @@ function startTryOne(room) {
   const stops = button("Stop", () => { tryOne.isStopped = true; });
   tryOne.sides = [0, 1].map(number => new Side(number, weights));
 
-  const goesBack = make("input", { type: "checkbox", onchange: () => drawBack() });
-  const question = choice("question", [[0, "of fact 1"], [1, "of fact 2"], [2, "of fact 3"], [3, "of fact 4"]], 0, () => drawBack());
+  const goesBack = button("backward", () => {
+    goesBack.setAttribute("aria-pressed", goesBack.getAttribute("aria-pressed") !== "true");
+    drawBack();
+  });
+  const question = choice("question", [0, 1, 2, 3].map(k => [k, `of fact ${k + 1}`]), 0, () => drawBack());
   const horizon = choice("horizon", HORIZONS.map(h => [h, `horizon ${h}`]), 16, () => drawBack());
 
   async function drawBack() {
     for (const side of tryOne.sides) {
-      if (!goesBack.checked) side.behind.replaceChildren();
+      if (goesBack.getAttribute("aria-pressed") !== "true") side.behind.replaceChildren();
       else if (side.isDone) await side.drawBehind(Number(question.value), Number(horizon.value));
     }
   }
@@ -174,7 +177,7 @@ function startTryOne(room) {
   }
 
   const about = make("div", { className: "row" }, reads, stops, make("label", {}, "distractors ", distractors),
-    make("label", {}, goesBack, " backward"), question, horizon);
+    goesBack, question, horizon);
   room.append(...rows, ...lengths, about, says, make("pre", { id: "book-document" }),
     make("div", { className: "sides" }, ...tryOne.sides.map(side => side.element)));
   drawAlso(() => { for (const side of tryOne.sides) if (side.segments) side.draw(); });
@@ -183,7 +186,7 @@ function startTryOne(room) {
 }
 
 function shortened(text) {  // its facts and questions, and filler where it is not too long
-  return text.replace(/[^@?\d]{60,}/g, filler => `${filler.slice(0, 20)} … ${filler.length - 40} more … ${filler.slice(-20)}`);
+  return text.replace(/[^@?\d]{60,}/g, run => `${run.slice(0, 20)} … ${run.length - 40} more … ${run.slice(-20)}`);
 }
 
 whenPython(document.getElementById("book-live-try_one"), startTryOne);
