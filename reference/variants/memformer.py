@@ -257,7 +257,7 @@ def memory_self_attention_forward(p, config, x, memory, rng):
     )
     mask = self_attention_mask(x.shape[1], memory.shape[1], causal=True, readable=None)
     distances = config.distances(causal=True)
-    attend = config.operations.relative_attention_forward
+    attend = config.operations.simplified_attention_forward
     out, attention_cache = attend(p, query, key, value, distances, mask, config.dropout, rng)
     out, output_cache = paper.affine_forward(p, "output", paper.merge_heads(out))
     out, dropout_mask = paper.dropout(out, config.dropout, rng)
@@ -269,7 +269,7 @@ def memory_self_attention_backward(config, dy, cache):
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = paper.affine_backward(dy * dropout_mask, output_cache)
     dout = paper.split_heads(dout, config.heads)
-    attend_backward = config.operations.relative_attention_backward
+    attend_backward = config.operations.simplified_attention_backward
     dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
     dnormed, dsource, dprojection_params = paper.projections_backward(
         dquery, dkey, dvalue, projections_cache
@@ -312,7 +312,7 @@ def init_memory_layer(config, rng):
 def zero_state(params, config, batch):
     """What a document starts with: zeros, which are read as v_bias / ||v_bias||."""
     zeros = {"initial_memory": np.zeros_like(params["slot_bias"])}
-    return without_bias(config).initial_state(zeros, config, batch)
+    return without_bias(config).learned_state(zeros, config, batch)
 
 
 def zero_state_backward(dstate):
@@ -358,7 +358,7 @@ def slot_normalization_backward(dslots, cache):
 def init_biased(config, rng):
     """Parameters with biases of slots, whose length is about 1, in the place of initial slots."""
     params = {}
-    for name, value in without_bias(config).init_params(config, rng).items():
+    for name, value in without_bias(config).init_encoder_decoder(config, rng).items():
         if name == "initial_memory":
             params["slot_bias"] = value * config.width**-0.5
         else:
@@ -463,65 +463,69 @@ def operations_of(config):
     Raises ValueError, naming the field, for a variant that there is not.
     """
     check_variant(config)
-    operations = without_bias(config)
+    replaced = other_variants(config)
     if config.slot_normalization == "biased":
-        operations = operations._replace(
-            initial_state=zero_state,
-            initial_state_backward=zero_state_backward,
-            encoder_forward=encoder_biased_forward,
-            encoder_backward=encoder_biased_backward,
-            init_params=init_biased,
-        )
-    return operations
+        replaced |= {
+            "learned_state": zero_state,
+            "learned_state_backward": zero_state_backward,
+            "encoder_forward": encoder_biased_forward,
+            "encoder_backward": encoder_biased_backward,
+            "init_encoder_decoder": init_biased,
+        }
+    return paper.operations_with(**replaced)
 
 
 def without_bias(config):
-    """The operations of all other variants that the config asks for."""
-    operations = paper.published_operations()
+    """The operations without biased normalisation."""
+    return paper.operations_with(**other_variants(config))
+
+
+def other_variants(config):
+    """{operation: its function} of all other variants that the config asks for."""
+    replaced = {}
     if config.encoder_layers == 0:
-        operations = operations._replace(
-            initial_state=empty_previous_state,
-            encoder_forward=decoder_only_forward,
-            encoder_backward=decoder_only_backward,
-            prediction_forward=no_decoder_forward,
-            prediction_backward=no_decoder_backward,
-            distances=decoder_only_distances,
-            init_params=init_decoder_only,
-        )
+        replaced |= {
+            "learned_state": empty_previous_state,
+            "encoder_forward": decoder_only_forward,
+            "encoder_backward": decoder_only_backward,
+            "prediction_forward": no_decoder_forward,
+            "prediction_backward": no_decoder_backward,
+            "clipped_distances": decoder_only_distances,
+            "init_encoder_decoder": init_decoder_only,
+        }
     if config.positions == "transformer_xl":
-        operations = operations._replace(
-            relative_attention_forward=transformer_xl_attention_forward,
-            relative_attention_backward=transformer_xl_attention_backward,
-            distances=all_distances,
-            init_self_attention=init_transformer_xl_attention,
-        )
+        replaced |= {
+            "simplified_attention_forward": transformer_xl_attention_forward,
+            "simplified_attention_backward": transformer_xl_attention_backward,
+            "clipped_distances": all_distances,
+            "init_self_attention": init_transformer_xl_attention,
+        }
     if config.slot_value == "projected":
-        operations = operations._replace(
-            slot_value_forward=projected_value_forward,
-            slot_value_backward=projected_value_backward,
-        )
+        replaced |= {
+            "slot_value_forward": projected_value_forward,
+            "slot_value_backward": projected_value_backward,
+        }
     if hasattr(config, "task"):
-        operations = with_masks(config, operations)._replace(
-            encoder_forward=encoder_task_forward,
-            encoder_backward=encoder_task_backward,
-            prediction_forward=prediction_task_forward,
-            prediction_backward=prediction_task_backward,
-        )
-    return operations
+        replaced |= with_masks(config)
+        replaced |= {
+            "encoder_forward": encoder_task_forward,
+            "encoder_backward": encoder_task_backward,
+            "prediction_forward": prediction_task_forward,
+            "prediction_backward": prediction_task_backward,
+        }
+    return replaced
 
 
-def with_masks(config, operations):
-    """The operations whose keys are tokens that were read: padding is none of them."""
+def with_masks(config):
+    """{operation: its function} whose keys are tokens that were read: padding is none of them."""
     readable = config.task.readable
     mask = readable_mask(readable)
     square = self_attention_mask(config.segment, 0, False, readable)
-    return operations._replace(
-        encoder_attention_forward=partial(operations.encoder_attention_forward, mask=square),
-        decoder_cross_attention_forward=partial(
-            operations.decoder_cross_attention_forward, mask=mask
-        ),
-        slot_attention_forward=partial(operations.slot_attention_forward, mask=mask),
-    )
+    return {
+        "self_attention_forward": partial(paper.self_attention_forward, mask=square),
+        "cross_attention_forward": partial(paper.cross_attention_forward, mask=mask),
+        "slot_attention_forward": partial(paper.slot_attention_forward, mask=mask),
+    }
 
 
 def check_variant(config):
