@@ -132,49 +132,38 @@ def cross_attention_backward(config, dy, cache):
 
 
 def slot_attention_forward(p, config, memory, encoded, mask=True):
-    """The next memory (B, S, D), from memory (B, S, D) and encoded (B, N, D) (Figure 2c)."""
+    """The next memory (B, S, D), from memory (B, S, D) and encoded (B, N, D) (Figure 2c).
+
+    Each slot, normed for query and key, attends to 1 + N keys: its own and those of encoded.
+    """
     normed, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: it is normed
     source, source_cache = layer_norm_forward(p, "norm", encoded)
-    new, update_cache = slot_update_forward(p, config, memory, normed, source, mask)
-    return new, (norm_cache, source_cache, update_cache)
+    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
+    self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
+    self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
+    self_value = split_heads(memory, config.heads)  # decision 7: its own value, not projected
+
+    scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
+    new, mean_cache = slot_mean_forward(scores, self_value, value)
+    new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
+    cache = (norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache)
+    return new, cache
 
 
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
-    norm_cache, source_cache, update_cache = cache
-    dmemory_by_value, dnormed, dsource, grads = slot_update_backward(config, dnew, update_cache)
-    dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
-    dmemory, dmemory_norm_params = layer_norm_backward(dnormed, norm_cache)
-    grads |= dnorm_params | dmemory_norm_params
-    return dmemory_by_value + dmemory, dencoded, grads
-
-
-def slot_update_forward(p, config, memory, normed, source, mask):
-    """Each slot, normed for query and key, attends to [itself | source], 1 + N keys, (B, S, D)."""
-    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
-    self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
-    self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
-    value_forward = config.operations.slot_value_forward
-    self_value, self_value_cache = value_forward(p, config, memory, normed)
-    scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
-    new, mean_cache = slot_mean_forward(scores, self_value, value)
-    new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
-    return new, (projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache)
-
-
-def slot_update_backward(config, dnew, cache):
-    """Gradients of memory, normed and source, and of the parameters."""
-    projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache = cache
+    norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
     dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
+
     dnormed_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
     dnormed, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
-    value_backward = config.operations.slot_value_backward
-    dmemory, dnormed_by_value, dvalue_params = value_backward(dself_value, self_value_cache)
     add_into(grads, dself_key_params)  # the other use of the key projection
-    add_into(grads, dvalue_params)
-    return dmemory, dnormed + dnormed_by_key + dnormed_by_value, dsource, grads
+    dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormed + dnormed_by_key, norm_cache)
+    grads |= dnorm_params | dmemory_norm_params
+    return merge_heads(dself_value) + dmemory, dencoded, grads
 
 
 def slot_scores_forward(query, self_key, key, mask):
@@ -326,9 +315,8 @@ def encoder_backward(params, config, dencoded, dnext_state, cache):
     """Gradients of memory (B, 1, S, D) and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
     dnext_memory = dnext_state.memory[:, 0]
-    dmemory, dencoded_written, dwriter_params = slot_attention_backward(
-        config, dnext_memory, writer_cache
-    )
+    write_backward = config.operations.slot_attention_backward
+    dmemory, dencoded_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
     dx, dencoder_params = layer_norm_backward(dencoded + dencoded_written, norm_cache)
     for layer in reversed(range(config.encoder_layers)):
         dx, dmemory_read, dlayer_params = encoder_layer_backward(config, dx, caches[layer])
@@ -388,16 +376,6 @@ def decoder_backward(params, config, dhidden, cache):
     grads = {"embedding": dembedding}
     grads |= prefixed("decoder.", ddecoder_params)
     return dencoded, grads
-
-
-def slot_value_forward(p, config, memory, normed):
-    """A slot's own value, by head: the slot itself (decision 7: its own value), (B, H, S, D/H)."""
-    return split_heads(memory, config.heads), None
-
-
-def slot_value_backward(dself_value, cache):
-    """Gradients of memory, of its norm, which has no part in it, and of no parameters."""
-    return merge_heads(dself_value), 0.0, {}
 
 
 def encoder_layer_forward(p, config, x, memory, rng):
@@ -910,33 +888,23 @@ def init_encoder_decoder(config, rng):
 
 def init_layer(config, rng, causal, reader):
     """Self-attention, a reader of memory or of the encodings, the feed-forward."""
-    attention = config.operations.init_self_attention(config, rng, causal)
+    attention = config.operations.init_attention(config, rng, config.distances(causal))
     p = prefixed("attention.", attention)
-    p |= prefixed(f"{reader}.", init_cross_attention(config, rng))
+    p |= prefixed(f"{reader}.", init_attention(config, rng))
     if not causal:  # the encoder norms the memory that it reads
         p |= init_norm("read.memory_norm", config.width)
     return p | init_mlp(config, rng)
 
 
-def init_self_attention(config, rng, causal):
-    """Attention with simplified positions (decision 2: biases, except in Eq. 1)."""
+def init_attention(config, rng, distances=()):
+    """Attention, with R if it has distances (decision 2: biases, except in Eq. 1)."""
     d = config.width
     inner = config.heads * config.head_width
     p = init_norm("norm", d)
     for name in ("query", "key", "value"):
         p |= init_affine(rng, name, inner, d)  # Eq. 2
-    rows = len(config.distances(causal))
-    p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
-    return p | init_affine(rng, "output", d, inner)
-
-
-def init_cross_attention(config, rng):
-    """Attention to memory or to encodings, without positions (decision 2: with biases)."""
-    d = config.width
-    inner = config.heads * config.head_width
-    p = init_norm("norm", d)
-    for name in ("query", "key", "value"):
-        p |= init_affine(rng, name, inner, d)
+    if len(distances):
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (len(distances), config.head_width))
     return p | init_affine(rng, "output", d, inner)
 
 

@@ -233,9 +233,8 @@ def memory_layer_forward(p, config, x, memory, rng):
 def memory_layer_backward(config, dx, dnext_memory, cache):
     """Gradients of x, of memory and of the parameters."""
     memory_cache, attention_cache, mlp_cache, writer_cache = cache
-    dmemory, dx_written, dwriter_params = paper.slot_attention_backward(
-        config, dnext_memory, writer_cache
-    )
+    write_backward = config.operations.slot_attention_backward
+    dmemory, dx_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
     dx, grads = paper.relu_mlp_backward(dx + dx_written, mlp_cache)
     dx, dnormed_memory, dattention_params = memory_self_attention_backward(
         config, dx, attention_cache
@@ -301,7 +300,7 @@ def init_decoder_only(config, rng):
 def init_memory_layer(config, rng):
     """Self-attention that also reads memory, after a norm, a writer, the feed-forward."""
     norms = paper.init_norm("norm", config.width) | paper.init_norm("memory_norm", config.width)
-    attention = config.operations.init_self_attention(config, rng, causal=True)
+    attention = config.operations.init_attention(config, rng, config.distances(causal=True))
     p = paper.prefixed("attention.", norms | attention)
     p |= paper.prefixed("writer.", paper.init_writer(config, rng))
     return p | paper.init_mlp(config, rng)
@@ -366,16 +365,48 @@ def init_biased(config, rng):
     return params
 
 
-def projected_value_forward(p, config, memory, normed):
-    """A slot's own value, (B, H, S, D/H), projected by the matrix of encodings."""
-    self_value, cache = paper.affine_forward(p, "value", normed)
-    return paper.split_heads(self_value, config.heads), cache
+def projected_slot_attention_forward(p, config, memory, encoded, mask=True):
+    """Slot attention in which a slot's own value is projected by the matrix of encodings."""
+    normed, norm_cache = paper.layer_norm_forward(p, "memory_norm", memory)
+    source, source_cache = paper.layer_norm_forward(p, "norm", encoded)
+    query, key, value, projections_cache = paper.projections_forward(
+        p, config.heads, normed, source
+    )
+    self_key, self_key_cache = paper.affine_forward(p, "key", normed)
+    self_value, self_value_cache = paper.affine_forward(p, "value", normed)
+    self_key = paper.split_heads(self_key, config.heads)  # (B, H, S, E)
+    self_value = paper.split_heads(self_value, config.heads)  # (B, H, S, D/H)
+    scores, scores_cache = paper.slot_scores_forward(query, self_key, key, mask)
+    new, mean_cache = paper.slot_mean_forward(scores, self_value, value)
+    own_caches = (norm_cache, self_key_cache, self_value_cache)
+    return paper.merge_heads(new), (
+        own_caches,
+        source_cache,
+        projections_cache,
+        scores_cache,
+        mean_cache,
+    )
 
 
-def projected_value_backward(dself_value, cache):
-    """Gradients of memory, which has no part in it, of its norm and of the parameters."""
-    dnormed, grads = paper.affine_backward(paper.merge_heads(dself_value), cache)
-    return 0.0, dnormed, grads
+def projected_slot_attention_backward(config, dnew, cache):
+    """Gradients of memory, of encoded and of the parameters."""
+    own_caches, source_cache, projections_cache, scores_cache, mean_cache = cache
+    norm_cache, self_key_cache, self_value_cache = own_caches
+    dnew = paper.split_heads(dnew, config.heads)  # (B, H, S, D/H)
+    dscores, dself_value, dvalue = paper.slot_mean_backward(dnew, mean_cache)
+    dquery, dself_key, dkey = paper.slot_scores_backward(dscores, scores_cache)
+
+    dself_key = paper.merge_heads(dself_key)
+    dself_value = paper.merge_heads(dself_value)
+    dnormed_by_key, dself_key_params = paper.affine_key_backward(dself_key, self_key_cache)
+    dnormed, dsource, grads = paper.projections_backward(dquery, dkey, dvalue, projections_cache)
+    dnormed_by_value, dself_value_params = paper.affine_backward(dself_value, self_value_cache)
+    paper.add_into(grads, dself_key_params)  # the other uses of both projections
+    paper.add_into(grads, dself_value_params)
+    dnormed = dnormed + dnormed_by_key + dnormed_by_value
+    dencoded, dnorm_params = paper.layer_norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm_params = paper.layer_norm_backward(dnormed, norm_cache)
+    return dmemory, dencoded, grads | dnorm_params | dmemory_norm_params
 
 
 # ----------------------------------------------------------------------------
@@ -436,7 +467,7 @@ def all_distances(config, causal):
     return np.arange(smallest, largest + 1)
 
 
-def init_transformer_xl_attention(config, rng, causal):
+def init_transformer_xl_attention(config, rng, distances):
     """Attention with Eq. 1's positions; its projections have no biases (decision 2: not here)."""
     d = config.width
     inner = config.heads * config.head_width
@@ -498,15 +529,16 @@ def other_variants(config):
             "simplified_attention_forward": transformer_xl_attention_forward,
             "simplified_attention_backward": transformer_xl_attention_backward,
             "clipped_distances": all_distances,
-            "init_self_attention": init_transformer_xl_attention,
+            "init_attention": init_transformer_xl_attention,
         }
     if config.slot_value == "projected":
         replaced |= {
-            "slot_value_forward": projected_value_forward,
-            "slot_value_backward": projected_value_backward,
+            "slot_attention_forward": projected_slot_attention_forward,
+            "slot_attention_backward": projected_slot_attention_backward,
         }
     if hasattr(config, "task"):
-        replaced |= with_masks(config)
+        write = replaced.get("slot_attention_forward", paper.slot_attention_forward)
+        replaced |= with_masks(config, write)
         replaced |= {
             "encoder_forward": encoder_task_forward,
             "encoder_backward": encoder_task_backward,
@@ -516,7 +548,7 @@ def other_variants(config):
     return replaced
 
 
-def with_masks(config):
+def with_masks(config, write):
     """{operation: its function} whose keys are tokens that were read: padding is none of them."""
     readable = config.task.readable
     mask = readable_mask(readable)
@@ -524,7 +556,7 @@ def with_masks(config):
     return {
         "self_attention_forward": partial(paper.self_attention_forward, mask=square),
         "cross_attention_forward": partial(paper.cross_attention_forward, mask=mask),
-        "slot_attention_forward": partial(paper.slot_attention_forward, mask=mask),
+        "slot_attention_forward": partial(write, mask=mask),
     }
 
 
