@@ -29,8 +29,8 @@ from 1, arrays and parameters' names from 0. Decisions: docs/decisions/block_rec
 import importlib
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -880,99 +880,19 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: the gradients checked, a tiny text fitted; a first reading skips it
-def demonstrate():
-    """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=3,
-        heads=2,
-        head_width=5,
-        feed_forward=20,
-        window=4,
-        segment=12,
-        recurrent_layers=(2,),
-        states=3,
-        buckets=6,
-        max_distance=5,
-    )
-    params = init_params(config, rng)
-    document = rng.integers(config.vocabulary, size=(2, 25))
-    first = (document[:, :12], document[:, 1:13])
-    second = (document[:, 12:24], document[:, 13:])
-    print("Block-Recurrent Transformer, 2 segments of 3 blocks; layer 2 is recurrent.")
-
-    _, grads = loss_and_gradients(params, config, [first, second])
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        above = params | {name: params[name] + 1e-6 * direction}
-        below = params | {name: params[name] - 1e-6 * direction}
-        losses = [loss_and_gradients(moved, config, [first, second])[0] for moved in (above, below)]
-        numeric = (losses[0] - losses[1]) / 2e-6
-        if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
-            raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
-    print("All gradients are those of finite differences.")
-
-    for step in range(1, 151):
-        loss, grads = loss_and_gradients(params, config, [first, second])
-        rate = 0.02 * 0.98**step
-        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 150):
-            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 48 random tokens")
-
-    tokens, targets = second
-    fresh = initial_state(params, config, 2)
-    _, carried, _ = forward(params, config, first[0], fresh)
-    cleared = carried._replace(states=fresh.states)
-    for label, state in {"carried": carried, "cleared": cleared, "and keys": fresh}.items():
-        logits, _, _ = forward(params, config, tokens, state)
-        nats, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-        bits = nats / targets.size / np.log(2)
-        print(f"second segment, states {label:8}: {bits:.3f} bits for each token")
-
-
-# ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
 PUBLISHED = {"gate": "fixed", "configuration": "skip", "feedback": False, "output_dropout": False}
 
 
-class Operations(NamedTuple):
-    """What a variant may replace, each by a function of the same signature."""
-
-    gating_forward: Callable
-    gating_backward: Callable
-    recurrence_forward: Callable
-    recurrence_backward: Callable
-    stack_forward: Callable
-    stack_backward: Callable
-    output_forward: Callable
-    output_backward: Callable
-    reading_layers: Callable
-    init_gating: Callable
-
-
-def published_operations():
-    """The paper's own."""
-    return Operations(
-        gating_forward,
-        gating_backward,
-        recurrence_forward,
-        recurrence_backward,
-        stack_forward,
-        stack_backward,
-        output_forward,
-        output_backward,
-        reading_layers,
-        init_gating,
-    )
+def operations_with(**replaced):
+    """The functions of this file by name, with a variant's in the place of some."""
+    return SimpleNamespace(**(globals() | replaced))
 
 
 def operations_of(config):
     """The published operations; a config that asks for a variant gets that variant's."""
     if all(getattr(config, name) == value for name, value in PUBLISHED.items()):
-        return published_operations()
+        return operations_with()
     variants = importlib.import_module("reference.variants.block_recurrent")
     return variants.operations_of(config)
 
@@ -1015,9 +935,6 @@ def check_recurrent_layers(config):
         )
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
-        sys.argv.insert(1, "block_recurrent")
-        runpy.run_module("reference.gradients", run_name="__main__")
-    else:
-        demonstrate()
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "block_recurrent")
+    runpy.run_module("reference.gradients", run_name="__main__")

@@ -31,8 +31,8 @@ rows count from 0.
 import importlib
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -144,7 +144,7 @@ def remember_forward(p, config, h, memory, compressed, weights):
 
     # of keys C to C + N - 1 (decision 9: usage at eviction)
     usage = weights[..., compressed_rows : compressed_rows + n].mean((1, 2))  # (B, N)
-    new, cache = config.operations.compress_forward(p, config, evicted, usage)  # l.9
+    new, cache = config.operations.conv_forward(p, config, evicted, usage)  # l.9
     compressed_queue = np.concatenate([compressed, new], axis=1)
     next_compressed = compressed_queue[:, new.shape[1] :]  # l.11 (decision 5: it means cm_{t+1})
     return next_memory, next_compressed, (evicted, new), cache
@@ -332,7 +332,9 @@ def auxiliary_forward(params, config, cache):
     for layer in config.operations.trained_layers(config):
         _, compression_cache, h, evicted, new = layer_caches[layer]
         p = subtree(params, f"layers.{layer}.")
-        loss, loss_cache = config.operations.loss_forward(p, config, h, evicted, new)
+        loss, loss_cache = config.operations.attention_reconstruction_forward(
+            p, config, h, evicted, new
+        )
         losses[f"layers.{layer}.compression"] = loss
         caches.append((layer, compression_cache, loss_cache))
     return losses, caches
@@ -342,9 +344,9 @@ def auxiliary_backward(config, dloss, caches):
     """Gradients of the summed auxiliary losses: of the compression's parameters alone."""
     grads = {}
     for layer, compression_cache, loss_cache in caches:
-        dnew, dloss_params = config.operations.loss_backward(dloss, loss_cache)
+        dnew, dloss_params = config.operations.attention_reconstruction_backward(dloss, loss_cache)
         # stop: evicted is data
-        _, dparams = config.operations.compress_backward(dnew, compression_cache)
+        _, dparams = config.operations.conv_backward(dnew, compression_cache)
         grads |= prefixed(f"layers.{layer}.compression.", dparams | dloss_params)
     return grads
 
@@ -826,7 +828,7 @@ def init_layer(config, rng):
     p["mlp_output"] = init_linear(rng, d, config.feed_forward)
     p["mlp_output_bias"] = np.zeros(d)
     p |= init_norm("mlp_norm", d)
-    return p | prefixed("compression.", config.operations.init_compression(config, rng))
+    return p | prefixed("compression.", config.operations.init_conv(config, rng))
 
 
 def init_positions(config, rng):
@@ -839,10 +841,10 @@ def init_positions(config, rng):
     }
 
 
-def init_conv(config, rng, gain=1.0):
+def init_conv(config, rng):
     """The matrix of c rows end to end (decision 7: no bias anywhere)."""
     rows = config.compression_rate * config.width
-    return {"weight": init_linear(rng, config.width, rows, gain)}
+    return {"weight": init_linear(rng, config.width, rows)}
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
@@ -861,61 +863,6 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, then a tiny text; a first reading skips it
-def demonstrate():
-    """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=2,
-        heads=2,
-        head_width=5,
-        feed_forward=20,
-        segment=6,
-        memory=6,
-        compressed_memory=6,
-        compression_rate=3,
-    )
-    params = init_params(config, rng)
-    text = rng.integers(config.vocabulary, size=(2, 25))
-    # the target of a token is the next one
-    segments = [(text[:, i : i + 6], text[:, i + 1 : i + 7]) for i in range(0, 24, 6)]
-    *first, last = segments
-    print("Convolution trained by attention reconstruction; four segments of 6 tokens.")
-
-    _, _, _, state = loss_and_gradients(params, config, first)
-    _, _, grads, _ = loss_and_gradients(params, config, [last], state)
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        losses = []
-        for distance in (1e-6, -1e-6):
-            moved = params | {name: params[name] + distance * direction}
-            task, compression, _, _ = loss_and_gradients(moved, config, [last], state)
-            losses.append(compression if ".compression." in name else task)  # what trains it
-        numeric = (losses[0] - losses[1]) / 2e-6
-        if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
-            raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
-    print("All gradients are those of finite differences.")
-
-    for step in range(1, 201):
-        loss, compression, grads, _ = loss_and_gradients(params, config, segments)
-        rate = 0.02 * 0.98**step
-        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 200):
-            bits = f"{loss / np.log(2):.3f} bits for each of 48 random tokens"
-            print(f"step {step:3d}: {bits}, compression loss {compression:.4f}")
-
-    _, _, _, state = loss_and_gradients(params, config, first)
-    fresh = initial_state(params, config, 2)
-    memory_alone = state._replace(compressed=fresh.compressed)
-    starts = {"both memories": state, "memory alone": memory_alone, "neither": fresh}
-    for label, start in starts.items():
-        loss, *_ = loss_and_gradients(params, config, [last], start)
-        print(f"Fourth segment, read with {label}: {loss / np.log(2):.3f} bits per token")
-
-
-# ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
 PUBLISHED = {
     "compression": "conv",
@@ -928,61 +875,24 @@ PUBLISHED = {
 }
 
 
-class Operations(NamedTuple):
-    """What a variant may replace, each by a function of the same signature."""
-
-    embedding_forward: Callable
-    embedding_backward: Callable
-    logits_forward: Callable
-    logits_backward: Callable
-    all_layers_forward: Callable
-    layer_forward: Callable
-    attend_forward: Callable
-    attend_backward: Callable
-    remember_backward: Callable
-    error_forward: Callable
-    error_backward: Callable
-    layer_state: Callable
-    init_embedding: Callable
-    init_layer: Callable
-    init_positions: Callable
-    compress_forward: Callable
-    compress_backward: Callable
-    loss_forward: Callable
-    loss_backward: Callable
-    layer_config: Callable
-    trained_layers: Callable
-    rows_left_out: Callable
-    init_compression: Callable
+def layer_config(config, layer):
+    """The config of a layer: the model's, as all layers are alike."""
+    return config
 
 
-def published_operations():
-    """The paper's own."""
-    return Operations(
-        embedding_forward,
-        embedding_backward,
-        logits_forward,
-        logits_backward,
-        all_layers_forward,
-        layer_forward,
-        attend_forward,
-        attend_backward,
-        remember_backward,
-        error_forward,
-        error_backward,
-        layer_state,
-        init_embedding,
-        init_layer,
-        init_positions,
-        compress_forward=conv_forward,
-        compress_backward=conv_backward,
-        loss_forward=attention_reconstruction_forward,
-        loss_backward=attention_reconstruction_backward,
-        layer_config=lambda config, layer: config,
-        trained_layers=lambda config: range(config.layers),
-        rows_left_out=lambda config: 0,
-        init_compression=init_conv,
-    )
+def trained_layers(config):
+    """The layers, counted from 0, whose compression has a loss: all of them."""
+    return range(config.layers)
+
+
+def rows_left_out(config):
+    """Evicted rows of a segment that are not compressed: none."""
+    return 0
+
+
+def operations_with(**replaced):
+    """The functions of this file by name, with a variant's in the place of some."""
+    return SimpleNamespace(**(globals() | replaced))
 
 
 def variants():
@@ -998,7 +908,7 @@ def is_published(config):
 
 def operations_of(config):
     """The published operations; a config that asks for a variant gets that variant's."""
-    return published_operations() if is_published(config) else variants().operations_of(config)
+    return operations_with() if is_published(config) else variants().operations_of(config)
 
 
 def stopped(config):
@@ -1035,9 +945,6 @@ def check_config(config):
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
-        sys.argv.insert(1, "compressive")
-        runpy.run_module("reference.gradients", run_name="__main__")
-    else:
-        demonstrate()
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "compressive")
+    runpy.run_module("reference.gradients", run_name="__main__")

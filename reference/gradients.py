@@ -1,4 +1,4 @@
-"""python -m reference.<paper> --check [--case NAME]: gradients by hand beside finite differences.
+"""python -m reference.<paper> [--check] [--case NAME]: gradients beside finite differences.
 
 A case is a file of docs/vectors: a config, parameters, a state and three segments. Along a random
 direction of each tensor the objective of rollout.py is differentiated numerically; what the paper
@@ -17,6 +17,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.check import CheckError, exit_code, load
+from reference.demonstration import demonstrate
 from reference.memformer import subtree
 from reference.rollout import Segment, rollout_backward, rollout_forward
 
@@ -508,12 +510,33 @@ def check_all(paper: str) -> bool:
     return True
 
 
+def largest_case(paper: str) -> str:
+    """Of a paper's cases without variants the one with most parameters."""
+    sizes = {}
+    for name in case_names(paper):
+        case = read_case(paper, name)
+        own = [case.config.operations] if hasattr(case.config, "operations") else []
+        if all(vars(each) == vars(case.reference.operations_with()) for each in own):
+            sizes[name] = sum(array.size for array in case.params.values())
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def show(paper: str) -> bool:
+    """The demonstration: check a case, then fit a model like it; returns whether it is right."""
+    name = largest_case(paper)
+    is_right = check(paper, name) <= TOLERANCE
+    if is_right:
+        case = read_case(paper, name)
+        demonstrate(case.reference, replace(case.config, vocabulary=11, width=16, feed_forward=32))
+    return is_right
+
+
 def parser_of(paper: str) -> argparse.ArgumentParser:
     """The command line of a reference."""
     words = "Without options: the demonstration."
     parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words)
     differences = "compare gradients with finite differences"
-    parser.add_argument("--check", action="store_true", required=True, help=differences)
+    parser.add_argument("--check", action="store_true", help=differences)
     parser.add_argument("--case", metavar="NAME", help="the case to check (default: all)")
     return parser
 
@@ -522,10 +545,10 @@ def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
 
     def work() -> bool:
-        case = parser_of(paper).parse_args(argv).case
-        if case is None:
-            return check_all(paper)
-        return check(paper, case) <= TOLERANCE
+        options = parser_of(paper).parse_args(argv)
+        if options.case:
+            return check(paper, options.case) <= TOLERANCE
+        return check_all(paper) if options.check else show(paper)
 
     return exit_code(f"reference.{paper}", work)
 

@@ -28,8 +28,8 @@ V vocabulary, L layers, R distances, K keys. Decisions are numbered in docs/deci
 import importlib
 import runpy
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +95,7 @@ class Config:
 
     def distances(self, causal):
         """Signed distances i - j of queries and keys, (R,), from 0 if causal."""
-        return self.operations.distances(self, causal)
+        return self.operations.clipped_distances(self, causal)
 
 
 class State(NamedTuple):
@@ -132,49 +132,38 @@ def cross_attention_backward(config, dy, cache):
 
 
 def slot_attention_forward(p, config, memory, encoded, mask=True):
-    """The next memory (B, S, D), from memory (B, S, D) and encoded (B, N, D) (Figure 2c)."""
+    """The next memory (B, S, D), from memory (B, S, D) and encoded (B, N, D) (Figure 2c).
+
+    Each slot, normed for query and key, attends to 1 + N keys: its own and those of encoded.
+    """
     normed, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: it is normed
     source, source_cache = layer_norm_forward(p, "norm", encoded)
-    new, update_cache = slot_update_forward(p, config, memory, normed, source, mask)
-    return new, (norm_cache, source_cache, update_cache)
+    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
+    self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
+    self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
+    self_value = split_heads(memory, config.heads)  # decision 7: its own value, not projected
+
+    scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
+    new, mean_cache = slot_mean_forward(scores, self_value, value)
+    new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
+    cache = (norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache)
+    return new, cache
 
 
 def slot_attention_backward(config, dnew, cache):
     """Gradients of memory, of encoded and of the parameters."""
-    norm_cache, source_cache, update_cache = cache
-    dmemory_by_value, dnormed, dsource, grads = slot_update_backward(config, dnew, update_cache)
-    dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
-    dmemory, dmemory_norm_params = layer_norm_backward(dnormed, norm_cache)
-    grads |= dnorm_params | dmemory_norm_params
-    return dmemory_by_value + dmemory, dencoded, grads
-
-
-def slot_update_forward(p, config, memory, normed, source, mask):
-    """Each slot, normed for query and key, attends to [itself | source], 1 + N keys, (B, S, D)."""
-    query, key, value, projections_cache = projections_forward(p, config.heads, normed, source)
-    self_key, self_key_cache = affine_forward(p, "key", normed)  # by the same matrix as key
-    self_key = split_heads(self_key, config.heads)  # (B, H, S, E)
-    value_forward = config.operations.slot_value_forward
-    self_value, self_value_cache = value_forward(p, config, memory, normed)
-    scores, scores_cache = slot_scores_forward(query, self_key, key, mask)
-    new, mean_cache = slot_mean_forward(scores, self_value, value)
-    new = merge_heads(new)  # decision 7: nothing comes after; decision 15: no dropout either
-    return new, (projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache)
-
-
-def slot_update_backward(config, dnew, cache):
-    """Gradients of memory, normed and source, and of the parameters."""
-    projections_cache, self_key_cache, self_value_cache, scores_cache, mean_cache = cache
+    norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
     dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
     dquery, dself_key, dkey = slot_scores_backward(dscores, scores_cache)
+
     dnormed_by_key, dself_key_params = affine_key_backward(merge_heads(dself_key), self_key_cache)
     dnormed, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
-    value_backward = config.operations.slot_value_backward
-    dmemory, dnormed_by_value, dvalue_params = value_backward(dself_value, self_value_cache)
     add_into(grads, dself_key_params)  # the other use of the key projection
-    add_into(grads, dvalue_params)
-    return dmemory, dnormed + dnormed_by_key + dnormed_by_value, dsource, grads
+    dencoded, dnorm_params = layer_norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm_params = layer_norm_backward(dnormed + dnormed_by_key, norm_cache)
+    grads |= dnorm_params | dmemory_norm_params
+    return merge_heads(dself_value) + dmemory, dencoded, grads
 
 
 def slot_scores_forward(query, self_key, key, mask):
@@ -284,12 +273,12 @@ def advance(params, config, tokens, state, rng=None, task=None):
 
 def initial_state(params, config, batch):
     """What a document starts with: the learned slots, and a segment of begin tokens."""
-    return config.operations.initial_state(params, config, batch)
+    return config.operations.learned_state(params, config, batch)
 
 
 def initial_state_backward(config, dstate):
     """Gradient of what was learned of it. dstate is zero in lanes that did not start."""
-    return config.operations.initial_state_backward(dstate)
+    return config.operations.learned_state_backward(dstate)
 
 
 def learned_state(params, config, batch):
@@ -326,9 +315,8 @@ def encoder_backward(params, config, dencoded, dnext_state, cache):
     """Gradients of memory (B, 1, S, D) and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
     dnext_memory = dnext_state.memory[:, 0]
-    dmemory, dencoded_written, dwriter_params = slot_attention_backward(
-        config, dnext_memory, writer_cache
-    )
+    write_backward = config.operations.slot_attention_backward
+    dmemory, dencoded_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
     dx, dencoder_params = layer_norm_backward(dencoded + dencoded_written, norm_cache)
     for layer in reversed(range(config.encoder_layers)):
         dx, dmemory_read, dlayer_params = encoder_layer_backward(config, dx, caches[layer])
@@ -390,23 +378,13 @@ def decoder_backward(params, config, dhidden, cache):
     return dencoded, grads
 
 
-def slot_value_forward(p, config, memory, normed):
-    """A slot's own value, by head: the slot itself (decision 7: its own value), (B, H, S, D/H)."""
-    return split_heads(memory, config.heads), None
-
-
-def slot_value_backward(dself_value, cache):
-    """Gradients of memory, of its norm, which has no part in it, and of no parameters."""
-    return merge_heads(dself_value), 0.0, {}
-
-
 def encoder_layer_forward(p, config, x, memory, rng):
     """A layer's x (B, N, D), which also reads memory (B, S, D) (Fig. 2a).
 
     Self-attention, memory cross-attention, feed-forward (decision 4: in this order).
     """
     attention = subtree(p, "attention.")
-    attend = config.operations.encoder_attention_forward
+    attend = config.operations.self_attention_forward
     x, attention_cache = attend(attention, config, x, causal=False, rng=rng)
     normed_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
     read = subtree(p, "read.")
@@ -436,7 +414,7 @@ def decoder_layer_forward(p, config, x, encoded, rng):
     attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(attention, config, x, causal=True, rng=rng)
     cross = subtree(p, "cross.")
-    attend = config.operations.decoder_cross_attention_forward
+    attend = config.operations.cross_attention_forward
     x, cross_cache = attend(cross, config, x, encoded, rng)
     x, mlp_cache = relu_mlp_forward(p, config, x, rng)
     return x, (attention_cache, cross_cache, mlp_cache)
@@ -460,7 +438,7 @@ def self_attention_forward(p, config, x, causal, rng, mask=True):
     if causal:
         mask = earlier_mask(x.shape[1])
     distances = config.distances(causal)
-    attend = config.operations.relative_attention_forward
+    attend = config.operations.simplified_attention_forward
     out, attention_cache = attend(p, query, key, value, distances, mask, config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout(out, config.dropout, rng)
@@ -472,7 +450,7 @@ def self_attention_backward(config, dy, cache):
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
-    attend_backward = config.operations.relative_attention_backward
+    attend_backward = config.operations.simplified_attention_backward
     dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
     dnormed, dsource, dprojection_params = projections_backward(
         dquery, dkey, dvalue, projections_cache
@@ -888,7 +866,7 @@ POSITION_DEVIATION = 0.5  # of the simplified positions at the start (decision 1
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    return config.operations.init_params(config, rng)
+    return config.operations.init_encoder_decoder(config, rng)
 
 
 def init_encoder_decoder(config, rng):
@@ -910,33 +888,23 @@ def init_encoder_decoder(config, rng):
 
 def init_layer(config, rng, causal, reader):
     """Self-attention, a reader of memory or of the encodings, the feed-forward."""
-    attention = config.operations.init_self_attention(config, rng, causal)
+    attention = config.operations.init_attention(config, rng, config.distances(causal))
     p = prefixed("attention.", attention)
-    p |= prefixed(f"{reader}.", init_cross_attention(config, rng))
+    p |= prefixed(f"{reader}.", init_attention(config, rng))
     if not causal:  # the encoder norms the memory that it reads
         p |= init_norm("read.memory_norm", config.width)
     return p | init_mlp(config, rng)
 
 
-def init_self_attention(config, rng, causal):
-    """Attention with simplified positions (decision 2: biases, except in Eq. 1)."""
+def init_attention(config, rng, distances=()):
+    """Attention, with R if it has distances (decision 2: biases, except in Eq. 1)."""
     d = config.width
     inner = config.heads * config.head_width
     p = init_norm("norm", d)
     for name in ("query", "key", "value"):
         p |= init_affine(rng, name, inner, d)  # Eq. 2
-    rows = len(config.distances(causal))
-    p["positions"] = rng.normal(0, POSITION_DEVIATION, (rows, config.head_width))
-    return p | init_affine(rng, "output", d, inner)
-
-
-def init_cross_attention(config, rng):
-    """Attention to memory or to encodings, without positions (decision 2: with biases)."""
-    d = config.width
-    inner = config.heads * config.head_width
-    p = init_norm("norm", d)
-    for name in ("query", "key", "value"):
-        p |= init_affine(rng, name, inner, d)
+    if len(distances):
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (len(distances), config.head_width))
     return p | init_affine(rng, "output", d, inner)
 
 
@@ -978,106 +946,20 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients by finite differences, replay against full back-propagation, a tiny fit
-def demonstrate():
-    """Check gradients and memory replay, then fit a tiny text; exits with an error if one fails."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, feed_forward=20, segment=6, slots=4, max_distance=4, dropout=0.1
-    )
-    params = init_params(config, rng)
-    texts = np.split(rng.integers(config.vocabulary, size=(2, 24)), 4, axis=1)
-    segments = [(text, np.roll(text, -1, axis=1)) for text in texts]
-    print("Memformer, four segments of 6 random tokens.")
-
-    _, grads = document_gradients(params, config, segments, through_time)
-    direction = {name: rng.standard_normal(grad.shape) for name, grad in grads.items()}
-    by_differences = 0.0
-    for step in (1e-7, -1e-7):
-        moved = {name: params[name] + step * direction[name] for name in params}
-        loss, _ = document_gradients(moved, config, segments, through_time)
-        by_differences += loss / (2 * step)
-    by_hand = sum(np.vdot(grads[name], direction[name]) for name in grads)
-    print(f"Gradient along a random direction: {by_hand:.8f}; by differences {by_differences:.8f}.")
-    if not np.isclose(by_hand, by_differences, rtol=1e-5):
-        raise SystemExit("WRONG: they differ; --check says which function to look at")
-
-    _, replayed = document_gradients(params, config, segments, memory_replay)
-    for name, grad in grads.items():
-        if not np.allclose(replayed[name], grad, rtol=1e-9, atol=1e-12):
-            raise SystemExit(f"WRONG: memory replay's gradient of {name} is another one")
-    print("Memory replay has the gradients of full back-propagation through time.")
-
-    config = replace(config, dropout=0.0)
-    for step in range(1, 101):
-        loss, grads = document_gradients(params, config, segments, memory_replay)
-        params = {name: params[name] - 0.01 * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 100):
-            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 48 random tokens")
-
-
-def document_gradients(params, config, segments, method):
-    """(mean loss, gradients) of a document's segments by memory_replay or through_time."""
-    tokens, _ = segments[0]
-    state = initial_state(params, config, len(tokens))
-    loss, grads, dstate, _ = method(params, config, segments, state, seed=1)
-    add_into(grads, initial_state_backward(config, dstate))
-    return loss, grads
-
-
-# ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
 PUBLISHED = ("simplified", "itself", "none")  # positions, slot_value, slot_normalization
 
 
-class Operations(NamedTuple):
-    """What a variant may replace, each by a function of the same signature."""
-
-    initial_state: Callable
-    initial_state_backward: Callable
-    encoder_forward: Callable
-    encoder_backward: Callable
-    prediction_forward: Callable
-    prediction_backward: Callable
-    slot_attention_forward: Callable
-    slot_value_forward: Callable
-    slot_value_backward: Callable
-    encoder_attention_forward: Callable
-    decoder_cross_attention_forward: Callable
-    relative_attention_forward: Callable
-    relative_attention_backward: Callable
-    distances: Callable
-    init_params: Callable
-    init_self_attention: Callable
-
-
-def published_operations():
-    """The paper's own."""
-    return Operations(
-        learned_state,
-        learned_state_backward,
-        encoder_forward,
-        encoder_backward,
-        prediction_forward,
-        prediction_backward,
-        slot_attention_forward,
-        slot_value_forward,
-        slot_value_backward,
-        self_attention_forward,
-        cross_attention_forward,
-        simplified_attention_forward,
-        simplified_attention_backward,
-        clipped_distances,
-        init_encoder_decoder,
-        init_self_attention,
-    )
+def operations_with(**replaced):
+    """The functions of this file by name, with a variant's in the place of some."""
+    return SimpleNamespace(**(globals() | replaced))
 
 
 def operations_of(config):
     """The published operations; a config that asks for a variant gets that variant's."""
     asked_for = (config.positions, config.slot_value, config.slot_normalization)
     if asked_for == PUBLISHED and config.encoder_layers > 0:
-        return published_operations()
+        return operations_with()
     return importlib.import_module("reference.variants.memformer").operations_of(config)
 
 
@@ -1114,9 +996,6 @@ def check_segment(config, tokens):
         )
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
-        sys.argv.insert(1, "memformer")
-        runpy.run_module("reference.gradients", run_name="__main__")
-    else:
-        demonstrate()
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "memformer")
+    runpy.run_module("reference.gradients", run_name="__main__")

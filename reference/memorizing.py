@@ -342,57 +342,6 @@ def loss_and_gradients(params, config, segments, held=None):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, then a key looked up far behind the window
-def stopped(config):
-    """{function: what is data to it}, for --check."""
-    return {"retrieval_forward": ("memory_keys", "memory_values")}
-
-
-def demonstrate():
-    """Check the gradients, then fit a tiny text; exits with an error if one is wrong."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11,
-        width=12,
-        layers=3,
-        heads=2,
-        head_width=5,
-        feed_forward=20,
-        segment=4,
-        memory_layer=2,
-        memory=10,
-        retrieved=3,
-        buckets=6,
-        max_distance=5,
-    )
-    params = init_params(config, rng)
-    document = rng.integers(config.vocabulary, size=(2, 17))
-    tokens = np.split(document[:, :-1], 4, axis=1)
-    targets = np.split(document[:, 1:], 4, axis=1)
-    segments = list(zip(tokens, targets, strict=True))
-    print("Memorizing Transformer, 4 segments; layer 2 looks up 3 of the last 10 keys.")
-
-    # no gradient flows into the memory, so it is held
-    _, grads, held = loss_and_gradients(params, config, segments)
-    for name, grad in grads.items():
-        direction = rng.standard_normal(grad.shape)
-        above = params | {name: params[name] + 1e-6 * direction}
-        below = params | {name: params[name] - 1e-6 * direction}
-        losses = [loss_and_gradients(moved, config, segments, held)[0] for moved in (above, below)]
-        numeric = (losses[0] - losses[1]) / 2e-6
-        if not np.isclose((grad * direction).sum(), numeric, rtol=1e-4, atol=1e-8):
-            raise SystemExit(f"WRONG: the gradient of {name}; --check says where to look")
-    print("All gradients are those of finite differences.")
-
-    for step in range(1, 151):
-        loss, grads, _ = loss_and_gradients(params, config, segments)
-        rate = 0.02 * 0.98**step
-        params = {name: params[name] - rate * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 50, 150):
-            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 32 random tokens")
-
-
-# ----------------------------------------------------------------------------
 # what every Transformer has: attention with T5's positions, projections, norm, MLP; known before
 NORM_EPSILON = 1e-6  # of layer_norm and unit_norm, below the roots (decision 1: epsilon is 1e-6)
 
@@ -745,9 +694,11 @@ def check_config(config):
         )
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
-        sys.argv.insert(1, "memorizing")
-        runpy.run_module("reference.gradients", run_name="__main__")
-    else:
-        demonstrate()
+def stopped(config):
+    """{function: what is data to it}, for --check."""
+    return {"retrieval_forward": ("memory_keys", "memory_values")}
+
+
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "memorizing")
+    runpy.run_module("reference.gradients", run_name="__main__")

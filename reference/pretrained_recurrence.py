@@ -28,8 +28,8 @@ import importlib
 import math
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +116,7 @@ def pool_forward(params, config, outputs):
     """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
     p = subtree(params, "module.")
     mixed, mix_cache = mix_forward(p["layer_scores"], outputs)  # (B, N, D)
-    pooled, pooling_cache = config.operations.pool_positions_forward(p, mixed)
+    pooled, pooling_cache = config.operations.mean_over_positions_forward(p, mixed)
     return pooled, (mix_cache, pooling_cache)
 
 
@@ -124,7 +124,7 @@ def pool_forward(params, config, outputs):
 def pool_backward(config, dpooled, cache):
     """Gradients of outputs and of the parameters."""
     mix_cache, pooling_cache = cache
-    dmixed, grads = config.operations.pool_positions_backward(dpooled, pooling_cache)
+    dmixed, grads = config.operations.mean_over_positions_backward(dpooled, pooling_cache)
     dlayer_scores, doutputs = mix_backward(dmixed, mix_cache)  # (L,), (L, B, N, D)
     grads["layer_scores"] = dlayer_scores
     return doutputs, prefixed("module.", grads)
@@ -642,71 +642,20 @@ def init_norm(name, width):
 
 
 # ----------------------------------------------------------------------------
-# demonstration: the gradients checked, a tiny text fitted; a first reading skips it
-def demonstrate():
-    """Check the gradients, then fit a tiny text; exits with an error if they are wrong."""
-    rng = np.random.default_rng(0)
-    config = Config(vocabulary=11, width=12, layers=3, segment=6, overlap=2)
-    params = init_params(config, rng)
-    params = {name: a + 0.2 * rng.standard_normal(a.shape) for name, a in params.items()}
-    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    print("GPT-2 with recurrence, 4 windows of 6 tokens, each sharing 2 with the last.")
-
-    _, grads = loss_and_gradients(params, config, windows)
-    direction = {name: rng.standard_normal(grad.shape) for name, grad in grads.items()}
-    by_differences = 0.0
-    for step in (1e-6, -1e-6):
-        moved = {name: params[name] + step * direction[name] for name in params}
-        loss, _ = loss_and_gradients(moved, config, windows)
-        by_differences += loss / (2 * step)
-    by_hand = sum(np.vdot(grads[name], direction[name]) for name in grads)
-    print(f"Gradient along a random direction: {by_hand:.8f}; by differences {by_differences:.8f}.")
-    if not np.isclose(by_hand, by_differences, rtol=1e-6):
-        raise SystemExit("WRONG: they differ; --check says which function to look at")
-    for step in range(1, 101):
-        loss, grads = loss_and_gradients(params, config, windows)
-        params = {name: params[name] - 0.01 * np.sign(grad) for name, grad in grads.items()}
-        if step in (1, 10, 100):
-            print(f"step {step:3d}: {loss / np.log(2):.3f} bits for each of 36 random tokens")
-
-
-# ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
 PUBLISHED = ("mean", "all", False)  # pooling, pool, pool_final_norm
 
 
-class Operations(NamedTuple):
-    """What a variant may replace, each by a function of the same signature."""
-
-    module_forward: Callable
-    module_backward: Callable
-    pool_forward: Callable
-    pool_backward: Callable
-    pool_positions_forward: Callable
-    pool_positions_backward: Callable
-    empty_state: Callable
-    init_module: Callable
-
-
-def published_operations():
-    """The paper's own."""
-    return Operations(
-        module_forward,
-        module_backward,
-        pool_forward,
-        pool_backward,
-        mean_over_positions_forward,
-        mean_over_positions_backward,
-        empty_state,
-        init_module,
-    )
+def operations_with(**replaced):
+    """The functions of this file by name, with a variant's in the place of some."""
+    return SimpleNamespace(**(globals() | replaced))
 
 
 def operations_of(config):
     """The published operations; a config that asks for a variant gets that variant's."""
     asked_for = (config.pooling, config.pool, config.pool_final_norm)
     if asked_for == PUBLISHED and config.vectors > 0:
-        return published_operations()
+        return operations_with()
     variants = importlib.import_module("reference.variants.pretrained_recurrence")
     return variants.operations_of(config)
 
@@ -742,9 +691,6 @@ def check_config(config):
         raise ValueError(f"insertion_layers {numbers} must lie in 1..{config.layers}")
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
-        sys.argv.insert(1, "pretrained_recurrence")
-        runpy.run_module("reference.gradients", run_name="__main__")
-    else:
-        demonstrate()
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "pretrained_recurrence")
+    runpy.run_module("reference.gradients", run_name="__main__")

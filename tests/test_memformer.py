@@ -357,6 +357,7 @@ def test_distances_have_rows_as_far_as_they_occur(reach):
 def test_parameters_of_table_2(positions, count):
     """One self-attention of width 512 with 8 heads of 64."""
     config = ref.Config(width=512, heads=8, head_width=64, segment=64, positions=positions)
-    p = config.operations.init_self_attention(config, np.random.default_rng(0), causal=True)
+    distances = config.distances(causal=True)
+    p = config.operations.init_attention(config, np.random.default_rng(0), distances)
     found = sum(value.size for name, value in p.items() if not name.startswith("norm"))
     assert found == pytest.approx(count, rel=0.01)

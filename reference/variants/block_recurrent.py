@@ -280,23 +280,21 @@ def operations_of(config):
     """
     check_config(config)
     forward, backward, init = CONFIGURATIONS[config.configuration]
-    operations = paper.published_operations()._replace(
-        gating_forward=forward, gating_backward=backward, init_gating=init
-    )
+    replaced = {"gating_forward": forward, "gating_backward": backward, "init_gating": init}
     if config.feedback:
-        operations = operations._replace(
-            recurrence_forward=reading_recurrence_forward,
-            recurrence_backward=reading_recurrence_backward,
-            stack_forward=feedback_stack_forward,
-            stack_backward=feedback_stack_backward,
-            reading_layers=every_layer,
-        )
+        replaced |= {
+            "recurrence_forward": reading_recurrence_forward,
+            "recurrence_backward": reading_recurrence_backward,
+            "stack_forward": feedback_stack_forward,
+            "stack_backward": feedback_stack_backward,
+            "reading_layers": every_layer,
+        }
     if config.output_dropout:
-        operations = operations._replace(
-            output_forward=dropped_output_forward,
-            output_backward=dropped_output_backward,
-        )
-    return operations
+        replaced |= {
+            "output_forward": dropped_output_forward,
+            "output_backward": dropped_output_backward,
+        }
+    return paper.operations_with(**replaced)
 
 
 def check_config(config):

@@ -185,7 +185,7 @@ def remember_bptt_backward(config, dnext_compressed, cache):
     dcompressed = dqueue[:, :compressed_rows]
     dnew = dqueue[:, compressed_rows:]
     # decision 11: evicted is data
-    _, grads = config.operations.compress_backward(dnew, cache)
+    _, grads = config.operations.conv_backward(dnew, cache)
     return dcompressed, grads
 
 
@@ -589,7 +589,7 @@ def init_authors_layer(config, rng):
     if config.compressed_memory:
         p["compressed_distance_key"] = paper.init_linear(rng, he, d, gain)
         p["compressed_distance_bias"] = init_authors_bias(config, rng)
-    return p | paper.prefixed("compression.", config.operations.init_compression(config, rng))
+    return p | paper.prefixed("compression.", config.operations.init_conv(config, rng))
 
 
 def init_authors_bias(config, rng):
@@ -610,14 +610,14 @@ NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences
 
 def operations_of(config):
     """The paper's operations, with those that the config asks for in the place of some."""
-    operations = paper.published_operations()._replace(
-        layer_config=config_of_layer,
-        layer_state=last_rows,
-        trained_layers=layers_with_loss,
-        rows_left_out=rows_left_out,
-        init_compression=init_compression,
-    )
-    replaced = with_compression(config) | with_loss(config)
+    replaced = {
+        "layer_config": config_of_layer,
+        "layer_state": last_rows,
+        "trained_layers": layers_with_loss,
+        "rows_left_out": rows_not_padded,
+        "init_conv": init_compression,
+    }
+    replaced |= with_compression(config) | with_loss(config)
     if config.cutoffs:
         replaced |= {
             "embedding_forward": adaptive_embedding_forward,
@@ -639,7 +639,7 @@ def operations_of(config):
             "attend_backward": authors_attend_backward,
             "init_layer": init_authors_layer,
         }
-    return operations._replace(**replaced)
+    return paper.operations_with(**replaced)
 
 
 def with_compression(config):
@@ -655,7 +655,7 @@ def with_compression(config):
             "most_used": (most_used_forward, most_used_backward),
         }
         forward, backward = compressions[config.compression]
-    return {"compress_forward": forward, "compress_backward": backward}
+    return {"conv_forward": forward, "conv_backward": backward}
 
 
 def with_loss(config):
@@ -664,13 +664,16 @@ def with_loss(config):
         return {"remember_backward": remember_bptt_backward}
     replaced = {}
     if config.compression_loss.startswith("auto_encoding"):
-        replaced |= {"loss_forward": auto_encoding_forward, "loss_backward": auto_encoding_backward}
+        replaced |= {
+            "attention_reconstruction_forward": auto_encoding_forward,
+            "attention_reconstruction_backward": auto_encoding_backward,
+        }
     if config.compression_loss.endswith("_norm"):
         replaced |= {"error_forward": norm_error_forward, "error_backward": norm_error_backward}
     return replaced
 
 
-def rows_left_out(config):
+def rows_not_padded(config):
     """Of the N evicted rows (decision 8: not padded in the authors' code)."""
     unpadded = config.authors_code and config.compression == "dilated_conv"
     return sum(config.dilations) if unpadded else 0
@@ -690,7 +693,7 @@ def init_compression(config, rng):
         for dilation in config.dilations:
             p[f"dilated_{dilation}"] = paper.init_linear(rng, d, 2 * d, gain)
     if config.compression in ("conv", "dilated_conv"):
-        p |= paper.init_conv(config, rng, gain)
+        p["weight"] = paper.init_linear(rng, d, config.compression_rate * d, gain)
     if config.compression_loss.startswith("auto_encoding"):
         p["decoder"] = paper.init_linear(rng, config.compression_rate * d, d, gain)
     return p
@@ -738,7 +741,7 @@ def check_dilations(config):
         raise ValueError(f"dilations are {dilations}; each must be at least 1")
     if tuple(sorted(set(dilations))) != dilations:
         raise ValueError(f"dilations {dilations} must be a tuple, ascending, each rate once")
-    if rows_left_out(config) and config.compression_loss.startswith("auto_encoding"):
+    if rows_not_padded(config) and config.compression_loss.startswith("auto_encoding"):
         raise ValueError(
             "authors_code has no auto_encoding of dilated_conv, which is not padded; "
             "give another compression_loss"

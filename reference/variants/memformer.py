@@ -233,9 +233,8 @@ def memory_layer_forward(p, config, x, memory, rng):
 def memory_layer_backward(config, dx, dnext_memory, cache):
     """Gradients of x, of memory and of the parameters."""
     memory_cache, attention_cache, mlp_cache, writer_cache = cache
-    dmemory, dx_written, dwriter_params = paper.slot_attention_backward(
-        config, dnext_memory, writer_cache
-    )
+    write_backward = config.operations.slot_attention_backward
+    dmemory, dx_written, dwriter_params = write_backward(config, dnext_memory, writer_cache)
     dx, grads = paper.relu_mlp_backward(dx + dx_written, mlp_cache)
     dx, dnormed_memory, dattention_params = memory_self_attention_backward(
         config, dx, attention_cache
@@ -257,7 +256,7 @@ def memory_self_attention_forward(p, config, x, memory, rng):
     )
     mask = self_attention_mask(x.shape[1], memory.shape[1], causal=True, readable=None)
     distances = config.distances(causal=True)
-    attend = config.operations.relative_attention_forward
+    attend = config.operations.simplified_attention_forward
     out, attention_cache = attend(p, query, key, value, distances, mask, config.dropout, rng)
     out, output_cache = paper.affine_forward(p, "output", paper.merge_heads(out))
     out, dropout_mask = paper.dropout(out, config.dropout, rng)
@@ -269,7 +268,7 @@ def memory_self_attention_backward(config, dy, cache):
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = paper.affine_backward(dy * dropout_mask, output_cache)
     dout = paper.split_heads(dout, config.heads)
-    attend_backward = config.operations.relative_attention_backward
+    attend_backward = config.operations.simplified_attention_backward
     dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
     dnormed, dsource, dprojection_params = paper.projections_backward(
         dquery, dkey, dvalue, projections_cache
@@ -301,7 +300,7 @@ def init_decoder_only(config, rng):
 def init_memory_layer(config, rng):
     """Self-attention that also reads memory, after a norm, a writer, the feed-forward."""
     norms = paper.init_norm("norm", config.width) | paper.init_norm("memory_norm", config.width)
-    attention = config.operations.init_self_attention(config, rng, causal=True)
+    attention = config.operations.init_attention(config, rng, config.distances(causal=True))
     p = paper.prefixed("attention.", norms | attention)
     p |= paper.prefixed("writer.", paper.init_writer(config, rng))
     return p | paper.init_mlp(config, rng)
@@ -312,7 +311,7 @@ def init_memory_layer(config, rng):
 def zero_state(params, config, batch):
     """What a document starts with: zeros, which are read as v_bias / ||v_bias||."""
     zeros = {"initial_memory": np.zeros_like(params["slot_bias"])}
-    return without_bias(config).initial_state(zeros, config, batch)
+    return without_bias(config).learned_state(zeros, config, batch)
 
 
 def zero_state_backward(dstate):
@@ -358,7 +357,7 @@ def slot_normalization_backward(dslots, cache):
 def init_biased(config, rng):
     """Parameters with biases of slots, whose length is about 1, in the place of initial slots."""
     params = {}
-    for name, value in without_bias(config).init_params(config, rng).items():
+    for name, value in without_bias(config).init_encoder_decoder(config, rng).items():
         if name == "initial_memory":
             params["slot_bias"] = value * config.width**-0.5
         else:
@@ -366,16 +365,48 @@ def init_biased(config, rng):
     return params
 
 
-def projected_value_forward(p, config, memory, normed):
-    """A slot's own value, (B, H, S, D/H), projected by the matrix of encodings."""
-    self_value, cache = paper.affine_forward(p, "value", normed)
-    return paper.split_heads(self_value, config.heads), cache
+def projected_slot_attention_forward(p, config, memory, encoded, mask=True):
+    """Slot attention in which a slot's own value is projected by the matrix of encodings."""
+    normed, norm_cache = paper.layer_norm_forward(p, "memory_norm", memory)
+    source, source_cache = paper.layer_norm_forward(p, "norm", encoded)
+    query, key, value, projections_cache = paper.projections_forward(
+        p, config.heads, normed, source
+    )
+    self_key, self_key_cache = paper.affine_forward(p, "key", normed)
+    self_value, self_value_cache = paper.affine_forward(p, "value", normed)
+    self_key = paper.split_heads(self_key, config.heads)  # (B, H, S, E)
+    self_value = paper.split_heads(self_value, config.heads)  # (B, H, S, D/H)
+    scores, scores_cache = paper.slot_scores_forward(query, self_key, key, mask)
+    new, mean_cache = paper.slot_mean_forward(scores, self_value, value)
+    own_caches = (norm_cache, self_key_cache, self_value_cache)
+    return paper.merge_heads(new), (
+        own_caches,
+        source_cache,
+        projections_cache,
+        scores_cache,
+        mean_cache,
+    )
 
 
-def projected_value_backward(dself_value, cache):
-    """Gradients of memory, which has no part in it, of its norm and of the parameters."""
-    dnormed, grads = paper.affine_backward(paper.merge_heads(dself_value), cache)
-    return 0.0, dnormed, grads
+def projected_slot_attention_backward(config, dnew, cache):
+    """Gradients of memory, of encoded and of the parameters."""
+    own_caches, source_cache, projections_cache, scores_cache, mean_cache = cache
+    norm_cache, self_key_cache, self_value_cache = own_caches
+    dnew = paper.split_heads(dnew, config.heads)  # (B, H, S, D/H)
+    dscores, dself_value, dvalue = paper.slot_mean_backward(dnew, mean_cache)
+    dquery, dself_key, dkey = paper.slot_scores_backward(dscores, scores_cache)
+
+    dself_key = paper.merge_heads(dself_key)
+    dself_value = paper.merge_heads(dself_value)
+    dnormed_by_key, dself_key_params = paper.affine_key_backward(dself_key, self_key_cache)
+    dnormed, dsource, grads = paper.projections_backward(dquery, dkey, dvalue, projections_cache)
+    dnormed_by_value, dself_value_params = paper.affine_backward(dself_value, self_value_cache)
+    paper.add_into(grads, dself_key_params)  # the other uses of both projections
+    paper.add_into(grads, dself_value_params)
+    dnormed = dnormed + dnormed_by_key + dnormed_by_value
+    dencoded, dnorm_params = paper.layer_norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm_params = paper.layer_norm_backward(dnormed, norm_cache)
+    return dmemory, dencoded, grads | dnorm_params | dmemory_norm_params
 
 
 # ----------------------------------------------------------------------------
@@ -436,7 +467,7 @@ def all_distances(config, causal):
     return np.arange(smallest, largest + 1)
 
 
-def init_transformer_xl_attention(config, rng, causal):
+def init_transformer_xl_attention(config, rng, distances):
     """Attention with Eq. 1's positions; its projections have no biases (decision 2: not here)."""
     d = config.width
     inner = config.heads * config.head_width
@@ -463,65 +494,70 @@ def operations_of(config):
     Raises ValueError, naming the field, for a variant that there is not.
     """
     check_variant(config)
-    operations = without_bias(config)
+    replaced = other_variants(config)
     if config.slot_normalization == "biased":
-        operations = operations._replace(
-            initial_state=zero_state,
-            initial_state_backward=zero_state_backward,
-            encoder_forward=encoder_biased_forward,
-            encoder_backward=encoder_biased_backward,
-            init_params=init_biased,
-        )
-    return operations
+        replaced |= {
+            "learned_state": zero_state,
+            "learned_state_backward": zero_state_backward,
+            "encoder_forward": encoder_biased_forward,
+            "encoder_backward": encoder_biased_backward,
+            "init_encoder_decoder": init_biased,
+        }
+    return paper.operations_with(**replaced)
 
 
 def without_bias(config):
-    """The operations of all other variants that the config asks for."""
-    operations = paper.published_operations()
+    """The operations without biased normalisation."""
+    return paper.operations_with(**other_variants(config))
+
+
+def other_variants(config):
+    """{operation: its function} of all other variants that the config asks for."""
+    replaced = {}
     if config.encoder_layers == 0:
-        operations = operations._replace(
-            initial_state=empty_previous_state,
-            encoder_forward=decoder_only_forward,
-            encoder_backward=decoder_only_backward,
-            prediction_forward=no_decoder_forward,
-            prediction_backward=no_decoder_backward,
-            distances=decoder_only_distances,
-            init_params=init_decoder_only,
-        )
+        replaced |= {
+            "learned_state": empty_previous_state,
+            "encoder_forward": decoder_only_forward,
+            "encoder_backward": decoder_only_backward,
+            "prediction_forward": no_decoder_forward,
+            "prediction_backward": no_decoder_backward,
+            "clipped_distances": decoder_only_distances,
+            "init_encoder_decoder": init_decoder_only,
+        }
     if config.positions == "transformer_xl":
-        operations = operations._replace(
-            relative_attention_forward=transformer_xl_attention_forward,
-            relative_attention_backward=transformer_xl_attention_backward,
-            distances=all_distances,
-            init_self_attention=init_transformer_xl_attention,
-        )
+        replaced |= {
+            "simplified_attention_forward": transformer_xl_attention_forward,
+            "simplified_attention_backward": transformer_xl_attention_backward,
+            "clipped_distances": all_distances,
+            "init_attention": init_transformer_xl_attention,
+        }
     if config.slot_value == "projected":
-        operations = operations._replace(
-            slot_value_forward=projected_value_forward,
-            slot_value_backward=projected_value_backward,
-        )
+        replaced |= {
+            "slot_attention_forward": projected_slot_attention_forward,
+            "slot_attention_backward": projected_slot_attention_backward,
+        }
     if hasattr(config, "task"):
-        operations = with_masks(config, operations)._replace(
-            encoder_forward=encoder_task_forward,
-            encoder_backward=encoder_task_backward,
-            prediction_forward=prediction_task_forward,
-            prediction_backward=prediction_task_backward,
-        )
-    return operations
+        write = replaced.get("slot_attention_forward", paper.slot_attention_forward)
+        replaced |= with_masks(config, write)
+        replaced |= {
+            "encoder_forward": encoder_task_forward,
+            "encoder_backward": encoder_task_backward,
+            "prediction_forward": prediction_task_forward,
+            "prediction_backward": prediction_task_backward,
+        }
+    return replaced
 
 
-def with_masks(config, operations):
-    """The operations whose keys are tokens that were read: padding is none of them."""
+def with_masks(config, write):
+    """{operation: its function} whose keys are tokens that were read: padding is none of them."""
     readable = config.task.readable
     mask = readable_mask(readable)
     square = self_attention_mask(config.segment, 0, False, readable)
-    return operations._replace(
-        encoder_attention_forward=partial(operations.encoder_attention_forward, mask=square),
-        decoder_cross_attention_forward=partial(
-            operations.decoder_cross_attention_forward, mask=mask
-        ),
-        slot_attention_forward=partial(operations.slot_attention_forward, mask=mask),
-    )
+    return {
+        "self_attention_forward": partial(paper.self_attention_forward, mask=square),
+        "cross_attention_forward": partial(paper.cross_attention_forward, mask=mask),
+        "slot_attention_forward": partial(write, mask=mask),
+    }
 
 
 def check_variant(config):

@@ -195,30 +195,27 @@ def operations_of(config):
         value = getattr(config, field)
         if value not in known:
             raise ValueError(f"{field} is {value!r}; it must be one of {', '.join(known)}")
-    operations = paper.published_operations()
-    if config.vectors == 0:
-        return operations._replace(
-            module_forward=no_module_forward,
-            module_backward=no_module_backward,
-            pool_forward=no_pool_forward,
-            pool_backward=no_pool_backward,
-            empty_state=no_state,
-            init_module=init_no_module,
-        )
+    replaced = {}
     if config.pool != "all" or config.pool_final_norm:
-        operations = operations._replace(
-            pool_forward=pool_part_forward,
-            pool_backward=pool_part_backward,
-        )
+        replaced |= {"pool_forward": pool_part_forward, "pool_backward": pool_part_backward}
     if config.pooling == "max":
-        operations = operations._replace(
-            pool_positions_forward=max_over_positions_forward,
-            pool_positions_backward=max_over_positions_backward,
-        )
+        replaced |= {
+            "mean_over_positions_forward": max_over_positions_forward,
+            "mean_over_positions_backward": max_over_positions_backward,
+        }
     if config.pooling == "attention":
-        operations = operations._replace(
-            pool_positions_forward=attention_over_positions_forward,
-            pool_positions_backward=attention_over_positions_backward,
-            init_module=init_attention_module,
-        )
-    return operations
+        replaced |= {
+            "mean_over_positions_forward": attention_over_positions_forward,
+            "mean_over_positions_backward": attention_over_positions_backward,
+            "init_module": init_attention_module,
+        }
+    if config.vectors == 0:
+        replaced = {
+            "module_forward": no_module_forward,
+            "module_backward": no_module_backward,
+            "pool_forward": no_pool_forward,
+            "pool_backward": no_pool_backward,
+            "empty_state": no_state,
+            "init_module": init_no_module,
+        }
+    return paper.operations_with(**replaced)

@@ -95,7 +95,7 @@ OWN = {  # what a paper defines for itself
     "check_config",
     "stopped",
     "operations_of",
-    "published_operations",
+    "operations_with",
     "is_published",
     "variants",
 }

@@ -97,14 +97,14 @@ def test_every_compression_is_its_loop(kind, seed, rate, authors):
     options = {"compression_rate": rate, "authors_code": authors, "compression_loss": "none"}
     config = ref.Config(**SIZES | options, compression=kind)
     rng = np.random.default_rng(seed)
-    p = config.operations.init_compression(config, rng)
+    p = config.operations.init_conv(config, rng)
     evicted = rng.standard_normal((B, N, D))
     usage = rng.integers(4, size=(B, N)) / 4  # mean attention to each row; some have the same
     loop = LOOPS[kind]
     expected = np.stack([loop(p, config, evicted[lane], usage[lane]) for lane in range(B)])
     assert expected.shape[1] == config.new_rows
 
-    by_numpy, _ = config.operations.compress_forward(p, config, evicted, usage)
+    by_numpy, _ = config.operations.conv_forward(p, config, evicted, usage)
     compare(f"NumPy's {kind}", by_numpy, expected, OTHERWISE)
     module = fast.COMPRESSIONS[kind](config)
     module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})

@@ -1,14 +1,13 @@
 """Small faults in source code, each another node of one expression or statement.
 
 mutate.py plants them. There are none in docstrings, messages, annotations, defaults of arguments,
-decorators, class variables and demonstrations.
+decorators and class variables.
 """
 
 import ast
 import copy
 import functools
 import random
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -218,16 +217,12 @@ def is_said(node):
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
-    """Every fault of a file below root, in the order of its lines.
-
-    None in a reference's demonstration.
-    """
+    """Every fault of a file below root, in the order of its lines."""
     text = (root / file).read_text()
-    skipped = lines_of_the_demonstration(text)
     tree = ast.parse(text)
     found = {}
     for top in tree.body:
-        if top.lineno in skipped or not is_computed(top):
+        if not is_computed(top):
             continue
         for node, statement in below(top, top):
             for make in KINDS:
@@ -239,16 +234,6 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
                     mutant = Mutant(file, old.lineno, kind, before, after, tree, old, new)
                     found.setdefault((place, after), mutant)
     return [found[key] for key in sorted(found)]
-
-
-def lines_of_the_demonstration(text: str) -> range:
-    """The lines of a reference's demonstration; none in other files."""
-    found = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
-    if not found:
-        return range(0)
-    first = text.count("\n", 0, found.start()) + 1
-    end = text.count("\n", 0, found.end()) + 1
-    return range(first, end)
 
 
 def is_computed(top: ast.stmt) -> bool:

@@ -19,7 +19,7 @@ class OneHead:
     @property
     def operations(self):
         """The method's own."""
-        return reference.published_operations()
+        return reference.operations_with()
 
 
 def seen(array):
