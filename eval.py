@@ -209,7 +209,7 @@ def heading(run: TrainedRun, cleared: bool) -> list[str]:
 
     part = "" if run.splits[run.split].whole else "a part of "
     read = f"{part}{run.split} split of {run.data}"
-    step = f"step {run.checkpoint['step']:,}"
+    step = f"{run.checkpoint.get('file', '')}step {run.checkpoint['step']:,}"
     memory = run.memory(cleared)
     lines.append(f"{run.settings.model} from {Path(run.path)}, {step}, {read}, {memory}")
     return lines

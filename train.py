@@ -188,7 +188,7 @@ def report(run: opening.Run) -> None:
 
 
 def sample(run: opening.Run) -> None:
-    """Print the opening of a validation document and a continuation of it."""
+    """Print the opening of a validation document, and how the best weights continue it."""
     training = run.settings.training
     document = next(document for document in run.corpus.splits["valid"] if len(document.inputs))
     prompt = torch.as_tensor(document.inputs[:32].astype("int64"))[None]  # (1, n)
@@ -219,9 +219,12 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
             report(run)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"the model is saved; for its last report: {resume}") from None
+        print(run.load_best())
         if run.settings.training.sample:
             sample(run)
-        print(f"saved in {run.folder}; evaluate it with: {run.command('eval.py')}")
+        print(f"saved in {run.folder}; see what the memory is worth, by position and by token:")
+        print(f"  {run.command('eval.py positions')}")
+        print(f"  {run.command('eval.py view')} --out page.html")
 
 
 if __name__ == "__main__":

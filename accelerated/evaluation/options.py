@@ -62,7 +62,7 @@ POSITIVE = number(float, lambda value: 0 < value < math.inf, "positive and finit
 SEED = number(int, lambda value: 0 <= value < 1 << 32, "at least 0 and below 2^32")
 
 OPENING = (  # of reports that open the runs
-    option("--checkpoint", "checkpoint: last or best (default last)", str, "NAME", default="last"),
+    option("--checkpoint", "checkpoint: best or last (default best, if there is one)", str, "NAME"),
     option(
         "--device",
         "auto takes a GPU if there is one (default auto)",

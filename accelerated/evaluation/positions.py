@@ -1,6 +1,7 @@
 """eval.py positions: the loss by a token's position in its document."""
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -85,16 +86,41 @@ def position_lines(readings: dict[str, list[dict]]) -> list[str]:
     columns = [f"   {label:>9}" for label in readings]
     lines = [
         "bits per byte by the position of the predicted token in its document",
-        f"{'position':>21} {'documents':>10} {'tokens':>13}{''.join(columns)}",
+        f"{'position':>21} {'documents':>10}  {'tokens':>13}{''.join(columns)}",
     ]
     for rows in zip(*readings.values(), strict=True):
         first = rows[0]
         place = f"{first['start']:,} to {first['stop'] - 1:,}"
-        line = f"{place:>21} {first['documents']:10,d} {first['tokens']:13,d}"
+        mark = "*" if first["documents"] == 1 else " "
+        line = f"{place:>21} {first['documents']:10,d}{mark} {first['tokens']:13,d}"
         for row, column in zip(rows, columns, strict=True):
             line += f"{as_cell(row['bits_per_byte'], '.4f'):>{len(column)}}"
         lines.append(line)
+    if "1*" in lines[-1]:  # the last row has the fewest
+        lines.append("* of one document alone: of others it may differ")
     return lines
+
+
+def saved_lines(carried: list[dict], cleared: list[dict]) -> list[str]:
+    """The table of both readings and their difference, and what the memory saves in all.
+
+    The first segment has no memory yet, and does not count.
+    """
+    saved = []
+    for row, without in zip(carried, cleared, strict=True):
+        difference = without["bits_per_byte"] - row["bits_per_byte"]
+        saved.append({"bits_per_byte": difference})
+    lines = position_lines({"memory carried": carried, "cleared": cleared, "saved": saved})
+    text_bytes = sum(row["text_bytes"] for row in carried[1:])
+    if not text_bytes:
+        return lines
+    nats = sum(row["nats"] for row in carried[1:])
+    nats_without = sum(row["nats"] for row in cleared[1:])
+    bits = (nats_without - nats) / math.log(2) / text_bytes
+    verb = "saves" if bits > 0 else "costs"
+    share = abs(1 - nats / nats_without)
+    what = f"the memory {verb} {abs(bits):.4f} bits per byte, {share:.1%}"
+    return [*lines, f"after the first {carried[0]['stop']:,} tokens of a document {what}"]
 
 
 def draw_positions(path: str, readings: dict[str, list[dict]], reach: int) -> None:
@@ -136,5 +162,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     if options.plot:
         draw_positions(options.plot, readings, reach)
     by_way = {label.replace(" ", "_"): rows for label, rows in readings.items()}
-    lines = [*position_lines(readings), f"attention reaches {reach:,} tokens back"]
+    rows = [*readings.values()]
+    lines = saved_lines(*rows) if len(rows) > 1 else position_lines(readings)
+    lines.append(f"attention reaches {reach:,} tokens back")
     return {"by_position": by_way, "attention_reach": reach}, lines

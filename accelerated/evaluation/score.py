@@ -352,7 +352,7 @@ def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
     ]
     if count:
         of_words = f"{counted(count, 'word')} of the original text, {way}"
-        lines.append(f"per word            {score.perplexity(count):,.5g} ({of_words})")
+        lines.append(f"perplexity per word {score.perplexity(count):,.5g} ({of_words})")
     return [
         *lines,
         f"log-probability     {-score.nats:,.2f} nats",

@@ -112,11 +112,12 @@ def check_contents(contents: dict, fields: dict[str, type], path: Path) -> None:
             raise InputError(f"{path}: parameter {name!r} is no tensor of floats; {FOREIGN}")
 
 
-def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
+def load_weights(path: str | Path, checkpoint: str | None = "last") -> dict:
     """The contents, as of a checkpoint, of a run, an exported run or a published decoder.
 
-    Of a run it is the checkpoint of that name, last or best. The others have only the fields
-    EXPORT_FIELDS. Raises InputError if it is none of these, or is damaged.
+    Of a run it is the checkpoint of that name, last or best, or else the best that there is; its
+    field `file` says which. The others have only the fields EXPORT_FIELDS. Raises InputError if it
+    is none of these, or is damaged.
     """
     path = Path(path)
     weights = path if path.suffix == ".safetensors" else path / WEIGHTS
@@ -131,7 +132,8 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
         if is_decoder:
             return UNKNOWN | load_decoder(folder, described)
         return UNKNOWN | load_gpt2(weights, described)
-    return load_checkpoint(chosen_checkpoint(path, checkpoint))
+    chosen = chosen_checkpoint(path, checkpoint)
+    return load_checkpoint(chosen) | {"file": f"{chosen.name} of "}
 
 
 def load_exported(weights: Path, described: dict) -> dict:

@@ -48,12 +48,15 @@ def check_new(run: Path) -> None:
     raise InputError(f"--out {run} already holds {min(names)}, and nothing is replaced; {advice}")
 
 
-def chosen_checkpoint(run: str | Path, name: str) -> Path:
+def chosen_checkpoint(run: str | Path, name: str | None) -> Path:
     """The path of a run folder's checkpoint `name`: last, best, or another NAME.pt.
 
-    Raises InputError if it is missing.
+    Without a name it is the best, or the last if nothing was validated. Raises InputError if it is
+    missing.
     """
-    path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
+    path = checkpoint_path(run) if name == "last" else Path(run) / f"{name or 'best'}.pt"
+    if not name and not path.is_file():
+        path = checkpoint_path(run)
     if not path.is_file() and checkpoint_path(run).is_file():
         raise InputError(
             f"--checkpoint {name}: {run} has no {path.name}; give last, or leave it out"

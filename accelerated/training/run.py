@@ -25,7 +25,7 @@ from accelerated.program.progress import Progress
 from accelerated.protocol import Model, State, computing_in, state_from
 from accelerated.replay import Result
 from accelerated.training import process
-from accelerated.training.checkpoint import FOREIGN, load_moments, save_checkpoint
+from accelerated.training.checkpoint import FOREIGN, load_moments, load_weights, save_checkpoint
 from accelerated.training.folder import Log
 from accelerated.training.optimization import check_finite
 from accelerated.training.settings import Settings, settings_contents
@@ -190,12 +190,23 @@ class Run:
             right += f" with the memory, {cleared.accuracy:.1%} with it cleared"
         else:
             bits += "; no memory is carried"
-        lines = f"{what}, bits per byte: {bits}"
+        lines = [f"{what}, bits per byte: {bits}"]
         if self.settings.data.data == "recall":
-            lines += f"\nright answers: {right} ({chances_in_words(self.settings.recall)})"
-        return lines
+            lines.append(f"right answers: {right} ({chances_in_words(self.settings.recall)})")
+        if cleared:
+            saved = 1 - carried.bits_per_byte / cleared.bits_per_byte
+            lines.append(f"the memory saves {saved:.1%} of the bits")
+        return "\n".join(lines)
 
     # Saved and restored
+
+    def load_best(self) -> str:
+        """Load the weights of the lowest validation loss, and return a line about them."""
+        best = load_weights(self.folder, None)
+        self.model.load_state_dict(best["parameters"])
+        if math.isinf(best["best"]):
+            return "no validation has chosen a best step; these are the last weights"
+        return f"the best was step {best['step']:,}, with {best['best']:.3f} bits per byte"
 
     def save(self) -> None:
         """Write all that resuming needs.

@@ -57,6 +57,22 @@ def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
     assert line.split() == ["0", "to", "3", "2", "7", "1.5000"]
 
 
+def test_the_table_ends_with_what_the_memory_saves_after_the_first_segment():
+    """A row of one document is marked; the first segment does not count."""
+    first = {"start": 0, "stop": 4, "documents": 2, "tokens": 7, "text_bytes": 7}
+    later = {"start": 4, "stop": 8, "documents": 1, "tokens": 3, "text_bytes": 4}
+    readings = []
+    for nats in (4.0, 8.0):
+        rows = [row | {"nats": nats, "bits_per_byte": nats / 4} for row in (first, later)]
+        readings.append(rows)
+    lines = positions.saved_lines(*readings)
+    assert lines[3].split() == ["4", "to", "7", "1*", "3", "1.0000", "2.0000", "1.0000"]
+    assert lines[4].startswith("* of one document")
+    saved = 4 / math.log(2) / 4
+    end = f"the memory saves {saved:.4f} bits per byte, 50.0%"
+    assert lines[5] == f"after the first 4 tokens of a document {end}"
+
+
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""

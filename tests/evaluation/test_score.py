@@ -120,7 +120,7 @@ def test_a_score_has_its_units():
     assert {name: record[name] for name in expected} == pytest.approx(expected)
     lines = score_lines(total, (6, "counted"), 9)
     assert [line.split()[-1] for line in lines[:3]] == ["0.5000", "2.0000", "4.000"]
-    assert "per word            2 (6 words" in lines[3]
+    assert "perplexity per word 2 (6 words" in lines[3]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -197,6 +197,8 @@ def test_the_best_checkpoint_is_read_if_it_is_asked_for(runs, tmp_path, capsys):
     save_checkpoint(run / "best.pt", contents | {"step": 1, "parameters": parameters})
     best = as_json(capsys, run, "--checkpoint", "best")
     last = as_json(capsys, run, "--checkpoint", "last")
+    assert as_json(capsys, run) == best, "the best is not what is read by default"
+    assert "best.pt of step 1, " in printed(capsys, run)
     assert best["step"] == 1
     assert last["step"] == 2
     assert best["nats"] != last["nats"]

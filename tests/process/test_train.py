@@ -118,7 +118,7 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at):
     assert saved(run)["step"] == 3
     printed = capsys.readouterr().out
     assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed)
-    for command in ("continue with: python train.py --resume", "evaluate it with: python eval.py"):
+    for command in ("continue with: python train.py --resume", "  python eval.py positions"):
         [words] = re.findall(f"{command} (.*)\n", printed)
         assert shlex.split(words) == [str(run), "--data-dir", str(data)]
 
