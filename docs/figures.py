@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from accelerated.lab.reports.topics import jensen_shannon
 from reference import block_recurrent, compressive, pretrained_recurrence
 from reference.variants import compressive as compressive_variants
 
@@ -612,32 +611,6 @@ def question_windows():
     save("pretrained_recurrence_questions", -0.2, 12.8, -0.95, 6.0)
 
 
-def topics():
-    """A context and its continuation, the topics of each, and how far these are apart."""
-    new_figure(11.4, 3.4)
-    context = np.array([0.62, 0.18, 0.05, 0.1, 0.05])
-    continued = np.array([0.4, 0.06, 0.14, 0.3, 0.1])
-    box(0, 1.6, 3.0, 0.7, "a context of one window", TOKEN)
-    box(4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, 8)
-    box(5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE)
-    across(3.05, 4.55, 1.95, STATE)
-    label(3.8, 2.25, "vector", STATE, 9)
-    note(3.8, 1.62, "or none", 8)
-    for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
-        up(middle, 1.55, 1.05)
-        for topic, share in enumerate(own):
-            frame(left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
-            note(left + 0.5 * topic + 0.2, -0.55, str(topic), 7)
-    label(4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits")
-    note(
-        4.1,
-        -1.0,
-        "a topic model gives both distributions; "
-        "does the vector bring the second nearer to the first?",
-    )
-    save("pretrained_recurrence_topics", -0.2, 8.4, -1.2, 2.5)
-
-
 def colour_of(age, kept, n, has_vectors, compressed):
     """(colour, strength) of a position, which is `age` positions before the segment that is read.
 
@@ -743,7 +716,6 @@ PICTURES = (
     windows_and_vectors,
     overlaps,
     question_windows,
-    topics,
 )
 
 if __name__ == "__main__":

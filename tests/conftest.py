@@ -23,7 +23,6 @@ EXTRAS = (  # modules that an extra brings
     "tokenizers",
     "safetensors",
     "transformers",
-    "sklearn",
 )
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
@@ -87,7 +86,7 @@ def pytest_runtest_call():
         return (yield)
     except BaseException as error:
         found = re.search(r"(?:needs? the package |No module named ')([\w-]+)", str(error))
-        module = found[1].replace("scikit-learn", "sklearn") if found else None
+        module = found[1] if found else None
         if module not in EXTRAS or importlib.util.find_spec(module):
             raise
         pytest.skip(f"needs {module}: pip install -e '.[all]'")

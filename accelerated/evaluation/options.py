@@ -149,23 +149,6 @@ SAMPLING = (
 SEQUENCES = option(
     "--sequences", "segments to average over (default 1000)", at_least(2), "N", default=1000
 )
-TOPICS = (
-    option(
-        "--contexts",
-        "contexts of a window to continue (default 1000; the paper 8000)",
-        at_least(2),
-        "N",
-        default=1000,
-    ),
-    option(
-        "--tokens",
-        "how many tokens to continue each by (default 30, the paper's)",
-        at_least(1),
-        "N",
-        default=30,
-    ),
-    option("--seed", "seed of the contexts and the topic model (default 0)", SEED, "N", default=0),
-)
 PAGE = (
     option(
         "--out", "the page to write; nothing is overwritten (required)", str, "FILE", required=True
@@ -257,11 +240,6 @@ REPORTS = {
         "evaluation.positions.report",
         options=(PLOT,),
     ),
-    "frequency": Report(
-        "frequency RUN",
-        "the perplexity of words by how often training had them",
-        "lab.reports.frequency.report",
-    ),
     "overlap": Report(
         "overlap RUN RUN --overlaps 0,5",
         "a table of pretrained_recurrence runs by overlap of their windows",
@@ -301,14 +279,6 @@ REPORTS = {
         model="compressive",
         exact=True,
         config="lab.reports.memories.reconstructing",
-    ),
-    "topics": Report(
-        "topics RUN --contexts 1000",
-        "how near the topics of continuations are to those of contexts",
-        "lab.reports.topics.report",
-        options=TOPICS,
-        model="pretrained_recurrence",
-        sizes=False,
     ),
     "dynamic": Report(
         "dynamic RUN --learning-rate 2e-4",

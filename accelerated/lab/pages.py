@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from accelerated.lab.harness import PARTS, RESULTS
+
 WIDTH = 118  # of a page's prose
 SPACE = 1 / 18  # of the axes' height, between two names
 
@@ -36,44 +38,28 @@ def mean_and_spread(values: list[float | None], form: str) -> str:
     return f"{mean} ({f'{least:{form}}'.rstrip('%')}..{f'{most:{form}}'.rstrip('%')})"
 
 
-def laid_out(
-    name: str, title: str, answer: str, parts: Sequence[str], command: str, rest: Sequence[str]
-) -> str:
-    """A page in Markdown: its picture, the answer, the numbers and how they were measured, the
-    command, and the rest.
+def laid_out(name: str, title: str, answer: str, parts: Sequence[str]) -> str:
+    """A page in Markdown: its picture, which stands beside it under its name, the answer, the rest.
 
-    The picture is beside the page, under its name. Empty blocks are left out.
+    Empty blocks are left out.
     """
-    picture = f"![{title}]({name}.svg)"
     bold = wrapped(f"**{answer}**") if answer else ""
-    code = f"```bash\npython -m accelerated.lab.{command}\n```"
-    blocks = [f"# {title}", picture, bold, *parts, code, *rest]
+    blocks = [f"# {title}", f"![{title}]({name}.svg)", bold, *parts]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def of_experiment(
-    record: dict,
-    part: str,
-    name: str,
-    program: str,
-    title: str,
-    answer: str,
-    parts: Sequence[str],
-    how: str,
-    smallest: str,
-    change: str,
-) -> str:
-    """The page of an experiment's record, in Markdown.
+def commands(program: str, name: str, takes: str, row: str) -> str:
+    """How a page is made anew, and how one of its rows alone."""
+    whole = f"python -m accelerated.lab.{program}"
+    about = f"""**To make it again.** The first command takes {takes}, goes on where it was
+    interrupted, and writes {name}.json, its picture and this page into `{RESULTS}`. The second one
+    makes one row with one seed. It writes into `{PARTS}`, over no page."""
+    return f"""{wrapped(about)}
 
-    If it has a part of the runs, `part` says so, and the page answers nothing.
-    """
-    measured = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}{how}"
-    rest = [
-        wrapped(f"**The smallest difference that this design could see** {smallest}"),
-        wrapped(f"**What would change this answer.** {change}"),
-    ]
-    parts = [*parts, wrapped(measured)]
-    return laid_out(name, title, part or answer, parts, program, [] if part else rest)
+```bash
+{whole}
+{whole} --rows "{row}" --seeds 0
+```"""
 
 
 def label_ends(axes: Any, ends: dict[str, tuple[Any, float]], colours: dict[str, str]) -> None:

@@ -153,8 +153,7 @@ def test_training_and_reports_make_no_doubles(
     assert calls == ["train", "report", "sample"]
     places = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
     for name, report in REPORTS.items():
-        # topics samples as `sample` does
-        if report.model in (None, model) and name != "topics":
+        if report.model in (None, model):
             evaluate(name, tmp_path / "run", *places.get(name, OPTIONS.get(name, [])))
             assert report.function in calls, name
 

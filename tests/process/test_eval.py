@@ -53,7 +53,6 @@ def forbid(monkeypatch, name, words):
 def example_of(name, run):
     """The words of a report's example, in the small."""
     example = REPORTS[name].example
-    example = example.replace("--contexts 1000", "--contexts 9")
     example = example.replace("'def '", f"'{'def ' * 9}'")
     return [run if word == "RUN" else word for word in shlex.split(example)]
 
@@ -63,7 +62,6 @@ def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, mo
     """Progress goes to stderr, and no file is written that was not asked for."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(progress, "SECONDS", 0.0)
-    monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 100)
     run = getattr(runs, RUN_OF[REPORTS[name].model])
     example = example_of(name, run)
     capsys.readouterr()
@@ -380,7 +378,6 @@ def test_a_run_is_asked_to_wait_to_overwrite_and_to_ignore_noise(tmp_path, capsy
 
 
 def test_what_recall_has_not_is_refused(recalling, capsys):
-    assert "frequency: recall has no words" in refused(capsys, "frequency", recalling)
     line = refused(capsys, recalling, "--recall-begin", 9)
     assert "--recall-begin is 9; it needs anew" in line
     words = "--recall-pairs needs --data recall, and the data is stdlib"

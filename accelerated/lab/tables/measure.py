@@ -3,7 +3,6 @@
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from accelerated.lab.tables.orderings import seeds_of
 from accelerated.lab.tables.page import page
 from accelerated.lab.tables.picture import draw
 from accelerated.lab.tables.table import TABLES, Table
-from accelerated.lab.trials import Trial, Workshop, join, settled, validation
+from accelerated.lab.trials import Trial, Workshop, join, validation
 from accelerated.models import model_class
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
@@ -47,8 +46,8 @@ def measure(
 ) -> None:
     """Measure a table, or some rows and seeds of it, unless its record in `pages` has them.
 
-    Write NAME.json, NAME.md and NAME.svg. Raises InputError if the record there is of other
-    options, or has more: a part takes the place of no whole.
+    Write NAME.json and NAME.svg, and the page that shows them. Raises InputError if the record
+    there is of other options, or has more: a part takes the place of no whole.
     """
     table = TABLES[name]
     wanted = {row: seeds or table.seeds[row] for row in rows or table.rows}
@@ -64,6 +63,12 @@ def measure(
     if record is None:
         record = measured_record(name, table, wanted, workshop)
         write_record(path, record, indent=1)
+    whole = pages / f"{table.page}.json"
+    if whole.exists():
+        draw(table, record, path.with_suffix(".svg"))
+        path = whole
+        table = TABLES[table.page]
+        record = read_record(path, {"rows", "grid"})
     write_page(path, record, partial(page, table), partial(draw, table))
 
 
@@ -101,7 +106,7 @@ def measured_record(
         "first": table.first,
         "grid": table.grid if grids == dict.fromkeys(wanted, table.grid) else [],
         "rows": rows,
-        "chances": chances_of(table, wanted, settings_of(one)),
+        "chances": chances_of([*wanted], settings_of(one)),
     }
 
 
@@ -120,24 +125,16 @@ def corpus_of(trial: Trial, workshop: Workshop) -> str:
     return load_checkpoint(path)["corpus"] if path.exists() else ""
 
 
-def chances_of(
-    table: Table, rows: Mapping[str, Sequence[int]], settings: Settings
-) -> dict[str, dict[str, float]]:
+def chances_of(rows: Sequence[str], settings: Settings) -> dict[str, dict[str, float]]:
     """{what is known: {b: share of right answers}} without a memory, of rows "a: b".
 
     It is {} if no answers are asked for.
     """
     if settings.data.data != "recall":
         return {}
-    found: dict[str, dict[str, float]] = {}
-    for name in rows:
-        column = name.partition(": ")[2]
-        asked = settled(table.rows[name].asked)
-        facts = asked.get("--recall-pairs", [settings.recall.pairs])
-        recall = replace(settings.recall, pairs=int(facts[0]))
-        for known, share in chances(recall).items():
-            found.setdefault(known, {})[column] = share
-    return found
+    columns = [name.partition(": ")[2] for name in rows]
+    shares = chances(settings.recall)
+    return {known: dict.fromkeys(columns, share) for known, share in shares.items()}
 
 
 def train_rows(
@@ -151,24 +148,22 @@ def train_rows(
     Returns ({row: {choice: bits per byte on seed 0}}, {row: its trials}).
     """
 
-    def first_of(name: str, seed: int) -> Trial:
-        own = table.rows[name].first
-        return Trial(name, own, seed) if own else Trial("the first run", table.first)
+    first = Trial("the first run", table.first)
+    begun = str(workshop.folder(first))
 
     def trial_of(name: str, choice: str, seed: int) -> Trial:
-        begun = str(workshop.folder(first_of(name, seed)))
         options = join(table.options, table.rows[name].options).replace("FIRST", begun)
         return Trial(name, join(options, choice), seed)
 
     def train(runs: list[tuple[str, str, int]]) -> None:
-        firsts = [first_of(name, seed) for name, _, seed in runs]
-        workshop.train(first for first in firsts if first.options)
         workshop.train(trial_of(*run) for run in runs)
 
     def tuning_of(name: str) -> dict[str, float]:
         logs = {choice: workshop.log(trial_of(name, choice, 0)) for choice in grids[name]}
         return {choice: validation(log) for choice, log in logs.items()}
 
+    if table.first:
+        workshop.train([first])
     tuned = [name for name, own in grids.items() if len(own) > 1]
     train([(name, choice, 0) for name in tuned for choice in grids[name]])
     chosen = {name: best(tuning_of(name)) for name in wanted}
@@ -212,7 +207,6 @@ def record_of_row(
         "name": name,
         "paper": row.paper,
         "options": row.options,
-        "first": row.first,
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
         "parameters": parameters_of(settings_of(trials[0])),

@@ -15,7 +15,7 @@ from accelerated.lab.harness import (
     read_record,
     seeds_in_words,
 )
-from accelerated.lab.pages import laid_out, markdown_table, mean_and_spread, wrapped
+from accelerated.lab.pages import commands, laid_out, markdown_table, mean_and_spread, wrapped
 from accelerated.lab.speed.timing import paired_ratios, spread
 from accelerated.lab.tables.orderings import (
     by_seed,
@@ -26,26 +26,44 @@ from accelerated.lab.tables.orderings import (
     over_documents,
     seeds_of,
 )
-from accelerated.lab.tables.table import Table
+from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import join, settled
 
 
 def page(table: Table, record: dict) -> str:
-    """The page of a record, in Markdown."""
+    """The page of a record, in Markdown, with the records of other tables that it shows."""
     name = record["name"]
     part = part_of(table, record)
-    change = f"**What would change this answer.** {table.change}"
-    parts = [
-        numbers(table, record),
-        table.bold,
-        "" if part else wrapped(f"**What was measured.** {table.about}"),
-        wrapped(measured_how(table, record)),
-        wrapped(measured_where(record)),
-    ]
-    rest = [comparisons(table, record), wrapped(smallest_difference(table, record))]
-    if table.change and not part:
-        rest.append(wrapped(change))
-    return laid_out(name, table.title, part or table.answer, parts, f"tables {name}", rest)
+    parts = numbers_and_protocol(table, record)
+    for other, (its, found) in shown_beside(name).items():
+        if not part:
+            picture = f"![{its.title}]({other}.svg)"
+            bold = wrapped(f"**{its.answer}**")
+            parts += [f"## {its.title}", picture, bold, *numbers_and_protocol(its, found)]
+    return laid_out(name, table.title, part or table.answer, parts)
+
+
+def shown_beside(name: str) -> dict[str, tuple[Table, dict]]:
+    """{table: (the table, its published record)} of those that the page of `name` shows too."""
+    found = {}
+    for other, table in TABLES.items():
+        path = RESULTS / f"{other}.json"
+        if table.page == name and path.exists():
+            found[other] = (table, read_record(path, {"rows"}))
+    return found
+
+
+def numbers_and_protocol(table: Table, record: dict) -> list[str]:
+    """A record's numbers, what they were measured by, and what they can tell."""
+    found = [numbers(table, record), table.bold, comparisons(table, record)]
+    how = [wrapped(measured_how(table, record)), wrapped(smallest_difference(table, record))]
+    if part_of(table, record):
+        return [*found, *how]
+    about = wrapped(f"**What was measured.** {table.about}")
+    change = wrapped(f"**What would change this answer.** {table.change}") if table.change else ""
+    name = record["name"]
+    again = commands(f"tables {name}", name, table.takes, next(iter(table.rows)))
+    return [*found, about, *how, change, again]
 
 
 def seeds_by_row(record: dict) -> dict[str, list[int]]:
@@ -59,7 +77,7 @@ def part_of(table: Table, record: dict) -> str:
 
 
 def measured_how(table: Table, record: dict) -> str:
-    """How to read the numbers, and how rows were tuned."""
+    """How to read the numbers, how rows were tuned, and where it was measured."""
     own = seeds_by_row(record)
     seeds = seeds_in_words(own, ", ")
     if table.headline and not part_of(table, record):
@@ -78,13 +96,8 @@ def measured_how(table: Table, record: dict) -> str:
         parts.append("Times are training's, as parts of the first line's.")
     parts.append(how_tuned(record))
     parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
-    return " ".join(parts)
-
-
-def measured_where(record: dict) -> str:
-    """When and where it was measured."""
     where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
-    return f"{where}, Python {record['python']}."
+    return " ".join([*parts, f"{where}, Python {record['python']}."])
 
 
 def how_tuned(record: dict) -> str:
@@ -168,9 +181,6 @@ def crossed(table: Table, record: dict, title: str, form: str) -> str:
     lines = list(dict.fromkeys(name.partition(": ")[0] for name in cells))
     columns = list(dict.fromkeys(name.partition(": ")[2] for name in cells))
     body = [[a, *(cells.get(f"{a}: {b}", "") for b in columns)] for a in lines]
-    for known, shares in record.get("chances", {}).items():
-        if len(set(shares.values())) > 1:
-            body.append([known, *(f"{shares[b]:{form}}" for b in columns)])
     return markdown_table([title, *columns], *body)
 
 

@@ -86,14 +86,10 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         axes.set_xticks(numbers, list(panel.sides), fontsize=7)
     label_ends(axes, {name: ends[name] for name in sorted(ends, key=levels.__getitem__)}, colours)
     for known, shares in record.get("chances", {}).items():
-        heights = list(shares.values())
-        if len(set(heights)) == 1:
-            axes.axhline(heights[0], color="0.5", linewidth=1, linestyle=":")
-        else:
-            places = [place_of(b) for b in shares]
-            axes.plot(places, heights, color="0.5", linewidth=1, linestyle=":")
+        height = next(iter(shares.values()))
+        axes.axhline(height, color="0.5", linewidth=1, linestyle=":")
         style = {"color": "0.4", "fontsize": 7, "va": "bottom"}
-        axes.text(0.01, heights[0], known, transform=axes.get_yaxis_transform(), **style)
+        axes.text(0.01, height, known, transform=axes.get_yaxis_transform(), **style)
     if panel.seen:
         seen = float(panel.seen)
         axes.axvspan(seen / 2, seen, color="0.93", zorder=0)

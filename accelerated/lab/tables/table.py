@@ -39,7 +39,6 @@ class Row(NamedTuple):
     options: str  # of train.py, beside the table's
     paper: str = ""  # what the paper reports for it
     asked: str = ""  # words that each question to eval.py about this row ends with
-    first: str = ""  # options of the row's own first run, which has the same seed
 
 
 class Measure(NamedTuple):
@@ -87,10 +86,12 @@ class Table(NamedTuple):
     title: str
     about: str  # what was measured
     answer: str  # the sentence that answers the title's question, if a page was published
+    takes: str  # how long its command takes
+    page: str  # the table whose page shows this one too
     change: str  # what would change that answer
     beside: str  # "record: row": the best row on the same text, which the page shows below its own
     python: str  # the version whose library its text is, and by which it was published; or empty
-    options: str  # of every row; FIRST stands for the folder of the first run, or of the row's own
+    options: str  # of every row; FIRST stands for the folder of the first run
     rows: dict[str, Row]
     measures: list[Measure]
     # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or

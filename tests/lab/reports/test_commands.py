@@ -37,21 +37,6 @@ def runs(tmp_path_factory):
     return runs
 
 
-def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(runs, capsys):
-    """The table has the same words if documents are joined, and adds up to the score."""
-    read = [runs.compressive, "--data", runs.texts]
-    joined = as_json(capsys, "frequency", *read, "--carry-over-documents")["by_frequency"]
-    apart = as_json(capsys, "frequency", *read, "--no-carry-over-documents")["by_frequency"]
-    for row, other in zip(joined, apart, strict=True):
-        assert row["words"] == other["words"]
-        assert row["tokens"] == other["tokens"]
-    often = apart[2]["words"]
-    assert often * 6 == apart[4]["words"] > 0, "one word of six, some, is often in the book"
-    score = as_json(capsys, *read, "--carry-over-documents")["nats"]
-    assert joined[-1]["nats"] == pytest.approx(score, rel=1e-6)
-    assert apart[-1]["nats"] != joined[-1]["nats"]
-
-
 def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
     """The same documents are listed if all are read as one text."""
     read = [runs.compressive, "--data", runs.texts]
