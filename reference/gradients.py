@@ -468,8 +468,13 @@ def check(paper: str, name: str) -> float:
     calls = Calls(case.reference)
     try:
         grads = gradients_of(case, calls)
+        left_out = inputs_of(case.params, case.state).keys() - grads.keys()
+        if left_out:
+            print(f"WRONG: {paper}, case {name}: backward leaves out {', '.join(sorted(left_out))}")
+            print_guilty(case, calls)
+            return np.inf
         errors = errors_of(case, grads, np.random.default_rng(0))
-    except Exception as error:  # of shapes that a fault makes, or a gradient that it leaves out
+    except Exception as error:  # of shapes that a fault makes
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(f"WRONG: {paper}, case {name}: {place.name} raises {type(error).__name__}: {error}")
         print_guilty(case, calls)

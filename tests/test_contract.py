@@ -134,30 +134,6 @@ def test_dropout_acts_nowhere_in_evaluation_mode(paper, name):
 # Reading
 
 
-@over(EVERY_VARIANT)
-def test_later_tokens_change_no_earlier_logit(paper, name):
-    """On both sides, so padding is never seen. They change the logits at their own positions."""
-    config, rng, params, state, model, torch_state = both_sides(paper, name, lanes=1)
-    tokens = random_tokens(config, rng, 1)
-
-    def by_reference(tokens):
-        logits, _, _ = PAPERS[paper].reference.forward(params, config, tokens, state)
-        return logits
-
-    @torch.no_grad()
-    def by_model(tokens):
-        return model(torch.tensor(tokens), torch_state).logits.numpy()
-
-    for at in {0, config.segment // 2, config.segment - 1}:
-        other = tokens.copy()
-        other[:, at:] += 1 + rng.integers(config.vocabulary - 1, size=other[:, at:].shape)
-        other %= config.vocabulary
-        for side, read, tolerance in (("NumPy", by_reference, 0), ("PyTorch", by_model, 1e-12)):
-            apart = np.abs(read(other) - read(tokens))[0]  # (N, V)
-            assert (apart[:at] <= tolerance).all(), f"{side}: a token from {at} on is seen earlier"
-            assert (apart[at] > 1e-8).any(), f"{side}: the token at {at} is not read"
-
-
 def read_whole(model, tokens, state):
     """Scored logits of tokens (B, n), segment by segment, and the state after each segment.
 

@@ -14,23 +14,19 @@ from accelerated import replay
 from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import detach, keep_lanes
 from tests.conftest import examples
-from tests.helpers.comparison import LADDER, assert_agree
+from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
     check_back_propagation,
     gradients,
-    in_lane_1,
     random_rows,
-    random_segments,
-    reference_gradients,
     setting,
     starting,
     torch_segments,
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
-    MORE_KINDS,
     PAPERS,
     over,
     variant,
@@ -74,20 +70,6 @@ def test_the_three_methods_agree(
         segments.append((tokens, targets, rng.random(tokens.shape) < scored, *task))
     starts = [rng.random(lanes) < begins for _ in segments]
     check_back_propagation(model, torch_segments(paper, segments, starts), state, method)
-
-
-@over([*MORE_KINDS, ("compressive", "conv-auto_encoding")])
-def test_through_time_is_the_references_back_propagation(paper, name):
-    """Which has no seeds, replay or autograd: loss, auxiliary losses, gradients and next state.
-
-    With tasks and a document start.
-    """
-    config, rng, params, state, model, torch_state = both_sides(paper, name)
-    segments = random_segments(paper, name, rng)
-    starts = in_lane_1(segments)
-    expected = reference_gradients(paper, params, config, segments, starts, state)
-    read = torch_segments(paper, segments, starts)
-    assert_agree(expected, back_propagated("through_time", model, read, torch_state), LADDER)
 
 
 # What is kept

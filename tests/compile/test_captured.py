@@ -70,6 +70,25 @@ def test_it_equals_the_method_with_dropout(paper, name, method, on_a_cpu):
 
 @pytest.mark.parametrize("method", METHODS)
 @over(ONE_OF_EACH)
+def test_a_replay_reads_its_own_segments_and_leaves_earlier_results(paper, name, method, on_a_cpu):
+    """Tokens, tasks and where documents start are not those of the recording.
+
+    The state that the first call has returned stays as it is, though graphs write to fixed memory.
+    """
+    model, segments, state = setting(paper, name)
+    backprop = CapturedBackprop(model, method)
+    first = back_propagated(backprop, model, segments, state)
+    kept = {key: row.clone() for key, row in first.items()}
+    others = [segment.keep_lanes([1, 0]) for segment in segments]  # a document starts in lane 0
+    expected = back_propagated(method, model, others, state)
+    found = back_propagated(backprop, model, others, state)
+    assert_agree(expected, found, ROUNDED_TWICE, f"{name}: segments that were not recorded")
+    for key, row in kept.items():
+        assert torch.equal(first[key], row), f"{name}: a later replay overwrites {key}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@over(ONE_OF_EACH)
 def test_gradients_are_added_to_those_that_are_there(paper, name, method, on_a_cpu):
     """A parameter without gradient keeps none."""
     model, segments, state = setting(paper, name)

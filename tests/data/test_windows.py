@@ -1,42 +1,6 @@
-"""Windows: every token after the first is scored exactly once, in order, however they are cut."""
+"""Windows as the paper cuts them; start_here/test_overlap.py has the rest."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from accelerated.data.windows import Window, count_windows, cut
-
-
-@st.composite
-def sizes(draw):
-    """Return (tokens of a document, tokens of a window, overlap)."""
-    window = draw(st.integers(1, 12))
-    return draw(st.integers(0, 60)), window, draw(st.integers(0, window - 1))
-
-
-@given(sizes())
-def test_every_token_after_the_first_is_scored_once_in_order(size):
-    length, window, overlap = size
-    windows = cut(length, window, overlap)
-    scored = []
-    for w in windows:
-        scored += range(w.first, w.stop + 1)
-    assert scored == list(range(1, length))
-    assert len(windows) == count_windows(length, window, overlap)
-
-
-@given(sizes())
-def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before_it(size):
-    """Windows stand T - o tokens apart, and all except the last are whole."""
-    length, window, overlap = size
-    windows = cut(length, window, overlap)
-    for index, w in enumerate(windows):
-        tokens = w.stop - w.start
-        assert w.start == index * (window - overlap)
-        assert w.stop <= length - 1
-        assert 1 <= tokens <= window
-        assert tokens == window or w == windows[-1]
-        context = w.first - w.start  # of the first prediction that counts
-        assert context == (overlap + 1 if index else 1)
+from accelerated.data.windows import Window, cut
 
 
 def test_the_papers_example():

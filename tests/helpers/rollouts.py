@@ -200,43 +200,6 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
 # The two methods in NumPy, over segments in which documents start and tasks are done
 
 
-def numpy_through_time(ref, params, config, segments, state, seed=None):
-    """(objective, its gradients, that of the first state, next state); a seed turns dropout on."""
-    rngs = [ref.segment_rng(seed, k) for k in range(len(segments))]
-    rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state, rngs)
-    grads, dstate = rollout.rollout_backward(ref, params, config, caches)
-    return float(rows["objective"]), grads, dstate, after
-
-
-def numpy_memory_replay(ref, params, config, segments, state, seed=None):
-    """The same by Algorithm 1 of Memformer, with one segment's cache at a time.
-
-    reference/memformer.py has it for documents that start together, and continue.
-    """
-    replay_buffer = [state]
-    for k, segment in enumerate(segments[:-1]):
-        before = rollout.state_read(ref, params, config, segment, replay_buffer[-1])
-        rng = ref.segment_rng(seed, k)
-        after = ref.advance(params, config, segment.tokens, before, rng, segment.task)
-        replay_buffer.append(after)
-
-    count = rollout.count_scored(segments)
-    nats = 0.0
-    grads = {}
-    dstate = None
-    last = None
-    for k in reversed(range(len(segments))):
-        one = [segments[k]]
-        rngs = [ref.segment_rng(seed, k)]
-        before = replay_buffer.pop()
-        rows, caches, after = rollout.rollout_forward(ref, params, config, one, before, rngs)
-        part, dstate = rollout.rollout_backward(ref, params, config, caches, dstate, count)
-        ref.add_into(grads, part)
-        nats = nats + float(rows["0/loss"])
-        last = last or after
-    return nats / count, grads, dstate, last
-
-
 # Both sides compared
 
 

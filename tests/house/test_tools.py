@@ -1,13 +1,8 @@
-"""The tools: docs/trust.md has the claims and docs/items.md the items, with their tests, in order.
-
-What mutate.py names is there.
-"""
+"""docs/trust.md has the claims and docs/items.md the items, with their tests, in order."""
 
 import re
 
 from tests.tools import items, trust
-from tests.tools.mutants import mutants_of
-from tests.tools.mutate import FILES, ROOT, TESTS, read_equivalent
 from tests.tools.reach import ROWS
 
 CLAIMS = trust.read_claims()
@@ -34,14 +29,3 @@ def test_the_page_of_items_is_that_of_its_list_and_every_item_runs_or_says_why_n
         assert item.says and item.place, item
         says_why_not = item.test.endswith(".") and len(item.test) > 20
         assert item.how or says_why_not, item
-
-
-def test_what_it_names_is_there():
-    """Its files, its tests, and every explained survivor as a fault that can be planted."""
-    assert [name for name in (*FILES, *TESTS) if not (ROOT / name).exists()] == []
-    found = set()
-    for file in FILES:
-        found |= {(file, mutant.before, mutant.after) for mutant in mutants_of(ROOT, file)}
-    explained = read_equivalent()
-    assert not explained.keys() - found, "these explained faults can't be planted any more"
-    assert all(explained.values()), "a fault that survives has no explanation"

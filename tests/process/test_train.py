@@ -301,34 +301,6 @@ def assert_same_model(first, second, tolerance):
     assert_agree(*rows, tolerance)
 
 
-@pytest.mark.parametrize("model", OPTIONS)
-def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkeypatch, model):
-    """Three lanes at once and one after another: equal losses and, to rounding, parameters.
-
-    The groups write into one state: no second one of all lanes exists, which for a long memory may
-    take more than all else.
-    """
-    options = [*OPTIONS[model], "--data", text, "--backprop", METHODS[model], "--horizon", 2]
-    options += ["--dtype", "float64", "--dropout", 0, "--schedule", "constant", *BRIEF]
-    options += ["--log-every", 1]
-    train(*options, "--steps", 3, "--out", tmp_path / "one")
-    in_place = []
-    compute = training_script.forward_and_backward
-
-    def watched(run, *given):
-        before = [field.data_ptr() for field in run.state]
-        measured = compute(run, *given)
-        in_place.append(before == [field.data_ptr() for field in run.state])
-        return measured
-
-    monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    train(*options, "--accumulate", 3, "--steps", 2, "--out", tmp_path / "three")
-    train("--resume", tmp_path / "three", "--steps", 3)
-    assert in_place == [True] * 3
-    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
-    assert_same_model(tmp_path / "one", tmp_path / "three", 1e-10)
-
-
 @pytest.mark.parametrize("model", ["compressive", "memformer"])
 def test_two_processes_are_one(text, tmp_path, model):
     """The same log, parameters and state, in float64 to rounding.

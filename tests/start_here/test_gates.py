@@ -17,7 +17,6 @@ never to another slot. The softmax of the scores says how much of the slot stays
 much of each token's value is written.
 """
 
-import dataclasses
 from itertools import product
 from math import exp, sqrt, tanh
 from typing import NamedTuple
@@ -28,22 +27,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.block_recurrent import FixedGate, LSTMGate
+from accelerated.block_recurrent import FixedGate, LSTMGate, Recurrence
 from accelerated.memformer import Writer
 from reference import block_recurrent as blocks
 from reference import memformer
 from reference.variants import block_recurrent as variants
 from reference.variants.memformer import CHOICES
+from tests.conftest import examples
+from tests.start_here.strategies import configs
 
-# No two sizes are equal, so that no axis is taken for another
-B = 3  # lanes: documents side by side
-S = 5  # states or slots
-D = 8  # their width
-I = 9  # width of h
-H = 2  # heads
-N = 6  # tokens
-E = 10  # width of a head's queries and keys; of its values it is D/H
-CONFIG = memformer.Config(width=D, heads=H, head_width=E)
+
+class Shape(NamedTuple):
+    """Sizes, of which no two are equal, so that no axis is taken for another."""
+
+    B: int  # lanes: documents side by side
+    S: int  # states or slots
+    D: int  # their width
+    I: int  # width of h
+    N: int  # tokens
+
+
+SHAPES = st.permutations(range(1, 9)).map(lambda sizes: Shape(*sizes[:5]))
 STEP = 1e-6  # of finite differences
 # What a failure means
 KEPT = "the gate would keep or write another share of a state than the equations say"
@@ -86,6 +90,12 @@ class Gate(NamedTuple):
     matrices: str  # the letters of its matrices
     biases: str
 
+    def by_both(self, p, c, h):
+        """{side: next states (B, S, D)}."""
+        by_numpy, _ = self.forward(p, c, h)
+        module = loaded(self.module(c.shape[-1], h.shape[-1]), p)
+        return {"NumPy": by_numpy, "PyTorch": module(torch.tensor(c), torch.tensor(h))}
+
 
 FIXED = Gate(
     fixed_gate, blocks.fixed_gate_forward, blocks.fixed_gate_backward, FixedGate, "z", "zg"
@@ -95,42 +105,100 @@ LSTM = Gate(
 )
 both_gates = pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
 on_random_inputs = given(
+    shape=SHAPES,
     seed=SEEDS,
-    size=st.sampled_from([0.1, 1.0, 5.0]),  # 5 saturates the sigmoids
+    size=st.floats(0.1, 5),  # 5 saturates the sigmoids
 )
 
 
-def draw(gate, seed, size):
+def draw(gate, shape, seed, size):
     """(parameters, states c (B, S, D), what attention found h (B, S, I)), all random."""
     rng = np.random.default_rng(seed)
-    p = {f"weight_{letter}": rng.standard_normal((D, I)) for letter in gate.matrices}
-    p |= {f"bias_{letter}": rng.standard_normal(D) for letter in gate.biases}
-    c = size * rng.standard_normal((B, S, D))
-    h = size * rng.standard_normal((B, S, I))
+    p = {f"weight_{letter}": rng.standard_normal((shape.D, shape.I)) for letter in gate.matrices}
+    p |= {f"bias_{letter}": rng.standard_normal(shape.D) for letter in gate.biases}
+    c = size * rng.standard_normal((shape.B, shape.S, shape.D))
+    h = size * rng.standard_normal((shape.B, shape.S, shape.I))
     return p, c, h
 
 
 @both_gates
 @on_random_inputs
-def test_a_gate_is_its_equations(gate, seed, size):
+def test_a_gate_is_its_equations(gate, shape, seed, size):
     """Section 3.4, Eqs. 1-3 and Eqs. 4-7."""
-    p, c, h = draw(gate, seed, size)
-    expected = np.empty((B, S, D))
-    for b, s, d in np.ndindex(B, S, D):
+    p, c, h = draw(gate, shape, seed, size)
+    expected = np.empty(c.shape)
+    for b, s, d in np.ndindex(c.shape):
         expected[b, s, d] = gate.by_hand(p, c[b, s], h[b, s], d)
-
-    by_numpy, _ = gate.forward(p, c, h)
-    compare("NumPy's next state", by_numpy, expected, 1e-12, KEPT)
-    by_torch = loaded(gate.module(D, I), p)(torch.tensor(c), torch.tensor(h))
-    compare("PyTorch's next state", by_torch, expected, 1e-12, KEPT)
+    for side, found in gate.by_both(p, c, h).items():
+        compare(f"{side}'s next state", found, expected, 1e-12, KEPT)
 
 
 @both_gates
 @on_random_inputs
-def test_a_gates_gradient_is_its_derivative(gate, seed, size):
+def test_a_gate_keeps_its_bound(gate, shape, seed, size):
+    """A fixed gate mixes each number of a state with z; an LSTM gate adds at most 1 to it."""
+    p, c, h = draw(gate, shape, seed, size)
+    lowest = -np.abs(c) - 1
+    highest = np.abs(c) + 1
+    if gate is FIXED:
+        z = h @ p["weight_z"].T + p["bias_z"]
+        lowest = np.minimum(c, z)
+        highest = np.maximum(c, z)
+    for side, found in gate.by_both(p, c, h).items():
+        within = np.clip(torch.as_tensor(found).detach().numpy(), lowest, highest)
+        compare(f"{side}'s next state", found, within, 1e-12, "a state could grow without limit")
+
+
+@pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
+@pytest.mark.parametrize("configuration", variants.CONFIGURATIONS)
+@examples(5)
+@given(data=st.data(), seed=SEEDS)
+def test_a_configuration_is_its_gates_and_its_mlp(gate, configuration, data, seed):
+    """Section 3.6: skip has one gate, single one after an MLP, dual one for each residual."""
+    kind = "fixed" if gate is FIXED else "lstm"
+    config = data.draw(configs("block_recurrent", gate=kind, configuration=configuration))
+    rng = np.random.default_rng(seed)
+    p = {}
+    for name, value in config.operations.init_gating(config, rng).items():
+        p[name] = value + rng.standard_normal(value.shape)
+    c = rng.standard_normal((2, 3, config.width))
+    h = rng.standard_normal((2, 3, 2 * config.heads * config.head_width))
+    expected = np.empty(c.shape)
+    for b, s in np.ndindex(2, 3):
+        expected[b, s] = configured(gate, configuration, p, c[b, s], h[b, s])
+
+    by_numpy, _ = config.operations.gating_forward(p, config, c, h)
+    compare("NumPy's next state", by_numpy, expected, 1e-9, KEPT)
+    module = Recurrence(config)
+    tensors = {name: torch.tensor(array) for name, array in p.items()}
+    names = module.load_state_dict(tensors, strict=False)
+    assert not names.unexpected_keys, f"PyTorch's cell has no {names.unexpected_keys}"
+    by_torch = module.gated(torch.tensor(c), torch.tensor(h))
+    compare("PyTorch's next state", by_torch, expected, 1e-9, KEPT)
+
+
+def configured(gate, configuration, p, c, h):
+    """The next state (D,) of a state c (D,) and h (2HE,)."""
+
+    def gated(name, c, x):
+        own = {key.removeprefix(f"{name}."): array for key, array in p.items()}
+        return np.array([gate.by_hand(own, c, x, d) for d in range(len(c))])
+
+    if configuration == "single":
+        return gated("mlp_gate", c, np.maximum(p["mlp_hidden"] @ h, 0))
+    middle = gated("attention_gate", c, h)
+    if configuration == "skip":
+        return middle
+    normal, _ = blocks.layer_norm_forward(p, "mlp_norm", middle[None, None])
+    return gated("mlp_gate", middle, np.maximum(p["mlp_hidden"] @ normal[0, 0], 0))
+
+
+@both_gates
+@on_random_inputs
+def test_a_gates_gradient_is_its_derivative(gate, shape, seed, size):
     """The backward pass by hand, of the state, of what attention found and of every parameter."""
-    p, c, h = draw(gate, seed, size)
-    dout = np.random.default_rng(seed + 1).standard_normal((B, S, D))
+    p, c, h = draw(gate, shape, seed, size)
+    dout = np.random.default_rng(seed + 1).standard_normal(c.shape)
     _, cache = gate.forward(p, c, h)
     dc, dh, grads = gate.backward(dout, cache)
 
@@ -143,15 +211,17 @@ def test_a_gates_gradient_is_its_derivative(gate, seed, size):
 
 # ----------------------------------------------------------------------------
 # the slots of Memformer
-def next_slot(p, own_value, normal_slot, normal_tokens, head):
+def next_slot(config, p, own_value, normal_slot, normal_tokens, head):
     """One head's part (D/H,) of a slot's next value; the slot attends to itself and to tokens."""
-    rows = slice(E * head, E * (head + 1))  # the head's part of queries and keys
-    part = slice(D // H * head, D // H * (head + 1))  # and of values
+    width = config.head_width
+    rows = slice(width * head, width * (head + 1))  # the head's part of queries and keys
+    width = config.width // config.heads
+    part = slice(width * head, width * (head + 1))  # and of values
     query = p["query"][rows] @ normal_slot + p["query_bias"][rows]
 
     def score(normal):
         key = p["key"][rows] @ normal + p["key_bias"][rows]  # one key matrix for slots and tokens
-        return query @ key / sqrt(E)
+        return query @ key / sqrt(config.head_width)
 
     def value(token):
         return p["value"][part] @ token + p["value_bias"][part]
@@ -162,38 +232,35 @@ def next_slot(p, own_value, normal_slot, normal_tokens, head):
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def draw_slots(seed, config):
-    """(PyTorch's module, its parameters, slots (B, S, D), tokens (B, N, D)), all random."""
-    rng = np.random.default_rng(seed)
-    writer = Writer(config)
-    p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
-    slots = rng.standard_normal((B, S, D))
-    tokens = rng.standard_normal((B, N, D))
-    return loaded(writer, p), p, slots, tokens
-
-
-@given(seed=SEEDS, slot_value=st.sampled_from(CHOICES["slot_value"]))
-def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed, slot_value):
+@pytest.mark.parametrize("slot_value", CHOICES["slot_value"])
+@examples(10)
+@given(data=st.data(), shape=SHAPES, seed=SEEDS)
+def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(slot_value, data, shape, seed):
     """Section 2.2.3: if a slot attends only to itself, its information does not change.
 
     So its own value is the slot; or it is projected, which the same section says too.
     """
-    config = dataclasses.replace(CONFIG, slot_value=slot_value)
-    writer, p, slots, tokens = draw_slots(seed, config)
+    config = data.draw(configs("memformer", slot_value=slot_value))
+    rng = np.random.default_rng(seed)
+    writer = Writer(config)
+    p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
+    slots = rng.standard_normal((shape.B, shape.S, config.width))
+    tokens = rng.standard_normal((shape.B, shape.N, config.width))
     normal_slots, _ = memformer.layer_norm_forward(p, "memory_norm", slots)
     normal_tokens, _ = memformer.layer_norm_forward(p, "norm", tokens)
-    expected = np.empty((B, S, H, D // H))
-    for b, s, head in product(range(B), range(S), range(H)):
+    heads = range(config.heads)
+    expected = np.empty((shape.B, shape.S, config.heads, config.width // config.heads))
+    for b, s, head in product(range(shape.B), range(shape.S), heads):
         normal = normal_slots[b, s]
         own_value = slots[b, s]
         if slot_value == "projected":
             own_value = p["value"] @ normal + p["value_bias"]
-        expected[b, s, head] = next_slot(p, own_value, normal, normal_tokens[b], head)
-    expected = expected.reshape(B, S, D)  # heads beside each other
+        expected[b, s, head] = next_slot(config, p, own_value, normal, normal_tokens[b], head)
+    expected = expected.reshape(slots.shape)  # heads beside each other
 
     by_numpy, _ = config.operations.slot_attention_forward(p, config, slots, tokens)
     compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED)
-    by_torch = writer(torch.tensor(slots), torch.tensor(tokens))
+    by_torch = loaded(writer, p)(torch.tensor(slots), torch.tensor(tokens))
     compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)
 
 

@@ -5,6 +5,9 @@ state, or a token. There is an x where the query sees the key. No mask of ours i
 a key is changed, and the queries whose output changes have seen it. NumPy and PyTorch must both
 give the picture. The models have one layer, or else a query would see more keys through other
 tokens. `pytest -s` prints what was found.
+
+Then come drawn sizes, variants and layers of every model. Whatever they are, a token that is
+changed changes no earlier prediction, and none of another lane.
 """
 
 from functools import partial
@@ -14,10 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, note
+from hypothesis import strategies as st
 
 from accelerated.attention import sliding_window
-from accelerated.models import model_class
+from accelerated.generation.any_model import stepper_of
+from accelerated.models import NAMES, model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+from tests.conftest import examples
+from tests.start_here.strategies import settings_of
 
 # Sizes differ, so that no axis is taken for another: N is 4, S is 5, W is 2
 SIZES = {"vocabulary": 19, "width": 18, "heads": 3, "feed_forward": 7, "segment": 4}
@@ -231,3 +239,74 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
     for head in range(heads):
         check_picture("NumPy's attention", by_numpy[0, head] > 0, SLIDING, names)
         check_picture("PyTorch's attention", by_pytorch[0, head].numpy() > 0, SLIDING, names)
+
+
+# ----------------------------------------------------------------------------
+# every model, of drawn sizes
+@pytest.mark.parametrize("name", NAMES)
+@examples(5)
+@given(data=st.data())
+@torch.no_grad()
+def test_a_token_changes_no_earlier_prediction_and_no_other_lane(name, data):
+    """Read at once by NumPy and by PyTorch, and token by token, over two segments."""
+    setting = data.draw(settings_of(name, lanes=2))
+    config = setting.config
+    note(f"{config}")
+    overlap = getattr(config, "overlap", 0)
+    text = setting.rng.integers(config.vocabulary, size=(2, 2 * config.segment - overlap))
+    place = data.draw(st.integers(0, text.shape[1] - 1), label="the token that is changed")
+    changed = text.copy()
+    changed[0, place] = (changed[0, place] + 1) % config.vocabulary
+    may_differ = np.zeros(text.shape, bool)
+    may_differ[0, place:] = True
+
+    for read in (numpys_logits, pytorchs_logits, logits_by_steps):
+        apart = np.abs(read(setting, changed, overlap) - read(setting, text, overlap)).max(-1)
+        differs = apart > 1e-9  # (lanes, tokens)
+        picture = draw_differences(differs, may_differ)
+        assert not (differs & ~may_differ).any(), (
+            f"{name} by {read.__name__}: token {place} of the upper lane was changed, and ! is a "
+            f"prediction that should not have seen it{picture}"
+        )
+        assert differs[0, place], (
+            f"{name} by {read.__name__}: token {place} of the upper lane was changed, and its own "
+            f"prediction is the same{picture}"
+        )
+
+
+def numpys_logits(setting, text, overlap):
+    """Logits (B, n, V) of text (B, n), each by the first segment that reads it."""
+    state = setting.state
+    logits = []
+    for start in (0, setting.config.segment - overlap):
+        segment = text[:, start : start + setting.config.segment]
+        found, state, _ = setting.reference.forward(setting.params, setting.config, segment, state)
+        logits.append(found[:, overlap:] if start else found)
+    return np.concatenate(logits, axis=1)
+
+
+def pytorchs_logits(setting, text, overlap):
+    state = setting.in_torch(setting.state)
+    logits = []
+    for start in (0, setting.config.segment - overlap):
+        segment = torch.tensor(text[:, start : start + setting.config.segment])
+        found, state, _ = setting.model.eval()(segment, state)
+        logits.append(found[:, overlap:] if start else found)
+    return torch.cat(logits, 1).numpy()
+
+
+def logits_by_steps(setting, text, overlap):
+    """As in generation."""
+    stepper = stepper_of(setting.model.eval())
+    stream = stepper.start(setting.in_torch(setting.state))
+    logits = []
+    for token in torch.tensor(text).unbind(1):
+        found, stream = stepper.step(token, stream)
+        logits.append(found)
+    return torch.stack(logits, 1).numpy()
+
+
+def draw_differences(differs, may_differ):
+    """A row for each lane: x differs and may, ! differs and may not, . is the same."""
+    marks = np.where(differs, np.where(may_differ, "x", "!"), ".")
+    return "".join(f"\n        {''.join(row)}" for row in marks)

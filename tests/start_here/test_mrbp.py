@@ -19,39 +19,31 @@ pass begins. Memory Replay Back-Propagation (MRBP) keeps only the memories, whic
    segment t + 1 has just left.
 
 So every segment is computed twice, and the activations of only one exist at a time. `full_bptt` and
-`memory_replay` below are the two methods on a model of three matrices. Then come the Memformers, in
-NumPy and in PyTorch. All numbers are float64 (tests/conftest.py makes it torch's default).
+`memory_replay` below are the two methods on a model of three matrices. Then comes Memformer in
+NumPy, and every model in PyTorch. All numbers are float64 (tests/conftest.py makes it torch's
+default).
 """
 
 import weakref
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from accelerated import replay
-from accelerated.data.lanes import Segment
-from accelerated.memformer import Memformer, State
-from reference import memformer as ref
-from reference.rollout import Segment as NumpySegment
+from accelerated.models import NAMES
+from reference import memformer
+from tests.conftest import examples
+from tests.start_here.strategies import plain_bptt, rollouts, settings_of
 
 # No two sizes are equal, so that no axis is taken for another
 V = 11  # vocabulary
 B = 8  # lanes: documents side by side
 D = 6  # width
 N = 4  # tokens of a segment
-SIZES = {
-    "vocabulary": V,
-    "width": D,
-    "segment": N,
-    "slots": 9,
-    "decoder_layers": 1,
-    "heads": 2,
-    "head_width": 12,
-    "feed_forward": 7,
-}
 RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
 
@@ -112,7 +104,7 @@ def gradients_by(method, arrays, rollout):
     leaves = {name: array.clone().requires_grad_() for name, array in arrays.items()}
     *weights, memory = leaves.values()
     method(weights, rollout, memory)
-    return {name: leaf.grad for name, leaf in leaves.items()}
+    return {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
 
 
 @given(seed=st.integers(0, 2**31), segments=st.integers(2, 4))
@@ -166,153 +158,122 @@ def test_mrbp_keeps_no_more_for_a_longer_rollout():
 
 
 # ----------------------------------------------------------------------------
-# Memformer
-SHARES = st.sampled_from([0.0, 0.3, 1.0])
-over_random_rollouts = given(
-    seed=st.integers(0, 2**31),
-    encoder_layers=st.integers(0, 1),  # 0 is the decoder-only model
-    lanes=st.sampled_from([1, B]),
-    segments=st.integers(1, 3),
-    starting=SHARES,  # the share of lanes in which a segment starts a new document
-    scored=SHARES,  # the share of tokens whose loss counts
-)
-
-over_random_documents = given(
-    seed=st.integers(0, 2**31),
-    encoder_layers=st.integers(0, 1),
-    lanes=st.sampled_from([1, B]),
-    segments=st.integers(1, 3),
-    starting=st.just(0.0),  # Algorithm 1 as the paper prints it: one document in each lane
-    scored=st.just(1.0),
-)
+# Memformer in NumPy
+def one_document(setting, rollout):
+    """The segments as the paper has them: one document in each lane, of which all is scored."""
+    rollout = [segment._replace(task=None) for segment in rollout]
+    for segment in rollout:
+        segment.scored[:] = True
+        segment.starts[:] = False
+    return rollout
 
 
-def setting(seed, encoder_layers, lanes, segments, starting, scored, dropout=0.0):
-    """(PyTorch's model, its parameters in NumPy, a random rollout, a state in mid-document)."""
-    config = ref.Config(**SIZES, encoder_layers=encoder_layers, dropout=dropout)
-    model = Memformer(config, seed)
-    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-
-    rng = np.random.default_rng(seed)
-    rollout = []
-    for _ in range(segments):
-        tokens, targets = rng.integers(V, size=(2, lanes, N))
-        is_scored = rng.random((lanes, N)) < scored
-        starts = rng.random(lanes) < starting
-        rollout.append(NumpySegment(tokens, targets, is_scored, starts))
-
-    start = ref.initial_state(params, config, lanes)
-    state = ref.advance(params, config, rng.integers(V, size=(lanes, N)), start)
-    return model, params, rollout, state
-
-
-def in_torch(segment):
-    """The same segment of tensors. Neither has a task: every lane continues its text."""
-    return Segment(
-        tokens=torch.tensor(segment.tokens),
-        targets=torch.tensor(segment.targets),
-        scored=torch.tensor(segment.scored),
-        starts=torch.tensor(segment.starts),
-    )
-
-
-def by_autograd(model, rollout, state):
-    """Full BPTT as above: {name: gradient}, with the mean loss and the last memory."""
-    first_memory = torch.tensor(state.memory, requires_grad=True)
-    carried = State(first_memory, torch.tensor(state.previous))
-    total = 0.0
-    for segment in map(in_torch, rollout):
-        starts = segment.starts
-        initial = model.initial_state(len(starts))  # which a new document reads, in its lane
-        memory = torch.where(starts[:, None, None, None], initial.memory, carried.memory)
-        previous = torch.where(starts[:, None], initial.previous, carried.previous)
-        logits, carried, _ = model(segment.tokens, State(memory, previous))
-        scored = segment.scored
-        total = total + cross_entropy(logits[scored], segment.targets[scored], reduction="sum")
-
-    scored_tokens = sum(int(segment.scored.sum()) for segment in rollout)
-    loss = total / max(1, scored_tokens)
-    leaves = {"the first memory": first_memory} | dict(model.named_parameters())
-    grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)) | {"loss": loss, "last memory": carried.memory}
-
-
-def in_numpy(method, params, config, rollout, state, seed=None):
-    """The same by a method of reference/memformer.py; a seed turns dropout on."""
+def in_numpy(method, setting, rollout, seed=None):
+    """{name: array} by a method of reference/memformer.py; a seed turns dropout on."""
     pairs = [(segment.tokens, segment.targets) for segment in rollout]
-    loss, grads, dstate, after = method(params, config, pairs, state, seed)
+    loss, grads, dstate, after = method(setting.params, setting.config, pairs, setting.state, seed)
     assert dstate is not None, (
         f"{method.__name__} returns no gradient of the memory that the rollout begins with, "
         "so back-propagation could not go on into an earlier rollout"
     )
-    return grads | {"the first memory": dstate.memory, "loss": loss, "last memory": after.memory}
+    rows = {
+        "loss": loss,
+        "last memory": after.memory,
+        "gradient of the first memory": dstate.memory,
+    }
+    return rows | {f"gradient of {name}": grad for name, grad in grads.items()}
 
 
-def in_pytorch(method, model, rollout, state):
-    """The same by a method of accelerated/replay.py, which stops at the first memory."""
-    segments = [in_torch(segment) for segment in rollout]
-    first = State(torch.tensor(state.memory), torch.tensor(state.previous))
-    model.zero_grad()
-    torch.manual_seed(7)  # from which each segment draws the seed of its dropout
-    loss, _, after = method(model, segments, first)
-    found = {"loss": loss, "last memory": after.memory}
-    for name, parameter in model.named_parameters():
-        found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return found
-
-
-@over_random_documents
-def test_numpys_memory_replay_has_the_gradients_of_full_bptt(**drawn):
+@examples(10)
+@given(data=st.data())
+def test_numpys_memory_replay_has_the_gradients_of_full_bptt(data):
     """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""
-    model, params, rollout, state = setting(**drawn)
-    expected = by_autograd(model, rollout, state)
-    found = in_numpy(ref.memory_replay, params, model.config, rollout, state)
-    compare("memory_replay", found, expected)
+    setting = data.draw(settings_of("memformer"))
+    rollout = one_document(setting, data.draw(rollouts(setting)))
+    expected = plain_bptt(setting, rollout)
+    found = in_numpy(memformer.memory_replay, setting, rollout)
+    expected["loss"] = expected["objective"]
+    expected["last memory"] = expected[f"{len(rollout) - 1}/next.memory"]
+    compare("memory_replay", found, {name: expected[name] for name in found})
+    assert set(found) >= {name for name in expected if name.startswith("gradient")}
 
 
-@over_random_rollouts
-def test_pytorchs_memory_replay_has_the_gradients_of_full_bptt(**drawn):
-    """The method that trains. A rollout's gradients stop at its first memory."""
-    model, _, rollout, state = setting(**drawn)
-    expected = by_autograd(model, rollout, state)
-    del expected["the first memory"]
-    found = in_pytorch(replay.memory_replay, model, rollout, state)
-    compare("memory_replay", found, expected)
-
-
-@over_random_documents
-def test_numpys_replay_drops_the_same_entries_both_times(**drawn):
+@examples(5)
+@given(data=st.data())
+def test_numpys_replay_drops_the_same_entries_both_times(data):
     """The second computation of a segment is the first one's, with the same dropout."""
-    model, params, rollout, state = setting(**drawn, dropout=0.2)
-    expected = in_numpy(ref.through_time, params, model.config, rollout, state, seed=1)
-    found = in_numpy(ref.memory_replay, params, model.config, rollout, state, seed=1)
+    setting = data.draw(settings_of("memformer", dropout=0.2))
+    rollout = one_document(setting, data.draw(rollouts(setting)))
+    expected = in_numpy(memformer.through_time, setting, rollout, seed=1)
+    found = in_numpy(memformer.memory_replay, setting, rollout, seed=1)
     compare("NumPy with dropout", found, expected)
 
 
-@over_random_rollouts
-def test_pytorchs_replay_drops_the_same_entries_both_times(**drawn):
-    """Here each segment draws the seed of its dropout."""
-    model, _, rollout, state = setting(**drawn, dropout=0.2)
-    expected = in_pytorch(replay.through_time, model, rollout, state)
-    found = in_pytorch(replay.memory_replay, model, rollout, state)
-    compare("PyTorch with dropout", found, expected)
+# ----------------------------------------------------------------------------
+# every model in PyTorch
+@pytest.mark.parametrize("name", NAMES)
+@examples(5)
+@given(data=st.data())
+def test_replay_of_every_model_has_the_gradients_of_full_bptt(name, data):
+    """The methods that train: full BPTT itself, checkpointing and memory replay.
+
+    Documents begin in the middle, and some segments have tasks. There are auxiliary losses and
+    learned initial states. A rollout's gradients stop at its first state.
+    """
+    setting = data.draw(settings_of(name))
+    rollout = data.draw(rollouts(setting))
+    note(f"{setting.config}")
+    expected = rows_of_training(plain_bptt(setting, rollout), len(rollout))
+    for method in replay.BACKPROP.values():
+        compare(f"{name} by {method.__name__}", in_pytorch(method, setting, rollout), expected)
+
+
+def rows_of_training(rows, count):
+    """What a method of training has of all rows of full BPTT over `count` segments."""
+    found = {name: row for name, row in rows.items() if name.startswith("gradient of ")}
+    found = {
+        name: row for name, row in found.items() if not name.startswith("gradient of the first")
+    }
+    auxiliary = [name.removeprefix("0/") for name in rows if name.startswith("0/auxiliary")]
+    for name in auxiliary:
+        found[name] = sum(rows[f"{k}/{name}"] for k in range(count)) / count
+    found["loss"] = rows["objective"] - sum(found[name] for name in auxiliary)
+    for name, row in rows.items():
+        if name.startswith(f"{count - 1}/next."):
+            found[f"last {name.partition('.')[2]}"] = row
+    return found
+
+
+def in_pytorch(method, setting, rollout):
+    """The same by a method of accelerated/replay.py, which leaves gradients in .grad."""
+    model = setting.model
+    model.zero_grad()
+    segments = [setting.in_torch(segment) for segment in rollout]
+    loss, auxiliary, after = method(model, segments, setting.in_torch(setting.state))
+    rows = {"loss": loss} | {f"last {name}": field for name, field in after._asdict().items()}
+    rows |= {f"auxiliary.{name}": value for name, value in auxiliary.items()}
+    for name, parameter in model.named_parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        rows[f"gradient of {name}"] = grad
+    return rows
 
 
 # ----------------------------------------------------------------------------
 def compare(who, found, expected):
-    """Fail, naming the array, the place and both numbers, unless all arrays are equal.
-
-    They are gradients, except those that are called the loss and the last memory.
-    """
-    assert found.keys() == expected.keys(), f"{who} has {list(found)}, not {list(expected)}"
+    """Fail, naming the array, the place and both numbers, unless all arrays are equal."""
+    assert found.keys() == expected.keys(), (
+        f"{who} and full BPTT do not both have {sorted(found.keys() ^ expected.keys())}"
+    )
     for name in expected:
-        ours = torch.as_tensor(found[name]).detach().numpy()
-        right = torch.as_tensor(expected[name]).detach().numpy()
-        what = name if name in ("loss", "last memory") else f"gradient of {name}"
-        assert ours.shape == right.shape, f"{who}: the {what} has shape {ours.shape}"
-        excess = np.abs(ours - right) - RELATIVE * np.abs(right) - ABSOLUTE
+        ours = torch.as_tensor(found[name]).detach().numpy() * 1.0
+        right = torch.as_tensor(expected[name]).detach().numpy() * 1.0
+        assert ours.shape == right.shape, f"{who}: the {name} has shape {ours.shape}"
+        if not right.size:
+            continue
+        largest = max(1.0, np.abs(right).max())
+        excess = np.abs(ours - right) - RELATIVE * np.abs(right) - ABSOLUTE * largest
         at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
         assert excess[at] <= 0, (
-            f"{who}: the {what} at {[*map(int, at)]} is {ours[at]:.6g}, BPTT's {right[at]:.6g}. "
+            f"{who}: the {name} at {[*map(int, at)]} is {ours[at]:.6g}, BPTT's {right[at]:.6g}. "
             "Training by it would not learn what full BPTT learns"
         )

@@ -18,26 +18,15 @@ of the model that carries a vector from window to window.
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import token_nats
-from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
+from tests.conftest import examples
+from tests.start_here.strategies import settings_of
 
-V = 13  # vocabulary
-T = 6  # tokens of a window
-SIZES = {
-    "vocabulary": V,
-    "segment": T,
-    "max_positions": 9,
-    "layers": 2,
-    "width": 8,
-    "heads": 4,
-    "feed_forward": 7,
-    "module_width": 5,
-}
 TOLERANCE = 1e-10  # float64
 
 
@@ -92,38 +81,38 @@ def check_scored(who, found, expected):
     assert found == expected, f"{who} scores other tokens besides, or in another order: {found}"
 
 
-@given(
-    seed=st.integers(0, 2**31),
-    lanes=st.integers(1, 3),  # how many documents are read side by side
-    overlap=st.integers(0, T - 1),
-    vectors=st.integers(0, 1),  # 0 is plain GPT-2
-)
-def test_losses_are_those_of_each_window_alone(seed, lanes, overlap, vectors):
-    """Section 4.2, of three documents of different lengths.
+@examples(15)
+@given(data=st.data())
+def test_losses_are_those_of_each_window_alone(data):
+    """Section 4.2, of three documents of different lengths, of which not every token counts.
 
-    A window reads the vector that the one before it has left; plain GPT-2 has none.
+    A window reads the vector that the one before it has left; plain GPT-2 has none. The length of a
+    window, the overlap, the pooling and the layers that read the vectors are drawn.
     """
-    config = ref.Config(**SIZES, overlap=overlap, vectors=vectors)
-    model = PretrainedRecurrence(config, seed).eval()
-    params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    rng = np.random.default_rng(seed)
-    texts = [rng.integers(V, size=length) for length in rng.integers(2, 3 * T, size=3)]
+    setting = data.draw(settings_of("pretrained_recurrence"))
+    lanes = data.draw(st.integers(1, 3), label="documents side by side")
+    note(f"{setting.config}")
+    config = setting.config
+    lengths = setting.rng.integers(2, 3 * config.segment + 2, size=3)
+    texts = [setting.rng.integers(config.vocabulary, size=length) for length in lengths]
+    counts = [setting.rng.random(length - 1) < 0.8 for length in lengths]
     documents = []
-    for text in texts:
-        every_token = np.ones(len(text) - 1, bool)
-        documents.append(Document("", text[:-1], text[1:], every_token))
+    for text, scored in zip(texts, counts, strict=True):
+        documents.append(Document("", text[:-1], text[1:], scored))
 
-    for number, found in enumerate(token_nats(model, documents, lanes)):
-        expected = nats_by_windows(params, config, texts[number])
+    for number, found in enumerate(token_nats(setting.model.eval(), documents, lanes)):
+        expected = nats_by_windows(setting.params, config, texts[number])
         assert len(found) == len(expected), (
             f"document {number} has {len(expected)} tokens to predict, and {len(found)} losses"
         )
-        apart = np.abs(found - expected)
-        at = apart.argmax()
-        assert apart[at] <= TOLERANCE * (1 + expected[at]), (
-            f"document {number}: the loss of token {at + 1} is {found[at]:.9g} nats, and "
-            f"{expected[at]:.9g} if its window is read by itself"
-        )
+        for place, counts_here in enumerate(counts[number]):
+            right = expected[place] if counts_here else np.nan  # a token that does not count
+            apart = abs(found[place] - right)
+            is_right = apart <= TOLERANCE * (1 + right) if counts_here else np.isnan(found[place])
+            assert is_right, (
+                f"document {number}: the loss of token {place + 1} is {found[place]:.9g} nats, and "
+                f"{right:.9g} if its window is read by itself: the score would be another text's"
+            )
 
 
 def nats_by_windows(params, config, text):
@@ -132,10 +121,11 @@ def nats_by_windows(params, config, text):
     nats = []
     start = 0
     while len(nats) < len(text) - 1:
-        stop = min(start + T, len(text) - 1)  # the last token is predicted and never read
+        # The last token is predicted and never read
+        stop = min(start + config.segment, len(text) - 1)
         logits, state, _ = ref.forward(params, config, text[None, start:stop], state)
         for token in range(len(nats) + 1, stop + 1):  # those that no window before has predicted
             row = logits[0, token - 1 - start]
             nats.append(np.log(np.exp(row).sum()) - row[text[token]])
-        start += T - config.overlap
+        start += config.segment - config.overlap
     return np.array(nats)

@@ -42,7 +42,7 @@ CONFIGS = {
 ONE = {"layers": 1}  # where a file shows the inside of the layer
 TWO = {"encoder_layers": 2, "decoder_layers": 2}
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-# Less, because all files together may have 3,000,000 bytes
+# Less, because all files together may have 4,000,000 bytes
 LESS = {"layers": 1, "head_width": 2, "feed_forward": 3, "vocabulary": 5}
 LITTLE = {
     "layers": 1,
@@ -64,6 +64,7 @@ SECOND = {
 }
 PROJECTED = {"vocabulary": 3, "head_width": 2, "feed_forward": 2, "segment": 3, "slots": 2}
 NO_BLOCK = {"recurrent_layers": ()}
+AUTHORS = {"authors_code": True}
 # {case: sizes} of gates and configurations, and of compressions and losses, which have others
 OTHER_GATES = {"fixed-skip": ONE, "lstm-dual": ONE}
 OTHER_GATES |= dict.fromkeys(("fixed-single", "fixed-dual", "lstm-single"), LESS)
@@ -94,6 +95,7 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "two-recurrent": {"layers": 3, "recurrent_layers": (1, 3)},
         "slide": NO_BLOCK,
         "xl": NO_BLOCK | {"segment": 4},
+        "output-dropout": SECOND | {"output_dropout": True},
     },
     "compressive": pairs_of(TRAINED, OTHER_COMPRESSIONS)
     | {
@@ -108,6 +110,15 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "simplified": LITTLE
         | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3},
         "adaptive": LITTLE | {"cutoffs": (3, 5), "div_value": 2},
+        "attention_reconstruction-norm": LESS
+        | {"compression_loss": "attention_reconstruction_norm"},
+        "auto_encoding-norm": LESS | {"compression_loss": "auto_encoding_norm", "dilations": ()},
+        "rate-not-of-a-segment": LESS | {"compression_rate": 3, "compression_loss": "bptt"},
+        "rows-by-layer": LESS | {"layers": 2, "memories": (6, 3, 0, 2)},
+        "authors-code": LESS | AUTHORS | {"layers": 2, "memories": (4, 6, 3, 1)},
+        "authors-code-dilated_conv": LESS
+        | AUTHORS
+        | {"compression": "dilated_conv", "compression_loss": "bptt", "dilations": (1,)},
     },
     "memformer": {
         "continuation": {},
@@ -123,8 +134,14 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         "decoder-only": {"encoder_layers": 0},
         "decoder-only-transformer-xl": {"encoder_layers": 0, "decoder_layers": 2}
         | {"positions": "transformer_xl"},
+        "biased-slots": PROJECTED | {"slot_normalization": "biased"},
     },
-    "memorizing": {"retrieval": ONE | {"memory_layer": 1}, "short-memory": {"memory": 3}},
+    "memorizing": {
+        "retrieval": ONE | {"memory_layer": 1},
+        "short-memory": {"memory": 3},
+        "transformer-xl": LESS | {"memory_layer": 1, "memory": 0},
+        "output-dropout": LESS | {"memory_layer": 1, "output_dropout": True},
+    },
     "pretrained_recurrence": {
         "mean": ONE,
         "max": {"pooling": "max"},

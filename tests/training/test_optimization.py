@@ -1,5 +1,6 @@
 """Schedules equal their formulas; optimisers follow the papers' recipes."""
 
+import copy
 import dataclasses
 import math
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from accelerated.program.errors import InputError
+from accelerated.training.checkpoint import load_checkpoint, load_moments, save_checkpoint
 from accelerated.training.optimization import (
     average_and_clip,
     check_finite,
@@ -17,8 +19,9 @@ from accelerated.training.optimization import (
     set_learning_rate,
     update_due,
 )
-from accelerated.training.settings import TrainingConfig, preset_settings
+from accelerated.training.settings import CHOICES, TrainingConfig, preset_settings
 from tests.helpers.comparison import assert_agree
+from tests.helpers.programs import EMPTY_CHECKPOINT
 from tests.helpers.rollouts import back_propagated, setting
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
@@ -160,6 +163,40 @@ def test_adafactors_momentum_averages_its_updates():
         own.load_state_dict(own.state_dict())  # as if the run resumed
         own.step()
         torch.testing.assert_close(model.weight.detach(), before - average, rtol=1e-9, atol=1e-12)
+
+
+def trained(model, optimizer, training, gradients, first):
+    """The model after one update by each of the gradients; `first` is the first update's number."""
+    for number, gradient in enumerate(gradients, first):
+        model.weight.grad = gradient.clone()
+        model.bias.grad = gradient.sum(1)
+        set_learning_rate(optimizer, learning_rate(number, training))
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("schedule", CHOICES["schedule"])
+@pytest.mark.parametrize("name", CHOICES["optimizer"])
+def test_every_optimiser_resumes_bit_for_bit(name, schedule, tmp_path):
+    """Interrupted after three of six updates, and read again from the checkpoint's file."""
+    training = dataclasses.replace(BASE, optimizer=name, schedule=schedule, warmup=2)
+    gradients = torch.randn(6, 4, 6)
+    whole = torch.nn.Linear(6, 4)
+    resumed = copy.deepcopy(whole)
+    trained(whole, make_optimizer(whole, training), training, gradients, 1)
+
+    optimizer = make_optimizer(resumed, training)
+    trained(resumed, optimizer, training, gradients[:3], 1)
+    save_checkpoint(tmp_path / "c.pt", EMPTY_CHECKPOINT | {"optimizer": optimizer.state_dict()})
+    optimizer = make_optimizer(resumed, training)
+    load_moments(optimizer, load_checkpoint(tmp_path / "c.pt")["optimizer"])
+    trained(resumed, optimizer, training, gradients[3:], 4)
+    for key, expected in whole.state_dict().items():
+        found = resumed.state_dict()[key]
+        assert torch.equal(found, expected), (
+            f"{key} is {found.flatten()[:3]} after resuming and {expected.flatten()[:3]} without: "
+            f"look at load_moments in training/checkpoint.py, and at what {name} keeps"
+        )
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-7])

@@ -1,0 +1,65 @@
+"""NumPy and PyTorch are one function, in every variant of every model.
+
+A few segments are read in the middle of a document, while other documents begin in other lanes.
+The reference's backward pass was written by hand; PyTorch's gradients are those of autograd. Both
+must have the same logits, states, losses, auxiliary losses, gradients of every parameter, and the
+gradient of the state that comes in. What differs first, in the order of computation, is named.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from accelerated.models import NAMES
+from reference.rollout import rollout_backward, rollout_forward
+from tests.conftest import examples
+from tests.start_here.strategies import plain_bptt, rollouts, settings_of
+
+RELATIVE = 1e-9  # to an array's largest number; float64 rounds at 1e-16
+ABSOLUTE = 1e-10
+
+
+@pytest.mark.parametrize("name", NAMES)
+@examples(5)
+@given(data=st.data())
+def test_numpy_equals_pytorch(name, data):
+    """Logits, states, losses and every gradient, of drawn sizes."""
+    setting = data.draw(settings_of(name))
+    segments = data.draw(rollouts(setting))
+    note(f"{setting.config}")
+    expected = by_numpy(setting, segments)
+    found = plain_bptt(setting, segments)
+    assert found.keys() == expected.keys(), (
+        f"one side alone has {sorted(found.keys() ^ expected.keys())}"
+    )
+    for key, right in expected.items():
+        compare(f"{name}'s {key}", found[key], np.asarray(right))
+
+
+def by_numpy(setting, segments):
+    """{name: array} of all that a rollout gives, in the order of computation."""
+    reference, config, params, state, *_ = setting
+    rows, caches, _ = rollout_forward(reference, params, config, segments, state)
+    grads, dstate = rollout_backward(reference, params, config, caches)
+    rows |= {f"gradient of {key}": grad for key, grad in grads.items()}
+    for key, grad in dstate._asdict().items():
+        if grad.dtype.kind == "f":  # token ids and flags have none
+            rows[f"gradient of the first {key}"] = grad
+    return rows
+
+
+def compare(what, found, expected):
+    """Fail, naming the place and both numbers, unless PyTorch's array is NumPy's."""
+    found = found.detach().numpy()
+    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
+    if not found.size:
+        return
+    apart = np.abs(found * 1.0 - expected)
+    at = np.unravel_index(apart.argmax(), apart.shape)  # a NaN's place, if there is one
+    allowed = RELATIVE * np.abs(expected).max() + ABSOLUTE
+    assert apart[at] <= allowed, (
+        f"{what} at {[*map(int, at)]} is {found[at]:.9g} by PyTorch and {expected[at]:.9g} by "
+        "NumPy: one of them is not the paper's. `python -m reference.gradients` says whether "
+        "NumPy's gradients are right, function by function"
+    )
