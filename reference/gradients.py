@@ -518,7 +518,7 @@ def check_all(paper: str) -> bool:
 def largest_case(paper: str) -> str:
     """Of a paper's cases without variants the one with most parameters."""
     sizes = {}
-    for name in case_names(paper):
+    for name in case_names(paper) or [""]:  # read_case says what to do if there are none
         case = read_case(paper, name)
         own = [case.config.operations] if hasattr(case.config, "operations") else []
         if all(vars(each) == vars(case.reference.operations_with()) for each in own):

@@ -79,6 +79,8 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
     expected = agreed(paper, config, larger, rows, starts, replay.BACKPROP)
     assert expected["loss"] > 1e4
 
+    if not PAPERS[paper].has_softmax:
+        return
     params = scaled(params, 300.0, "query", "key")
     for key in params:
         if key.endswith("scale") and "norm" not in key:  # of unit keys

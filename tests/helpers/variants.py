@@ -8,6 +8,7 @@ TEST_CONFIG config as the only variant.
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 
 import numpy as np
 import pytest
@@ -25,6 +26,12 @@ class Paper:
         self.module = importlib.import_module(f"accelerated.{name}")
         self.model = model_class(name)
         self.small = presets_of(name).TEST_CONFIG
+
+        # What a model may do without
+        source = inspect.getsource(self.module)
+        self.has_softmax = hasattr(self.reference, "softmax_forward")
+        self.has_compilable = "@compilable" in source
+        self.has_checkpointable = "CheckpointableLayer" in source
 
         own = file_of(name)
         # {name: the fields of `small` that it changes}

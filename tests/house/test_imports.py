@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
@@ -98,17 +97,6 @@ def test_no_module_imports_itself_by_way_of_others():
     while unused := left.keys() - set().union(*left.values()):
         left = {module: imported for module, imported in left.items() if module not in unused}
     assert not left, f"these import each other: {', '.join(sorted(left))}"
-
-
-def test_rooms_hold_at_most_nine_files():
-    """Besides one for each model."""
-    files = [
-        path
-        for module, path in FILES.items()
-        if module.startswith("accelerated.") and path.stem not in ("__init__", *NAMES)
-    ]
-    counts = Counter(path.parent for path in files)
-    assert not {folder: count for folder, count in counts.items() if count > 9}
 
 
 @every_module

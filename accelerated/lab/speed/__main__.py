@@ -23,8 +23,8 @@ from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
 from accelerated.lab.speed import counts, packages, steps
-from accelerated.lab.speed.variants import options_of
-from accelerated.models import DEFAULT, NAMES
+from accelerated.lab.speed.variants import MEASURED, options_of
+from accelerated.models import DEFAULT
 from accelerated.program.errors import InputError, run_program
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
@@ -58,7 +58,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     )
     no_later = "begin no turn of variants later than so long after the first (default no limit)"
     add("--seconds", type=float, default=math.inf, help=no_later)
-    add("--model", choices=NAMES, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
+    add("--model", choices=MEASURED, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
     add(
         "--horizons",
         type=at_least(1),

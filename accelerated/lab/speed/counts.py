@@ -28,8 +28,14 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerated.lab.speed.timing import print_table
-from accelerated.lab.speed.variants import model_on_meta, paper_settings, prepared_step, rollout
-from accelerated.models import NAMES, presets_of
+from accelerated.lab.speed.variants import (
+    MEASURED,
+    model_on_meta,
+    paper_settings,
+    prepared_step,
+    rollout,
+)
+from accelerated.models import presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
@@ -230,7 +236,7 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
 def print_steps() -> None:
     """Print a row of counts for each model."""
     rows = [("one lane", "kernels", "saved MB", "moved GB", "peak MB", "TFLOP")]
-    for model in NAMES:
+    for model in MEASURED:
         config, _ = paper_settings(model)
         step = counted(meta_step(model, config, presets_of(model).BENCHMARK["segments"]))
         saved = f"{step.saved_bytes / 1e6:,.0f}"
@@ -246,7 +252,7 @@ def print_presets() -> None:
     how = ("dtype", "batch", "accumulate", "horizon", "backprop")
     head = ("type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")
     rows: list[tuple] = [("preset", *head)]
-    for model in NAMES:
+    for model in MEASURED:
         for preset in presets_of(model).BENCHMARK["presets"]:
             config, training = paper_settings(model, preset)
             held, group = training_bytes(model, config, training)

@@ -24,12 +24,14 @@ import numpy as np
 import torch
 
 from accelerated.data.lanes import Segment
-from accelerated.models import model_class, presets_of
+from accelerated.models import NAMES, model_class, presets_of
 from accelerated.protocol import Model, computing_in
 from accelerated.replay import Result
 from accelerated.training.optimization import backprop_of
 from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
+
+MEASURED = tuple(name for name in NAMES if hasattr(presets_of(name), "BENCHMARK"))
 
 
 class Variant(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from accelerated.lab.speed import __main__ as bench
 from accelerated.lab.speed import packages, steps, timing
 from accelerated.lab.speed.timing import measured, rows_of
-from accelerated.lab.speed.variants import Variant
-from accelerated.models import NAMES, presets_of
+from accelerated.lab.speed.variants import MEASURED, Variant
+from accelerated.models import presets_of
 from accelerated.program.errors import InputError
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
@@ -26,14 +26,14 @@ THREE_ROWS = {  # {model: the rows of its table of steps}
         presets_of(model).BENCHMARK.get("baseline", ["the same through_time"])[0],
         "one large product",
     ]
-    for model in NAMES
+    for model in MEASURED
 }
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
-    for model in NAMES:
+    for model in MEASURED:
         facts = presets_of(model).BENCHMARK | {
             "sizes": dataclasses.asdict(PAPERS[model].small),
             "small": {},
@@ -234,7 +234,7 @@ def test_a_way_that_failed_has_no_line(monkeypatch):
     assert [text.get_text() for text in axes.texts] == ["checkpointed", "memory replay"]
 
 
-@pytest.mark.parametrize("words", [["steps"], ["counts"], ["horizons", "--model", *NAMES[:2]]])
+@pytest.mark.parametrize("words", [["steps"], ["counts"], ["horizons", "--model", *MEASURED[:2]]])
 def test_a_picture_is_of_one_models_horizons(words):
     with pytest.raises(InputError, match="--plot draws the table horizons of one model"):
         bench.main([*words, "--plot", "memory.svg"])

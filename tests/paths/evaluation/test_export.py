@@ -28,7 +28,7 @@ OPTIONS = {  # how a model is trained here, if it matters
 
 def trained(model, text, folder):
     """A run of a model, with a checkpoint best.pt of step 1."""
-    options = OPTIONS.get(model, ["--model", model, *programs.LITTLE])
+    options = OPTIONS.get(model, ["--model", model, "--width", 16, "--segment", 8, "--batch", 3])
     brief = ["--steps", 2, "--sample", 0, "--validation-tokens", 24]
     train("--data", text, *options, *brief, "--out", folder)
     save_checkpoint(folder / "best.pt", saved(folder) | {"step": 1})
