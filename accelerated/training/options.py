@@ -201,7 +201,7 @@ def check_init(run: str, data: DataConfig, options: dict, held: Settings) -> Non
     `held` are the settings before options changed them.
     """
     weights = held.model_config
-    if options.get("heads", weights.heads) != weights.heads:  # no shape shows it
+    if "heads" in options and options["heads"] != weights.heads:  # no shape shows it
         raise InputError(
             f"--heads is {options['heads']}, the weights of --init {run} have {weights.heads}; "
             "leave it out"
