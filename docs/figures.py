@@ -625,36 +625,66 @@ def colour_of(age, kept, n, has_vectors, compressed):
     return (STATE, 0.6) if compressed else (HIDDEN, 1.0)
 
 
-def four_memories(segments=8, n=3):
-    """What each memory holds of a document, segment by segment: README's picture.
+MEMORIES = {  # title, positions kept as they were, whether vectors hold the rest, what the state is
+    "compressive": (
+        "Compressive",
+        3,
+        False,
+        "the last rows as they were,\nolder ones 3 in 1, then nothing",
+    ),
+    "block_recurrent": (
+        "Block-Recurrent",
+        3,
+        True,
+        "the last block, and vectors\nthat a gate rewrites",
+    ),
+    "memformer": ("Memformer", 3, True, "the last segment, and slots\nthat attend to each new one"),
+    "pretrained_recurrence": (
+        "GPT-2 with recurrence",
+        0,
+        True,
+        "one vector, pooled from\nall layers and positions",
+    ),
+}
+MOMENTS = 8  # segments of a document
 
-    A panel's rows are moments, its columns positions. The compressive panel comes from the
-    reference's own queues.
+
+def memory_cells(name, left=0, top=0, n=3):
+    """What a memory holds of a document: rows are moments, a segment apart, columns positions.
+
+    The compressive one comes from the reference's own queues.
     """
     sizes = {"segment": n, "memory": n, "compressed_memory": 4, "compression_rate": n}
     config = compressive.Config(**sizes, compression="mean_pooling")
-    shown = positions_in_memory(config, segments)
-    # title, positions kept as they were, whether vectors hold the rest, what the state is
-    panels = (
-        ("Compressive", n, False, "the last rows as they were,\nolder ones 3 in 1, then nothing"),
-        ("Block-Recurrent", n, True, "the last block, and vectors\nthat a gate rewrites"),
-        ("Memformer", n, True, "the last segment, and slots\nthat attend to each new one"),
-        ("GPT-2 with recurrence", 0, True, "one vector, pooled from\nall layers and positions"),
-    )
+    shown = positions_in_memory(config, MOMENTS)
+    _, kept, has_vectors, _ = MEMORIES[name]
+    for row, column in np.ndindex(MOMENTS, MOMENTS * n):
+        age = row * n - 1 - column
+        if age < -n:  # it is read later
+            continue
+        compressed = any(column in positions for positions in shown[row][:4])
+        colour, strength = colour_of(age, kept, n, has_vectors, compressed)
+        frame(left + column, top - 1.9 * row, 0.9, 1.7, colour, alpha=strength)
+
+
+def cards():
+    """A picture of each memory alone, for the first page of the book."""
+    for name in MEMORIES:
+        new_figure(3.6, 2.3)
+        memory_cells(name)
+        save(f"card_{name}", -0.5, 24.5, -14, 2.2)
+
+
+def four_memories():
+    """What each memory holds of a document, segment by segment: README's picture."""
     new_figure(5.6, 6.6)
-    width = segments * n
-    for place, (title, kept, has_vectors, what) in enumerate(panels):
+    width = 3 * MOMENTS
+    for place, (name, (title, _, _, what)) in enumerate(MEMORIES.items()):
         left = (place % 2) * (width + 4)
         top = -(place // 2) * 26
-        for row, column in np.ndindex(segments, width):
-            age = row * n - 1 - column
-            if age < -n:  # it is read later
-                continue
-            compressed = any(column in positions for positions in shown[row][:4])
-            colour, strength = colour_of(age, kept, n, has_vectors, compressed)
-            frame(left + column, top - 1.9 * row, 0.9, 1.7, colour, alpha=strength)
+        memory_cells(name, left, top)
         label(left + width / 2, top + 3.2, title, size=13, weight="bold")
-        label(left + width / 2, top - 1.9 * segments - 1.2, what, size=11)
+        label(left + width / 2, top - 1.9 * MOMENTS - 1.2, what, size=11)
     note(-1.8, -5.6, "a row a segment", rotation=90, size=10)
     note(-1.8, -31.6, "a row a segment", rotation=90, size=10)
     legend = (
@@ -701,6 +731,7 @@ def bands():
 
 PICTURES = (
     four_memories,
+    cards,
     bands,
     mask_tile,
     cell,

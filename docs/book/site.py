@@ -30,6 +30,7 @@ CHAPTERS = [
 METHODS = [path.stem for path in CHAPTERS]
 MENU = {  # {group: patterns of its pages}
     "Begin": [
+        "docs/book/front.md",
         "README.md",
         "docs/book/try_one.md",
         "docs/index.md",
@@ -54,7 +55,7 @@ WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this m
 INDEX = "search-index.js"  # what the search box finds
 PRACTICE = "docs.practice --in mine"  # pages that say so let a reader write the task there
 PYTHON = "python/"  # the folder of what runtime.py brings
-NAMES = {"README.md": "index.html", "docs/index.md": "methods.html"}
+NAMES = {"docs/book/front.md": "index.html", "docs/index.md": "methods.html"}
 
 
 @cache

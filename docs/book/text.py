@@ -29,6 +29,10 @@ INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
 OPTION = re.compile(r"(?<![^\s(\[=])--?[A-Za-z][\w-]*")  # it is not broken at its signs
 PANEL = re.compile(r"<!-- panel: (\w+) -->")
 REPLAY = "<!-- replay -->"
+CARDS = "<!-- cards -->"
+PAPER = re.compile(
+    r'(<g id="patch_[12]">\s*<path d="[^"]*"\s*style="fill: )#ffffff'
+)  # of a drawing
 LIVE = re.compile(r"^<!-- live: (\w+) -->$", re.M)  # where what Python runs in the browser is shown
 CLASSES = {
     Comment: "c",
@@ -202,6 +206,8 @@ class Page(RendererHTML):
         content = tokens[at].content
         if content.strip() == REPLAY:
             return '<div class="replay" id="book-replay"></div>'
+        if content.strip() == CARDS:
+            return '<div class="cards"></div>'  # the list after it is shown as cards
         live = LIVE.match(content.strip())
         if live:
             return f'<div class="live" id="book-live-{live[1]}"></div>'
@@ -212,6 +218,14 @@ class Page(RendererHTML):
         path = env["path"].parent / tokens[at].attrs["src"]
         about = html.escape(tokens[at].content)
         return f'<img src="{address_of_picture(path)}" alt="{about}">'
+
+    def paragraph_open(self, tokens, at, options, env) -> str:
+        """A paragraph; one that is a picture scrolls inside itself, as a table does."""
+        parts = tokens[at + 1].children
+        is_picture = len(parts) == 1 and parts[0].type == "image"
+        if is_picture:
+            return '<p class="wide" tabindex="0">'
+        return "" if tokens[at].hidden else "<p>"
 
     def heading_open(self, tokens, at, options, env) -> str:
         """A heading, with the anchor that GitHub gives it and the function of the panel."""
@@ -255,9 +269,12 @@ class Page(RendererHTML):
 
 
 def address_of_picture(path: Path) -> str:
-    """A picture as an address that holds it."""
+    """A picture as an address that holds it; a drawing has no paper, so that the page's shows."""
     kind, _ = mimetypes.guess_type(path)
-    picture = base64.b64encode(path.read_bytes()).decode()
+    content = path.read_bytes()
+    if path.suffix == ".svg":
+        content = PAPER.sub(r"\1none", content.decode()).encode()
+    picture = base64.b64encode(content).decode()
     return f"data:{kind};base64,{picture}"
 
 

@@ -35,7 +35,7 @@ function gradientOf(past) {  // the last gradient that a segment handed to the o
 function codeOf(method, line) {  // the method's code, with the line that runs now
   const code = make("pre", { innerHTML: method.code, tabIndex: 0, ariaLabel: method.title });
   code.querySelectorAll(".line")[line - method.line]?.classList.add("lit");
-  return code;
+  return make("figure", {}, make("figcaption", { className: "quiet" }, method.title), code);
 }
 
 function drawMethod(method, which, step) {
