@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.pages import markdown_table, wrapped
+from accelerated.lab.harness import mean_of
+from accelerated.lab.pages import label_ends, laid_out, markdown_table, wrapped
 from accelerated.program.files import written_whole
 
 TITLE = "Which memory waits, which holds and which overwrites?"
@@ -25,6 +26,7 @@ TASKS = {
 }
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 NAMED = 4  # lines of the second panel that have names
+SEEDS = 5  # of a whole experiment
 ABOUT = """Four facts, each @ with a key and a value, are asked for after 32 tokens of filler, near,
 and after 128, which attention alone does not span. Hold: after 8,192. The others change one thing
 of 128. Wait: 8,192 tokens of filler come before the facts. Overwrite: one of the four is told again
@@ -33,10 +35,17 @@ give the value before. Keep: the other three are asked for. Distractors: a fifth
 keys and values without the @. A document draws its keys and values from one alphabet of ten bytes,
 so who knows which bytes are its keys guesses 17%. Each number is of 64 documents of 16
 questions."""
-
-
-COMMANDS = """```bash
+FIELD = """**What the field calls it.** Multi-query associative recall, MQAR (zoology, Arora and
+others, [2312.04927](https://arxiv.org/abs/2312.04927)). There a text is read at once, its pairs
+stand first, keys and values come from two vocabularies, and each pair is told once. Here it is
+read by segments, so that all that is recalled has passed through a state; facts may come late, be
+told again, or stand among signs of facts; and keys and values share an alphabet."""
+WHY = """**Why**, by the equations: [gates](../block_recurrent.md#why-it-holds-or-forgets),
+[slots](../memformer.md#why-it-holds-or-forgets)."""
+ROW = "Memformer, slots themselves"
+COMMANDS = f"""```bash
 python -m accelerated.lab.memory --out docs/results
+python -m accelerated.lab.memory --rows "{ROW}" --seeds 0 --out runs/memory
 python -m accelerated.lab.memory_page docs/results/memory.json
 ```"""
 
@@ -45,19 +54,35 @@ def page(record: dict) -> str:
     """The page, in Markdown."""
     settings = record["settings"]
     smallest = f"{100 * settings['smallest_difference']:.0f} points between means over the seeds"
-    blocks = [
-        f"# {TITLE}",
-        f"![{TITLE}](memory.svg)",
-        wrapped(f"**{answer(record)}**"),
+    where = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}."
+    parts = [
         table(record),
-        wrapped(f"**What was measured.** {ABOUT} {protocol(settings)}"),
-        wrapped(f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}."),
-        COMMANDS,
+        wrapped(WHY),
+        wrapped(f"**What was measured.** {ABOUT} {protocol(settings)} {where}"),
+        wrapped(FIELD),
         wrapped(
             f"**The smallest difference worth knowing**, fixed before the first run, is {smallest}."
         ),
+        wrapped(f"**To make it again.** The first command takes {takes(record)}"),
+        COMMANDS,
     ]
-    return "\n\n".join(blocks) + "\n"
+    return laid_out("memory", TITLE, answer(record), parts)
+
+
+def takes(record: dict) -> str:
+    """How long the commands take, and where they write."""
+    seconds = [
+        sum(sum(stage["seconds"]) for stage in stages)
+        for runs in record["runs"].values()
+        for stages in runs.values()
+        if len(stages) == len(record["settings"]["stages"])
+    ]
+    minutes = mean_of(seconds) / 60 if seconds else 20
+    hours = SEEDS * len(record["settings"]["rows"]) * minutes / 60
+    return f"""about {hours:.0f} hours of one core, goes on where it was interrupted, and writes
+    `memory.json`. The second one makes one row with one seed, in about {minutes:.0f} minutes, and
+    writes into `runs/memory`, over no page. The third one makes this page and its picture of what
+    a record has."""
 
 
 def protocol(settings: dict) -> str:
@@ -65,7 +90,7 @@ def protocol(settings: dict) -> str:
     sizes = {row["state_bytes"] for row in settings["rows"].values()}
     parameters = [row["parameters"] for row in settings["rows"].values()]
     updates = [
-        f"{name} ({', '.join(f'{steps:,}' for _, steps in parts)} updates)"
+        f"{name} ({', '.join(f'{part[1]:,}' for part in parts)} updates)"
         for name, parts in settings["stages"].items()
     ]
     return (
@@ -78,17 +103,30 @@ def protocol(settings: dict) -> str:
 
 
 def answer(record: dict) -> str:
-    """What each row does after its last stage, of the seeds that are there."""
-    last = [*record["settings"]["stages"]][-1]
-    said = []
-    for row, runs in record["runs"].items():
-        values = after(runs, last)
-        if values:
-            said.append(f"{row} ({counted(len(values))}) {does(values)}.")
-    if not said:
+    """What the stages taught the rows that ended, and what each of them does at last."""
+    first, anywhere, rewritten, last = record["settings"]["stages"]
+    ended = {row: runs for row, runs in record["runs"].items() if after(runs, last)}
+    if not ended:
         return "No run has ended yet."
-    rule = "A memory does what more than half of its answers get right, in the mean of its seeds."
-    return f"{rule} After all four stages: {' '.join(said)}"
+    step = record["settings"]["smallest_difference"]
+
+    def rise(runs: dict, name: str, stage: str) -> float:
+        return mean(after(runs, stage), name) - mean(after(runs, first), name)
+
+    waits = sum(rise(runs, "wait", anywhere) > step for runs in ended.values())
+    overwrites = sum(rise(runs, "overwrite", rewritten) > step for runs in ended.values())
+    forgets = sum(rise(runs, "hold", last) < -step for runs in ended.values())
+    of_all = f"of {len(ended)}"
+    said = [
+        f"Facts that come late taught {waits} {of_all} memories to wait better, facts that are",
+        f"told again taught {overwrites} {of_all} to overwrite, and after all stages {forgets}",
+        f"{of_all} hold less than at first. A memory does what more than half of its answers get",
+        "right, in the mean of its seeds. After all four stages:",
+    ]
+    for row, runs in ended.items():
+        values = after(runs, last)
+        said.append(f"{row} ({counted(len(values))}) {does(values)}.")
+    return " ".join(said)
 
 
 def does(values: list[dict]) -> str:
@@ -138,19 +176,23 @@ def draw(record: dict, path: Path) -> None:
     """Draw hold against overwrite, from stage to stage, and recall by distance."""
     figure, (paths, lines) = new_figure(2)
     rows = {row: runs for row, runs in record["runs"].items() if runs}
-    for number, (row, runs) in enumerate(rows.items()):
-        draw_path(paths, record, row, runs, f"C{number}")
-    paths.set(
-        xlabel="overwrite: new values after a rewrite", ylabel="hold: right after 8,192 tokens"
-    )
-    paths.set_title("After stages 1 to 4; a larger mark: more are right in noise", fontsize=9)
-    paths.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    draw_distances(lines, record, rows)
+    colours = {row: f"C{number}" for number, row in enumerate(rows)}
+    ends = {}
+    for row, runs in rows.items():
+        end = draw_path(paths, record, runs, colours[row])
+        ends |= {row: end} if end else {}
+    paths.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    label_ends(paths, bottom_first(ends), colours)
+    paths.set_xlabel("overwrite: right after a fact was told again")
+    paths.set_ylabel("hold: right after 8,192 tokens")
+    title = "Stages 1 to 4; larger marks see past noise; dots are seeds"
+    paths.set_title(title, fontsize=9, loc="left")
+    draw_distances(lines, record, rows, colours)
     save_figure(figure, path)
 
 
-def draw_path(axes: Any, record: dict, row: str, runs: dict, colour: str) -> None:
-    """Draw a row's mean after each stage, joined, and its seeds as small marks."""
+def draw_path(axes: Any, record: dict, runs: dict, colour: str) -> tuple[float, float] | None:
+    """Draw a row's mean after each stage, joined, and its seeds as dots; return the last mean."""
     means = []
     for stage in record["settings"]["stages"]:
         values = after(runs, stage)
@@ -159,32 +201,39 @@ def draw_path(axes: Any, record: dict, row: str, runs: dict, colour: str) -> Non
         xs = [each["overwrite"] for each in values]
         ys = [each["hold"] for each in values]
         axes.scatter(xs, ys, s=4, color=colour, alpha=0.5, linewidths=0)
-        means.append((statistics.mean(xs), statistics.mean(ys), mean(values, "distractors")))
-    if means:
-        xs, ys, noise = zip(*means, strict=True)
-        axes.plot(xs, ys, color=colour, linewidth=1, label=row)
-        axes.scatter(xs, ys, s=[10 + 80 * share for share in noise], color=colour, alpha=0.5)
-        for number, place in enumerate(zip(xs, ys, strict=True), start=1):
-            axes.annotate(str(number), place, fontsize=6, ha="center", va="center")
+        means.append((mean_of(xs), mean_of(ys), mean(values, "distractors")))
+    if not means:
+        return None
+    xs, ys, noise = zip(*means, strict=True)
+    axes.plot(xs, ys, color=colour, linewidth=1)
+    axes.scatter(xs, ys, s=[30 + 170 * share for share in noise], color=colour, alpha=0.35)
+    for number, place in enumerate(zip(xs, ys, strict=True), start=1):
+        axes.annotate(str(number), place, fontsize=7, ha="center", va="center")
+    return xs[-1], ys[-1]
 
 
-def draw_distances(axes: Any, record: dict, rows: dict) -> None:
+def draw_distances(axes: Any, record: dict, rows: dict, colours: dict[str, str]) -> None:
     """Draw recall by distance after the first stage; the best at 2,048 tokens have names."""
     first = next(iter(record["settings"]["stages"]))
     found = {row: values for row, runs in rows.items() if (values := after(runs, first))}
     best = sorted(found, key=lambda row: -mean(found[row], "2048"))[:NAMED]
-    for number, row in enumerate(rows):
-        if row not in found:
-            continue
-        shares = [mean(found[row], name) for name in DISTANCES]
-        colour = f"C{number}" if row in best else "0.75"
-        label = row if row in best else None
-        axes.plot(list(DISTANCES.values()), shares, "o-", markersize=3, color=colour, label=label)
+    places = [*DISTANCES.values()]
+    ends = {}
+    for row, values in found.items():
+        shares = [mean(values, name) for name in DISTANCES]
+        colour = colours[row] if row in best else "0.75"
+        axes.plot(places, shares, "o-", markersize=3, color=colour)
+        ends |= {row: (places[-1], shares[-1])} if row in best else {}
+    axes.set(ylim=(-0.03, 1.03), xlabel="tokens from facts to questions", ylabel="right answers")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(DISTANCES.values()), [f"{each:,}" for each in DISTANCES.values()])
-    axes.set(xlabel="tokens from facts to questions", ylabel="right answers")
-    axes.set_title(f"Recall by distance, after: {first}", fontsize=9)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.set_xticks(places, [f"{each:,}" for each in places])
+    label_ends(axes, bottom_first(ends), colours)
+    axes.set_title(f"Recall by distance after {first}; grey: other rows", fontsize=9, loc="left")
+
+
+def bottom_first(ends: dict[str, tuple[Any, float]]) -> dict[str, tuple[Any, float]]:
+    """The ends of lines, the lowest one first."""
+    return dict(sorted(ends.items(), key=lambda item: item[1][1]))
 
 
 def main(path: Path) -> None:

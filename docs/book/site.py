@@ -43,7 +43,12 @@ MENU = {  # {group: patterns of its pages}
         "docs/book/replay.md",
     ],
     "Exercises": ["docs/practice.md", "docs/break_it.md", "docs/teaching.md"],
-    "Results": ["docs/claims.md", "docs/results/*.md"],
+    "Results": [
+        "docs/claims.md",
+        "docs/results/memory.md",
+        "docs/results/recall-distance.md",
+        "docs/results/[!l]*.md",  # the log is among the rest
+    ],
     "Use it": [f"docs/{name}.md" for name in ("training", "evaluation", "library", "speed")],
     "Check it, extend it": ["docs/trust.md", "docs/porting.md", "tests/README.md", "docs/*.md"],
     "Details": ["docs/details/*.md"],

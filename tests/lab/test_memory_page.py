@@ -21,7 +21,8 @@ def stages(count, **shares):
     """What the first `count` stages taught, with these shares of right answers; the rest is 0.9."""
     names = [*memory.TESTS, "overwrite", "old value", "keep"]
     right = dict.fromkeys(names, 0.9) | shares
-    return [{"stage": stage, "right": right} for stage in [*memory.STAGES][:count]]
+    record = {"right": right, "seconds": [600, 60]}
+    return [{"stage": stage} | record for stage in [*memory.STAGES][:count]]
 
 
 def test_without_runs_nothing_is_claimed(record):

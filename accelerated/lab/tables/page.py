@@ -132,10 +132,7 @@ def pareto_rows(record: dict) -> list[str]:
 
 
 def numbers(table: Table, record: dict) -> str:
-    """The measured numbers: a line for each row, or for each measure if these are many.
-
-    Of rows "a: b", a line for each a.
-    """
+    """The measured numbers: a line for each row; of rows "a: b", a line for each a."""
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
     if is_crossed(record):
         [title] = forms
@@ -149,8 +146,6 @@ def numbers(table: Table, record: dict) -> str:
             is_control = "--clear-memory" in row["options"] and title != "cleared"
             text = mean_and_spread(row["measured"][title], form)
             columns[title].append("" if is_control else text)
-    if len(rows) <= 3 < len(forms):
-        return markdown_table(*([title, *texts] for title, texts in columns.items()))
     if table.headline:
         first = table.measures[0].title
         columns["seeds"] = [str(len(row["measured"][first])) for row in rows]
