@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,11 @@ def examples(count: int) -> settings:
 
 
 def pytest_configure(config):
-    """A file or folder that the command line names runs whole."""
+    """A file or folder that the command line names runs whole; a run's files are its own."""
+    if not config.option.basetemp:
+        folder = tempfile.TemporaryDirectory(prefix="palimpsest-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = os.path.join(folder.name, "tests")
     if config.option.markexpr == PROOF and config.args_source == pytest.Config.ArgsSource.ARGS:
         config.option.markexpr = ""
 
