@@ -1,17 +1,20 @@
 """Settings of all tests: same examples each time, float64 by default, one thread, no network."""
 
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import re
 import signal
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
+from torch.utils._pytree import tree_leaves
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -24,6 +27,7 @@ EXTRAS = (  # modules that an extra brings
     "safetensors",
     "transformers",
 )
+OURS = ("reference", "accelerated", "train", "eval")  # packages that tests are of
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
 # A shell lets what it runs in the background ignore Ctrl-C, and nohup that the terminal goes away
@@ -58,7 +62,11 @@ def examples(count: int) -> settings:
 
 
 def pytest_configure(config):
-    """A file or folder that the command line names runs whole."""
+    """A file or folder that the command line names runs whole; a run's files are its own."""
+    if not config.option.basetemp:
+        folder = tempfile.TemporaryDirectory(prefix="palimpsest-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = os.path.join(folder.name, "tests")
     if config.option.markexpr == PROOF and config.args_source == pytest.Config.ArgsSource.ARGS:
         config.option.markexpr = ""
 
@@ -90,6 +98,47 @@ def pytest_runtest_call():
         if module not in EXTRAS or importlib.util.find_spec(module):
             raise
         pytest.skip(f"needs {module}: pip install -e '.[all]'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Below a failure stands what the test claims, and which of our functions it has called."""
+    report = yield
+    if report.failed and report.when == "call":
+        claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        accused = "\n".join(f"  look at {name}" for name in under_test(item.obj, given))
+        report.sections.append(("what it claims, and what may be wrong", f"{claim}\n{accused}"))
+    return report
+
+
+def under_test(test, given=()) -> list[str]:
+    """The functions of ours that a test is given or names, by itself or in its file's helpers."""
+    drawn = getattr(test, "hypothesis", None)  # a property's function is inside Hypothesis' own
+    waiting = [drawn.inner_test if drawn else inspect.unwrap(test)]
+    named = functions_in(tree_leaves(list(given)))
+    for function in waiting:  # which grows
+        for value in named_by(function.__code__, function.__globals__):
+            is_a_helper = value.__module__ == function.__module__ and inspect.isfunction(value)
+            if is_a_helper and value not in waiting:
+                waiting.append(value)
+            named.append(value)
+    ours = [value for value in named if (value.__module__ or "").partition(".")[0] in OURS]
+    return [*dict.fromkeys(f"{value.__module__}.{value.__qualname__}" for value in ours)][:8]
+
+
+def named_by(code, names) -> list:
+    """The values of the names in a function's code, and those of its modules' attributes."""
+    values = [names[name] for name in code.co_names if name in names]
+    for module in filter(inspect.ismodule, tuple(values)):
+        values += [getattr(module, name) for name in code.co_names if hasattr(module, name)]
+    for inner in filter(inspect.iscode, code.co_consts):
+        values += named_by(inner, names)
+    return functions_in(values)
+
+
+def functions_in(values) -> list:
+    return [value for value in values if inspect.isfunction(value) or inspect.isclass(value)]
 
 
 @pytest.hookimpl(trylast=True)

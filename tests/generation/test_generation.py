@@ -27,7 +27,7 @@ from accelerated.generation.continuation import (
 from accelerated.program.errors import InputError
 from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -57,7 +57,8 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
     for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
         prompt = torch.tensor(rng.integers(11, size=(2, length)))
         logits, _ = read_prompt(stepper, prompt)
-        assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
+        apart = (logits - logits_after(model, prompt)).abs().max()
+        assert apart <= 1e-12, f"after {length} tokens read one by one, the logits are {apart} off"
     # Places of the longest prompt's last window, and of the one before
     for place in (length - 1, length - 2, length - n - 1):
         other = prompt.clone()
@@ -70,25 +71,6 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
     assert text.shape[1] == 2 * n + 2
-
-
-@over(EVERY_VARIANT)
-@torch.no_grad()
-def test_a_models_own_steps_equal_those_of_any_model(paper, name):
-    """The same logits for the same tokens over six segments, from a state in mid-document."""
-    model = random_model(paper, name)
-    rng = np.random.default_rng(7)
-    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(model.config, rng, 2))
-    steppers = {"fast": stepper_of(model), "any": AnyModel(model)}
-    streams = {kind: stepper.start(state) for kind, stepper in steppers.items()}
-    for token in torch.tensor(rng.integers(11, size=(6 * model.config.segment + 2, 2))):
-        logits = {}
-        for kind, stepper in steppers.items():
-            logits[kind], streams[kind] = stepper.step(token, streams[kind])
-        assert torch.allclose(logits["fast"], logits["any"], rtol=0, atol=1e-11)
-    expected, found = (streams[kind].state for kind in steppers)
-    for field, other in zip(expected, found, strict=True):
-        assert torch.allclose(field.double(), other.double(), rtol=0, atol=1e-11)
 
 
 class OnAGpu(torch.nn.Parameter):

@@ -219,6 +219,8 @@ def test_what_breaks_says_what_the_page_shows(
         (tmp_path / path).write_text(source.replace(old, new))
         run = [sys.executable, "-m", *command.split(), "-x"]
         printed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True).stdout
+        # Of the example that Hypothesis has shrunk to in its time, and so a machine's own
+        said, printed = (re.sub(r"-?\d+(\.\d+)?", "#", text) for text in (said, printed))
     for part in re.split(r"\n  look|(?<=[a-z])\n(?=[AF])", said):
         assert words_of(part) in words_of(printed)
 

@@ -339,7 +339,7 @@ def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
     options = [*programs.TINY, "--data", text, "--steps", 1, *BRIEF]
     train(*options, "--out", tmp_path / "run")
     [call] = through_time.call_args_list
-    assert call.kwargs["rank"] == 1
+    assert call.kwargs.get("rank") == 1, "back-propagation is not told which process it is in"
 
 
 def test_two_processes_begin_a_run_with_a_tokenizer_that_another_run_takes_along(text, tmp_path):

@@ -153,7 +153,8 @@ def written_out(name, config, params, documents, seed=SEED):
 # What train.py does
 
 MEANS = {  # where to look if a number is the first that is wrong
-    "loss": "the weights, the segments and their targets, or the state that is carried to them",
+    "loss": "the divisor, the log's sums since its last line, the weights, the segments and their "
+    "targets, or the state that is carried to them",
     "bits_per_byte": "what the nats are divided by: bytes of the scored tokens' text",
     "gradient_norm": "the gradient: groups of lanes, segments, or how many iterations are averaged",
     "learning_rate": "the schedule, or the step that it is asked for",
@@ -204,6 +205,8 @@ def check_steps(run, steps):
     assert [*logged] == [*STEPS], "metrics.jsonl has a line for each step"
     assert [*run.kept] == [0, *UPDATES], "a checkpoint is written before all, and after updates"
     for number, step in zip(STEPS, steps, strict=True):
+        missing = step.logged.keys() - logged[number].keys()
+        assert not missing, f"step {number}: metrics.jsonl has no {missing}; look at log_means"
         for name, value in step.logged.items():
             check(number, name, logged[number][name], value)
         if number not in UPDATES:

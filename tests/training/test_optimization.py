@@ -179,7 +179,8 @@ def trained(model, optimizer, training, gradients, first):
 @pytest.mark.parametrize("name", CHOICES["optimizer"])
 def test_every_optimiser_resumes_bit_for_bit(name, schedule, tmp_path):
     """Interrupted after three of six updates, and read again from the checkpoint's file."""
-    training = dataclasses.replace(BASE, optimizer=name, schedule=schedule, warmup=2)
+    changes = {"optimizer": name, "schedule": schedule, "warmup": 2, "weight_decay": 0.0}
+    training = dataclasses.replace(BASE, **changes)
     gradients = torch.randn(6, 4, 6)
     whole = torch.nn.Linear(6, 4)
     resumed = copy.deepcopy(whole)
