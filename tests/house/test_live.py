@@ -106,11 +106,11 @@ def test_a_task_is_solved_in_the_page_and_an_endless_loop_is_ended(tmp_path):
     """The wrong answer is told its symptom; the standing is kept; the page lives on."""
     text = (HERE / "answers" / "memformer.txt").read_text()
     right = "import numpy as np\n\n\n" + text[text.index("def slot_scores") :]
-    wrong = right.replace("** -0.5", "** 0.5", 1)
+    wrong = right.replace("query, key) / np.sqrt(E)", "query, key)")
     loops = "def slot_scores(query, self_key, key, readable):\n    while True: pass\n"
     found = checked(tmp_path, "practise", "slot_scores", [wrong, loops, right])
     (symptom, _), (ended, seconds), (done, _) = found["said"]
-    assert "multiplied by sqrt(E), and not divided" in symptom
+    assert "the scores of the encodings are not divided by sqrt(E)" in symptom
     assert "it loops" in ended and seconds < 30  # ten on a quiet machine, Python's start included
     assert done.startswith("✓ done")
     assert found["kept"]["memformer.slot_scores"]["status"] == "✓ done"

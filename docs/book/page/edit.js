@@ -15,7 +15,10 @@ async function openEditor(function_, text) {
   edits.room = make("section", { className: "edit" }, says);
   at("code").hidden = true;
   at("code").after(edits.room);
-  const opened = await ask("docs.book.edit", "opened", { paper, function: function_ });
+  const opened = await ask("docs.book.edit", "opened", { paper, function: function_ }).catch(error => {
+    says.textContent = lastLine(error);
+  });
+  if (!opened) return;
   const code = editor(`code of ${function_}`, text ?? opened.text);
   const found = make("div", { role: "status" });
   const offered = opened.suggestions.map(([name, sentence], number) => [number, `${name}: ${sentence}`]);
