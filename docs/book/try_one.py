@@ -229,7 +229,7 @@ def what_is_seen(
 
 
 def left_of_facts(session: SimpleNamespace) -> dict[int, float]:
-    """{place: how alike the change of a fact's slots since before it is to what it changed, 1 to -1}.
+    """{place: how alike what a fact changed is to the change since before it, from 1 to -1}.
 
     It is the mean of the slots' cosines, each weighted by the attention that it paid to the fact.
     """
