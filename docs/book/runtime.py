@@ -60,6 +60,7 @@ SOURCES = (
     "docs/practice/judged/*.txt",
     "docs/excerpts.py",
     "docs/book/*.py",
+    "docs/book/suggestions.txt",
 )
 KINDS = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
 

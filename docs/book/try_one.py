@@ -86,7 +86,7 @@ def begin(side: int, files: list, **made: object) -> dict:
         questions=questions,
         state=state,
         read=0,  # segments so far
-        written={},  # {place of a fact: (attention by slot (S,), the memory (S, D) after it)}
+        written={},  # {place of a fact: (attention by slot (S,), the memory (S, D) before, after)}
         states={},  # {segment: the state before it} of the last ones
     )
     count = tokens.shape[1] // config.segment
@@ -132,7 +132,7 @@ def read(side: int, seconds: float) -> dict:
         if now in marked | asked:
             answers_left = left_of_facts(session)
             weights, logits = read_and_watch(session, segment)
-            seen += what_is_seen(session, now, weights)
+            seen += what_is_seen(session, now, weights, before)
             answers += answers_in(session, now, logits, answers_left)
         else:
             session.state = passed_on(session, segment)
@@ -208,7 +208,9 @@ def of_block_recurrent(weights: list) -> tuple[np.ndarray, np.ndarray]:
 SEEN: dict[str, Callable] = {"memformer": of_memformer, "block_recurrent": of_block_recurrent}
 
 
-def what_is_seen(session: SimpleNamespace, now: int, weights: list) -> list[dict]:
+def what_is_seen(
+    session: SimpleNamespace, now: int, weights: list, before: np.ndarray
+) -> list[dict]:
     """Of the facts and questions of a segment: the key, and attention by slot (S,)."""
     size = session.config.segment
     written, read = SEEN[session.reference.__name__.rpartition(".")[2]](weights)
@@ -217,7 +219,7 @@ def what_is_seen(session: SimpleNamespace, now: int, weights: list) -> list[dict
         at = place - now * size
         if 0 <= at < size:
             slots = written[at : at + 3].sum(0)
-            session.written[place] = (slots, memory_of(session.state))
+            session.written[place] = (slots, before, memory_of(session.state))
             found.append({"key": key, "what": "written", "slots": slots})
     for key, _, place, _ in session.questions:
         at = place - now * size
@@ -227,15 +229,17 @@ def what_is_seen(session: SimpleNamespace, now: int, weights: list) -> list[dict
 
 
 def left_of_facts(session: SimpleNamespace) -> dict[int, float]:
-    """{place: how alike the slots of a fact are now to what they were when it was told}.
+    """{place: how alike what a fact changed is to the change since before it, from 1 to -1}.
 
-    It is the mean of the slots' cosines, weighted by the attention that each paid to the fact.
+    It is the mean of the slots' cosines, each weighted by the attention that it paid to the fact.
     """
     now = memory_of(session.state)
     left = {}
-    for place, (slots, then) in session.written.items():
-        lengths = np.linalg.norm(now, axis=-1) * np.linalg.norm(then, axis=-1)
-        cosines = (now * then).sum(-1) / lengths
+    for place, (slots, before, after) in session.written.items():
+        then = after - before
+        since = now - before
+        lengths = np.linalg.norm(then, axis=-1) * np.linalg.norm(since, axis=-1)
+        cosines = (then * since).sum(-1) / np.maximum(lengths, 1e-12)
         left[place] = float((slots * cosines).sum() / slots.sum())
     return left
 

@@ -15,7 +15,6 @@ from docs.excerpts import ROOT
 from reference.check import load
 
 FOLDER = ROOT / "docs" / "results" / "weights"
-RECORD = ROOT / "docs" / "results" / "memory.json"
 LARGEST = 500_000  # bytes of a file
 
 
@@ -33,16 +32,15 @@ def read_state(path: Path) -> dict[str, np.ndarray]:
 def about(row: str, stage: str) -> dict[str, str]:
     """What the page must know: the model, its config, what it was taught, and the task's bytes."""
     from accelerated.data.recall import ALPHABET, ASK, FILLER, TELL
+    from accelerated.lab import memory
 
-    settings = json.loads(RECORD.read_text(encoding="utf-8"))["settings"]
-    told = settings["told"]
-    model = settings["rows"][row]
+    name, changes, _ = memory.ROWS[row]
     return {
         "row": row,
         "stage": stage,
-        "model": model["model"],
-        "config": json.dumps(model["config"]),
-        "alphabet": bytes(ALPHABET[: told["pairs"] + told["values"]]).decode(),
+        "model": name,
+        "config": json.dumps(memory.SHARED | changes),
+        "alphabet": bytes(ALPHABET[: memory.TOLD["pairs"] + memory.TOLD["values"]]).decode(),
         "filler": bytes(FILLER).decode(),
         "tell": chr(TELL),
         "ask": chr(ASK),

@@ -278,7 +278,7 @@ def test_a_bad_option_is_refused_in_a_line(words, capsys):
 
 def test_a_page_that_is_not_the_books_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "index.html").write_text("mine")
-    assert main(["--out", str(tmp_path)]) == 2
+    assert main(["--no-python", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "index.html is there and is no page of the book; give another folder" in error
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -1,6 +1,7 @@
 """The pages that Python plays on in the reader's browser: in a real one, against Python outside."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip(
 from docs.book import edit, method, runtime, serve, try_one, values
 
 HERE = Path(__file__).parent
+PAGE = ROOT / "docs" / "book" / "page"
 PARTS = str(runtime.parts_folder())
 in_a_browser = pytest.mark.skipif(
     not BROWSER or bool(runtime.missing()),
@@ -69,7 +71,7 @@ def test_try_one_answers_as_numpy_does_outside(width, still, tmp_path):
         begun = try_one.begin(0, files=[side["file"]], **found["made"])
         assert begun["tokens"] == side["tokens"]
         answers = try_one.read(0, 1000)["answers"]
-        same_answers(side["found"], answers, 1e-6)  # of 97 segments, one after another
+        same_answers(side["found"], answers, 1e-4)  # rounding grows in 97 segments
 
 
 @in_a_browser
@@ -106,11 +108,11 @@ def test_a_task_is_solved_in_the_page_and_an_endless_loop_is_ended(tmp_path):
     """The wrong answer is told its symptom; the standing is kept; the page lives on."""
     text = (HERE / "answers" / "memformer.txt").read_text()
     right = "import numpy as np\n\n\n" + text[text.index("def slot_scores") :]
-    wrong = right.replace("** -0.5", "** 0.5", 1)
+    wrong = right.replace("query, key) / np.sqrt(E)", "query, key)")
     loops = "def slot_scores(query, self_key, key, readable):\n    while True: pass\n"
     found = checked(tmp_path, "practise", "slot_scores", [wrong, loops, right])
     (symptom, _), (ended, seconds), (done, _) = found["said"]
-    assert "multiplied by sqrt(E), and not divided" in symptom
+    assert "the scores of the encodings are not divided by sqrt(E)" in symptom
     assert "it loops" in ended and seconds < 30  # ten on a quiet machine, Python's start included
     assert done.startswith("✓ done")
     assert found["kept"]["memformer.slot_scores"]["status"] == "✓ done"
@@ -130,6 +132,12 @@ def test_pythons_zip_has_a_case_of_each_paper(paper):
     names = zipfile.ZipFile(io.BytesIO(runtime.ours())).namelist()
     assert f"reference/{paper}.py" in names
     assert sum(name.startswith(f"docs/vectors/{paper}/") for name in names) == 1
+
+
+def test_the_site_has_what_the_judge_asks_for():
+    asked = re.findall(r'"([a-z]+-[0-9.]+-py[0-9.py]+)"', (PAGE / "practice.js").read_text())
+    assert len(asked) == 3
+    assert {f"{name}-none-any.whl" for name in asked} <= {*runtime.PARTS}
 
 
 def test_a_part_with_another_sum_is_not_taken(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ const edits = { room: null };  // of the function that is open
 function closeEditor() {
   edits.room?.remove();
   edits.room = null;
+  at("tool").classList.remove("editing");
   at("code").hidden = false;
 }
 
@@ -13,9 +14,13 @@ async function openEditor(function_, text) {
   const paper = page.name;
   const says = make("p", { role: "status" }, "Python starts…");
   edits.room = make("section", { className: "edit" }, says);
+  at("tool").classList.add("editing");
   at("code").hidden = true;
   at("code").after(edits.room);
-  const opened = await ask("docs.book.edit", "opened", { paper, function: function_ });
+  const opened = await ask("docs.book.edit", "opened", { paper, function: function_ }).catch(error => {
+    says.textContent = lastLine(error);
+  });
+  if (!opened) return;
   const code = editor(`code of ${function_}`, text ?? opened.text);
   const found = make("div", { role: "status" });
   const offered = opened.suggestions.map(([name, sentence], number) => [number, `${name}: ${sentence}`]);
@@ -62,7 +67,7 @@ async function startEdit() {
   if (!await pythonIsThere()) return;
   const edit = button("edit", () => edits.room ? closeEditor() : openEditor(view.name));
   edit.setAttribute("aria-label", "Change this function and run it");
-  at("source").before(edit);
+  at("call").parentElement.append(edit);
   at("function").addEventListener("change", closeEditor);
   window.addEventListener("hashchange", closeEditor);
 }

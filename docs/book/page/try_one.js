@@ -32,7 +32,7 @@ class Side {  // one memory: what it shows
   constructor(number, weights) {
     this.number = number;
     this.weights = choice(`memory ${number + 1}`, weights.map(({ file, row, stage }) => [file, `${row}; taught: ${stage}`]),
-      weights[number % weights.length].file);
+      weights.at(-number).file);
     this.fields = make("div", { className: "fields" });
     this.answers = make("table", {});
     this.behind = make("div", { className: "behind" });
@@ -99,9 +99,9 @@ class Side {  // one memory: what it shows
   }
 
   drawAnswers() {
-    const titles = ["question", "answer", "probability", "", "left of what was written"];
+    const titles = ["question", "answer", "probability", "", "left"];
     const rows = this.found.map(({ key, answer, probability, right, left }) => {
-      const verdict = answer === right ? "✓ right" : `✗ it was ${right}`;
+      const verdict = answer === right ? "✓ right" : `✗ not ${right}`;
       return [`?${key}`, answer, probability.toFixed(3), verdict, `${Math.round(100 * left)} %`];
     });
     const all = rows.length ? [titles, ...rows] : [];
