@@ -41,71 +41,46 @@ HINTS = {  # for a name that is wrong first: what to look at
     "operator/.*/d": "the formula above NAME_backward in reference/PAPER.py",
     "operator/": "NAME_forward in reference/PAPER.py; the conventions in docs/porting.md",
     "inner/sinusoids": "all sines, then all cosines; base 10,000; row t is of distance K - 1 - t",
-    "inner/(layer_input|.*normed|identified)": (
-        "the embedding, not scaled; the norm and its epsilon; which rows"
-    ),
+    "inner/(layer_in|.*normed|ident)": "the norm: mean, epsilon; embedding unscaled; which states",
     "inner/position_bias": "buckets of the distance, a row for each head; not yet scaled",
-    "inner/scores_by_distance$": (
-        "v is added to the query; the rows of distances; the product's axes"
-    ),
-    "inner/scores_by": "the shift: query i is at C + M + i; sign and clipping; hidden keys are 0",
-    "inner/.*(scores|similarity)": "u is added to the query; scaled or not yet; hidden keys are 0",
-    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask: off by one, inverted, padding",
-    "inner/(attention_over|decoded)": (
-        "no mask, positions or biases; which rows; the oldest row first"
-    ),
-    "inner/(attended|read$|local|found|states_from)": (
-        "weights by the values of the same keys; the scale; the rows found"
-    ),
-    "inner/(attention_output|after_attention)": (
-        "heads side by side; the matrix is (out, in); a bias; residual, epsilon"
-    ),
-    "inner/.*(mlp|gelu|layer_output|encoded)": (
-        "a bias; ReLU or GELU by tanh; the residual, the norm and its epsilon"
-    ),
+    "inner/distance_key": "sinusoids of signed distances, from far to near; W_R is (out, in)",
+    "inner/scores_by_distance$": "v is added to the query; rows of distances; the product's axes",
+    "inner/scores_by": "the shift: query i is at C + M + i; sign, clipping; hidden keys are 0",
+    "inner/.*(scores|similarity)": "u is added to the query; the shift; scaled or not; the mask",
+    "inner/read_weights": "the state before its update; the scale; padding",
+    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask: off by one, inverted; padding",
+    "inner/(attention_over|decoded)": "no mask, positions or biases; which rows; oldest first",
+    "inner/(attended|read$|local|found|states_from)": "which keys, and their own values; the scale",
+    "inner/(attention_o|after_a)": "heads side by side; (out, in); a bias; the residual; epsilon",
+    "inner/.*(mlp|gelu|layer_o|encoded)": "a bias; ReLU or GELU by tanh; the residual; epsilon",
     "inner/gate_input": "[own; seen], each with its heads side by side",
-    "inner/(.*gate|states_after)": "a bias; sigmoid or tanh; + 1 and - 1; whose share is g",
-    "inner/(evicted|usage|new$)": (
-        "rows oldest first, also in a convolution; joined before it is cut; no bias"
-    ),
+    "inner/(.*gate|states_after)": "a bias; sigmoid, tanh; + 1, - 1; whose share is g; a norm",
+    "inner/(evicted|usage|new$)": "which layer's rows, oldest first; joined before cut; its order",
     "inner/new_slots": "the slot itself, raw; no output matrix, no residual",
-    "inner/(mixed|pooled|layer_shares)": (
-        "which layers, which rows, before or after the final norm; the gate"
-    ),
+    "inner/(mixed|pooled|layer_s)": "which layers, rows; before or after the last norm; the gate",
     "inner/inserted": "GELU after each hidden layer and not after the last; biases",
-    "inner/": "matrices are (out, in), biases; heads lie side by side; unit length; what is read",
-    "0/logits": (
-        "1 / sqrt(D); the last norm; the output is the embedding; other layers, masks, positions"
-    ),
+    "inner/": "matrices are (out, in), biases; heads side by side; unit length; a norm before",
+    "0/logits": "1 / sqrt(D); the last norm; which row predicts; other layers, masks, positions",
     r"\d+/loss": "nats of what is scored, summed; the targets as they are given",
-    r"\d+/next": "which rows are kept, oldest first; the raw state is carried, not its norm",
-    r"\d+/auxiliary": "a mean over everything; what is data there",
-    r"\d+/logits": "how a state that another segment left is read; the shorter last window",
-    "objective": "divided by all that is scored; auxiliary losses by the number of segments",
-    ".*grad_state": (
-        "all that reads the state adds up; a lane that starts passes none on; the stops"
-    ),
+    r"\d+/next": "which rows are kept, oldest first; the raw state is carried; padding",
+    r"\d+/auxiliary": "a mean over everything, one for each layer; data; the decoder's rows",
+    r"\d+/logits": "how a state of another segment is read; padding; a shorter window",
+    "objective": "divided by all that is scored; auxiliary losses by the segments",
+    ".*grad_state": "all that reads it adds up; a lane that starts passes none on; the stops",
     ".*inner_grad/(new_slots|states_after|pooled|new$)": "it comes from the next segment: a stop?",
+    ".*inner_grad/attention_over": "of a mean over everything: 2 / size; its own loss alone",
     ".*inner_grad/(.*gate)": "1 - g; the derivative of sigmoid or tanh; from the carry, too",
     ".*inner_grad/.*weights": "d weights = d out V^T, of the same keys; what reads them besides",
-    ".*inner_grad/.*(scores|similarity|position_bias)": (
-        "softmax: w (dw - sum of w dw); the scale, once; sums over lanes"
-    ),
+    ".*inner_grad/.*(scores|sim|position)": "softmax: w (dw - sum of w dw); the scale, once; sums",
     ".*inner_grad/.*(mlp|gelu)": "ReLU's or GELU's derivative where it was computed; W, not W^T",
     ".*inner_grad/.*value": "d value = weights^T d out; all that reads it",
-    ".*inner_grad/.*(query|key)": (
-        "scores^T or scores by the other; the scale; unit length's own backward"
-    ),
-    ".*inner_grad": (
-        "all that reads this value adds up, residuals too; the norm's backward; the stops"
-    ),
+    ".*inner_grad/.*(query|key)": "scores^T by the other; the scale; unit length's backward",
+    ".*inner_grad": "all that reads it adds up, residuals too; the norm's backward; the stops",
     ".*grad.*initial": "lanes that start give it their gradient, and only they",
-    ".*grad/embedding": "it is read and is the output: two gradients",
+    ".*grad/embedding": "it is read and is the output: two gradients; the stops",
     ".*grad/.*key_bias": "exactly zero: softmax cancels it",
     ".*grad/.*norm": "dscale = sum of dy n, dbias = sum of dy; all that reads the norm adds up",
-    ".*grad/.*compression": (
-        "its own loss alone, unless bptt; evicted rows are data; the rows' order"
-    ),
+    ".*grad/.*compression": "its own loss alone, unless bptt; evicted rows are data; their order",
     ".*grad/.*(bias|scale|positions|gate)": "a sum over lanes, and over all places that use it",
     ".*grad": "dW = dy^T x over lanes and rows, of all places that use it; the stops",
     "sgd": "p - rate * gradient",
@@ -251,17 +226,17 @@ def hint_of(row: Row) -> str:
     """What to look at if this tensor is the first that is wrong."""
     if row.words.startswith("missing"):
         return "the name; tensors that may be left out are in docs/porting.md"
-    if row.words.startswith("shape"):
-        return "the order of the axes; docs/porting.md has the shapes"
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         return "an operation in float32?"
     segment = segment_of(row.name)
     start = STARTS[segment]
     if row.lanes == (start,):
         return f"lane {start} alone is wrong, where a document starts in segment {segment}"
-    if start >= 0 and len(row.lanes) == 2 and start not in row.lanes:
-        return f"lane {start} alone is right, which starts: the state's use, or all were reset"
-    return next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
+    shape = "the order of axes, or: " if row.words.startswith("shape") else ""
+    words = shape + next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
+    if start >= 0 and row.lanes == tuple(lane for lane in range(3) if lane != start):
+        words += f"; lane {start} alone is right, which starts a document"
+    return words
 
 
 def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
@@ -353,7 +328,7 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
         _, path, first = min(failed)
         begin_with(path, first)
         return False
-    print(f"stage {last + 1} of {len(STAGES)} done: {stages[last]}")
+    print(f"all agree, up to the stage {stages[last]}")
     return not (strict and absent)
 
 

@@ -68,17 +68,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     size = sum(value.numel() for value in parameters.values())
-    names = OURS.format(model=run.settings.model)
-    published = AUTO
-    config: Any = run.model.config
-    if hasattr(config, "base"):
-        names = OF_A_DECODER
-    elif getattr(config, "vectors", 1) == 0:
-        names = PUBLISHED
-        published = published_config(config)
-        parameters = as_published(parameters, config.layers)
-    if published is AUTO:
-        names += TRANSFORMERS
+    names, described, parameters = for_transformers(run, parameters)
+    if described is AUTO:
         with written_whole(folder / MODELING.name, ADVICE) as path:
             path.write_bytes(MODELING.read_bytes())
     with written_whole(folder / WEIGHTS, ADVICE) as path:
@@ -97,7 +88,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     with written_whole(folder / "README.md", ADVICE) as path:
         path.write_bytes(README.format(what=what, names=names).encode())
-    write_settings(folder, published | about | settings_contents(run.settings), ADVICE)
+    write_settings(folder, described | about | settings_contents(run.settings), ADVICE)
 
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = sorted(path.relative_to(folder).as_posix() for path in paths)
@@ -106,3 +97,13 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         f"train on from there with: python train.py --init {shlex.quote(str(folder))}",
     ]
     return {"folder": str(folder), "files": files, "parameters": size}, lines
+
+
+def for_transformers(run: TrainedRun, parameters: dict) -> tuple[str, dict, dict]:
+    """How transformers opens it: what README.md and config.json say, and the parameters."""
+    config: Any = run.model.config
+    if hasattr(config, "base"):
+        return OF_A_DECODER + TRANSFORMERS, AUTO, parameters
+    if getattr(config, "vectors", 1) == 0:
+        return PUBLISHED, published_config(config), as_published(parameters, config.layers)
+    return OURS.format(model=run.settings.model) + TRANSFORMERS, AUTO, parameters
