@@ -408,7 +408,7 @@ class BlockRecurrent(Model):
                 f"a segment of {length} tokens is not a positive multiple of window {window}; "
                 "pad it"
             )
-        self.check_state(state, len(tokens))
+        self.check_state(state, tokens.shape[0])
 
     def output_rows(self, hidden: Tensor) -> Tensor:
         """hidden (..., D), ready for the output matrix (decision 13: logits / sqrt(D))."""

@@ -71,7 +71,7 @@ class Compression(ParameterModule):
         Rows that are in no group are zeros.
         """
         rows = functional.linear(new, self.decoder)  # (B, N/c, cD)
-        rows = rows.view(len(new), -1, self.config.width)
+        rows = rows.view(new.shape[0], -1, self.config.width)
         return functional.pad(rows, (0, 0, 0, self.config.segment - rows.shape[1]))
 
 

@@ -470,7 +470,7 @@ class Memformer(Model):
     def decode(self, tokens: Tensor, encoded: Tensor, task: Task | None) -> Tensor:
         """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first."""
         if task is None:
-            first = tokens.new_full((len(tokens), 1), self.continuation)
+            first = tokens.new_full((tokens.shape[0], 1), self.continuation)
             x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
             return self.decoder(x, encoded, None)[:, 1:]
 

@@ -136,7 +136,7 @@ class Recurrence(ParameterModule):
             bias = getattr(self, f"hidden_{layer}_bias")
             x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
         vectors = functional.linear(x, self.inserted, self.inserted_bias)  # (B, SD)
-        return vectors.view(len(x), self.config.vectors, self.config.width)
+        return vectors.view(x.shape[0], self.config.vectors, self.config.width)
 
     @compilable
     def mix_and_pool(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -261,7 +261,7 @@ class PretrainedRecurrence(Model):
             return state
         last = hidden if self.config.pool_final_norm else outputs[-1]
         pooled = self.module.mix_and_pool([*outputs[:-1], last])
-        present = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
+        present = torch.ones(pooled.shape[0], dtype=torch.bool, device=pooled.device)
         return State(pooled, present)
 
     def check_segment(self, tokens: Tensor, state: State) -> None:
@@ -270,7 +270,7 @@ class PretrainedRecurrence(Model):
         if not 1 <= length <= self.config.segment:
             most = self.config.segment
             raise ValueError(f"a window of {length} tokens; it must have 1 to {most}, the segment")
-        self.check_state(state, len(tokens))
+        self.check_state(state, tokens.shape[0])
 
 
 def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tenso
 
     That is the S vectors in lanes where present (B,) is false, and tokens by future (N, K).
     """
-    lanes = len(present)
+    lanes = present.shape[0]
     absent = ~present[:, None, None, None]
     absent = absent.expand(-1, 1, len(future), vectors)  # (B, 1, N, S)
     return torch.cat([absent, future.expand(lanes, 1, -1, -1)], -1)

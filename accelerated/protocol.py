@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import SUPPORTED_NODES, _register_namedtuple
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
@@ -64,6 +65,9 @@ class Output(NamedTuple):
     auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 
+_register_namedtuple(Output, serialized_type_name="accelerated.protocol.Output")
+
+
 class CheckpointableLayer(ParameterModule):
     """A layer that can be checkpointed: only its inputs are kept, and backward computes it again.
 
@@ -92,6 +96,14 @@ class Model(ParameterModule, ABC):
     config: ModelConfig
     embedding: nn.Parameter  # (V, D)
     recordable = True  # whether a GPU can repeat its passes: none asks the host for a number
+
+    def __init_subclass__(cls, **named: Any):
+        """Name the class's own State, so that torch.export can save a program that has one."""
+        super().__init_subclass__(**named)
+        state_type = cls.__dict__.get("state_type")
+        if state_type is not None and state_type not in SUPPORTED_NODES:
+            name = f"{state_type.__module__}.{state_type.__qualname__}"
+            _register_namedtuple(state_type, serialized_type_name=name)
 
     @abstractmethod
     def __init__(self, config: ModelConfig, seed: int = 0):
@@ -145,7 +157,8 @@ class Model(ParameterModule, ABC):
         whether they are too large.
         """
         check_tokens(tokens, 2)
-        if tokens.device.type == "cpu":
+        traced = torch.compiler.is_compiling()  # torch.export too: a traced tensor has no numbers
+        if tokens.device.type == "cpu" and not traced:
             check_vocabulary(tokens, self.config.vocabulary)
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
@@ -163,7 +176,7 @@ class Model(ParameterModule, ABC):
         segment = self.config.segment
         if length != segment:
             raise ValueError(f"a segment of {length} tokens is not one of {segment}; pad it")
-        self.check_state(state, len(tokens))
+        self.check_state(state, tokens.shape[0])
 
     def check_state(self, state: State, lanes: int) -> None:
         """Raise ValueError unless the state is of this model and has so many lanes.

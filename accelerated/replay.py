@@ -19,7 +19,6 @@ has moved know their targets and where documents start. Logits are made in chunk
 (`cross_entropy_sum`, `logits_in_chunks`); evaluation/score.py uses them too.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -37,6 +36,7 @@ from accelerated.attention.heads import (
     with_fast_path,
 )
 from accelerated.data.lanes import Segment
+from accelerated.memory_replay import Gradients, back_propagate, last_to_first, seeded
 from accelerated.protocol import (
     Model,
     OutputMatrix,
@@ -45,7 +45,6 @@ from accelerated.protocol import (
     detach,
     logits_by,
     replace_lanes,
-    require_gradient,
 )
 
 # How many logits exist at once, 256 MB in float32. In smaller chunks, adding up the matrix's
@@ -57,9 +56,6 @@ RANK_STEP = 0x9E3779B1
 
 Losses: TypeAlias = dict[str, Tensor]  # {name of an auxiliary loss: scalar}
 Result: TypeAlias = tuple[Tensor, Losses, State]  # the loss, auxiliary losses, the next state
-Gradients: TypeAlias = list[Tensor]  # of each field of a state
-# A Result, and the gradient of the state before
-Replayed: TypeAlias = tuple[Tensor, Losses, State, Gradients]
 
 # The three methods
 
@@ -107,7 +103,7 @@ def forward_then_backward(
     for segment, seed in zip(segments, seeds, strict=True):
         part, losses, state = run(model, segment, state, seed, divisor)
         parts.append(part)
-        auxiliary.append(detached(losses))
+        auxiliary.append(without_graph(losses))
         extra = extra + sum(losses.values())
 
     loss = functools.reduce(torch.add, parts)
@@ -131,80 +127,31 @@ def memory_replay(
     exists at a time.
     """
     seeds, divisor, weight = parts_of_the_objective(segments, divisor, share, rank)
+    parts = []
+    auxiliary = []
 
-    def advance(segment: Segment, seed: int, before: State) -> State:
+    def advance(pair: tuple[Segment, int], before: State) -> State:
+        segment, seed = pair
         with torch.no_grad(), seeded(seed, segment.tokens.device):
             return advance_segment(model, segment, before)
 
-    def replay(segment: Segment, seed: int, before: State, dafter: Gradients | None) -> Replayed:
-        return replay_segment(model, segment, before, seed, divisor, weight, dafter)
+    def replay_one(
+        pair: tuple[Segment, int], before: State, dafter: Gradients | None
+    ) -> tuple[State, Gradients]:
+        segment, seed = pair
 
-    parts, auxiliary, last = last_to_first(segments, seeds, detach(state), advance, replay)
+        def objective(before: State) -> tuple[Tensor, State]:
+            part, losses, after = run_segment(model, segment, before, seed, divisor)
+            parts.append(part.detach())
+            auxiliary.append(without_graph(losses))
+            return part + sum(losses.values()) * weight, after
+
+        _, after, dbefore = back_propagate(objective, before, dafter)
+        return after, dbefore
+
+    pairs = list(zip(segments, seeds, strict=True))
+    last = last_to_first(pairs, detach(state), advance, replay_one)
     return functools.reduce(torch.add, parts), summed_losses(auxiliary, weight), last
-
-
-def last_to_first(
-    segments: Sequence[Segment],
-    seeds: Sequence[int],
-    state: State,
-    advance: Callable[[Segment, int, State], State],
-    replay: Callable[[Segment, int, State, Gradients | None], Replayed],
-) -> tuple[list[Tensor], list[Losses], State]:
-    """Memory replay by any way to advance, and to replay, a segment with its seed and its state.
-
-    `replay` is given the gradient that later segments' objectives have with respect to the next
-    state, None after the last segment. Returns each segment's loss and auxiliary losses, from the
-    last to the first, and the state after the last segment.
-    """
-    states = [state]
-    for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
-        states.append(advance(segment, seed, states[-1]))
-
-    parts = []
-    auxiliary = []
-    last = state
-    dafter = None
-    for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
-        part, losses, after, dbefore = replay(segment, seed, states.pop(), dafter)
-        parts.append(part)
-        auxiliary.append(losses)
-        if dafter is None:
-            last = after
-        dafter = dbefore
-    return parts, auxiliary, last
-
-
-def replay_segment(
-    model: Model,
-    segment: Segment,
-    state: State,
-    seed: int,
-    divisor: float,
-    weight: float,
-    dafter: Gradients | None,
-) -> Replayed:
-    """Compute a segment again from its state, and back-propagate to the state and the parameters.
-
-    dafter is the gradient that arrives at each field of the next state, None after the last
-    segment. What is returned has no graph.
-    """
-    before = require_gradient(state)
-    part, losses, after = run_segment(model, segment, before, seed, divisor)
-    outputs = [part + sum(losses.values()) * weight]
-    gradients: list[Tensor | None] = [None]  # the objective's own, which is 1
-    if dafter is not None:
-        for field, gradient in zip(after, dafter, strict=True):
-            if field.requires_grad:
-                outputs.append(field)
-                gradients.append(gradient)
-    torch.autograd.backward(outputs, gradients)
-    dbefore = [zero_if_none(field.grad, field) for field in before]
-    return part.detach(), detached(losses), detach(after), dbefore
-
-
-def zero_if_none(gradient: Tensor | None, field: Tensor) -> Tensor:
-    """A gradient, or zeros in the shape of what it is of."""
-    return torch.zeros_like(field) if gradient is None else gradient
 
 
 BACKPROP = {
@@ -275,16 +222,7 @@ def segment_seeds(segments: Sequence, rank: int = 0) -> list[int]:
     return [(seed + RANK_STEP * rank) % 2**31 for seed in drawn]
 
 
-@contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random generators inside; their states are restored on exit."""
-    devices = [device] if device.type == "cuda" else []  # a CPU's is always restored
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
-
-
-def detached(losses: Losses) -> Losses:
+def without_graph(losses: Losses) -> Losses:
     """The auxiliary losses without graph."""
     return {name: loss.detach() for name, loss in losses.items()}
 

@@ -23,6 +23,7 @@ import numpy as np
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
 # Of the largest magnitude in a tensor; how they were measured stands in docs/porting.md
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
+SMALL = 1e-6  # float32's rounding, in a tensor of float64
 GIVEN = "given/"
 INNER = "inner/"
 REPLAY = "replay/"
@@ -40,32 +41,56 @@ HINTS = {  # for a name that is wrong first: what to look at
     "operator/.*/d": "the formula above NAME_backward in reference/PAPER.py",
     "operator/": "NAME_forward in reference/PAPER.py; the conventions in docs/porting.md",
     "inner/sinusoids": "all sines, then all cosines; base 10,000; row t is of distance K - 1 - t",
-    "inner/.*distance|inner/position|inner/.*_by_key": "the distance: sign, row; the biases",
-    "inner/.*(scores|similarity)": "the shift: query i is at C + M + i; hidden keys are 0",
-    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask, off by one; padding",
-    "inner/(evicted|usage|new$)": "rows oldest first; the queue is joined before it is cut",
-    "inner/.*(mixed|pooled|shares)": "which layers, which rows, before or after the final norm",
-    "inner/.*(query|key|value)": "matrices are (out, in); heads lie side by side; the norm",
-    "inner/": "epsilon of the norm; ReLU or GELU by tanh; before or after the residual",
-    "0/lo": "1 / sqrt(D); the last norm; the output is the embedding",
-    r"\d+/next": "which rows are kept, oldest first; the raw state is carried, not its norm",
-    r"\d+/auxiliary": "a mean over everything; what is data there",
-    r"\d+/|objective": "lane 1 starts in segment 1: the initial state replaces its own",
-    ".*grad.*initial": "lanes that start give it their gradient, and only they",
-    ".*grad/embedding": "it is read and is the output: two gradients",
-    r"\d*/?grad_state": "all that reads the state adds up; a lane that starts passes none on",
+    "inner/(layer_in|.*normed|ident)": "the norm: mean, epsilon; embedding unscaled; which states",
+    "inner/position_bias": "buckets of the distance, a row for each head; not yet scaled",
+    "inner/distance_key": "sinusoids of signed distances, from far to near; W_R is (out, in)",
+    "inner/scores_by_distance$": "v is added to the query; rows of distances; the product's axes",
+    "inner/scores_by": "the shift: query i is at C + M + i; sign, clipping; hidden keys are 0",
+    "inner/.*(scores|similarity)": "u is added to the query; the shift; scaled or not; the mask",
+    "inner/read_weights": "the state before its update; the scale; padding",
+    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask: off by one, inverted; padding",
+    "inner/(attention_over|decoded)": "no mask, positions or biases; which rows; oldest first",
+    "inner/(attended|read$|local|found|states_from)": "which keys, and their own values; the scale",
+    "inner/(attention_o|after_a)": "heads side by side; (out, in); a bias; the residual; epsilon",
+    "inner/.*(mlp|gelu|layer_o|encoded)": "a bias; ReLU or GELU by tanh; the residual; epsilon",
+    "inner/gate_input": "[own; seen], each with its heads side by side",
+    "inner/(.*gate|states_after)": "a bias; sigmoid, tanh; + 1, - 1; whose share is g; a norm",
+    "inner/(evicted|usage|new$)": "which layer's rows, oldest first; joined before cut; its order",
+    "inner/new_slots": "the slot itself, raw; no output matrix, no residual",
+    "inner/(mixed|pooled|layer_s)": "which layers, rows; before or after the last norm; the gate",
+    "inner/inserted": "GELU after each hidden layer and not after the last; biases",
+    "inner/": "matrices are (out, in), biases; heads side by side; unit length; a norm before",
+    "0/logits": "1 / sqrt(D); the last norm; which row predicts; other layers, masks, positions",
+    r"\d+/loss": "nats of what is scored, summed; the targets as they are given",
+    r"\d+/next": "which rows are kept, oldest first; the raw state is carried; padding",
+    r"\d+/auxiliary": "a mean over everything, one for each layer; data; the decoder's rows",
+    r"\d+/logits": "how a state of another segment is read; padding; a shorter window",
+    "objective": "divided by all that is scored; auxiliary losses by the segments",
+    ".*grad_state": "all that reads it adds up; a lane that starts passes none on; the stops",
     ".*inner_grad/(new_slots|states_after|pooled|new$)": "it comes from the next segment: a stop?",
-    ".*inner_grad/.*(weights|scores|similarity)": "softmax: w (dw - sum of w dw); the scale",
+    ".*inner_grad/attention_over": "of a mean over everything: 2 / size; its own loss alone",
+    ".*inner_grad/(.*gate)": "1 - g; the derivative of sigmoid or tanh; from the carry, too",
+    ".*inner_grad/.*weights": "d weights = d out V^T, of the same keys; what reads them besides",
+    ".*inner_grad/.*(scores|sim|position)": "softmax: w (dw - sum of w dw); the scale, once; sums",
+    ".*inner_grad/.*(mlp|gelu)": "ReLU's or GELU's derivative where it was computed; W, not W^T",
+    ".*inner_grad/.*value": "d value = weights^T d out; all that reads it",
+    ".*inner_grad/.*(query|key)": "scores^T by the other; the scale; unit length's backward",
+    ".*inner_grad": "all that reads it adds up, residuals too; the norm's backward; the stops",
+    ".*grad.*initial": "lanes that start give it their gradient, and only they",
+    ".*grad/embedding": "it is read and is the output: two gradients; the stops",
     ".*grad/.*key_bias": "exactly zero: softmax cancels it",
-    ".*grad/.*norm": "dn = dy scale; all that reads the norm adds up",
-    ".*inner_grad": "all that reads this value adds up; the stops",
-    ".*grad/.*compression": "its own loss alone, unless bptt; evicted rows are data",
-    ".*grad": "all places that use it add up; the stops",
+    ".*grad/.*norm": "dscale = sum of dy n, dbias = sum of dy; all that reads the norm adds up",
+    ".*grad/.*compression": "its own loss alone, unless bptt; evicted rows are data; their order",
+    ".*grad/.*(bias|scale|positions|gate)": "a sum over lanes, and over all places that use it",
+    ".*grad": "dW = dy^T x over lanes and rows, of all places that use it; the stops",
     "sgd": "p - rate * gradient",
     "adamw": "gradients are right; see AdamW's line in docs/porting.md",
     "replay/[af]": "K - 1 calls of advance, before K of forward, the last segment first",
     "replay": "the same state before each segment as in the first pass; its gradient is handed on",
 }
+# By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
+BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
+STARTS = (2, 1, -1)  # the lane that starts, by segment
 
 
 class Row(NamedTuple):
@@ -75,6 +100,7 @@ class Row(NamedTuple):
     error: float  # relative to the largest expected magnitude; infinite if it cannot be compared
     tolerance: float
     words: str
+    lanes: tuple = ()  # those that are wrong, if the tensor has three
 
     @property
     def passes(self) -> bool:
@@ -137,7 +163,11 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     words = f"{error:.1e} at [{where}], {share_of(tolerance, error)}"
     if scale == 0:
         words += ", expected exactly zero"
-    return Row(name, error, tolerance, words)
+    lanes = ()
+    if difference.shape[:1] == (len(STARTS),) and re.match(BY_LANE, name):
+        off = difference.reshape(len(STARTS), -1).max(1) > tolerance * (scale or 1.0)
+        lanes = tuple(np.flatnonzero(off).tolist())
+    return Row(name, error, tolerance, words, lanes)
 
 
 def tolerance_of(dtype: np.dtype) -> float:
@@ -196,9 +226,17 @@ def hint_of(row: Row) -> str:
     """What to look at if this tensor is the first that is wrong."""
     if row.words.startswith("missing"):
         return "the name; tensors that may be left out are in docs/porting.md"
-    if row.words.startswith("shape"):
-        return "the order of the axes; docs/porting.md has the shapes"
-    return next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
+    if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
+        return "an operation in float32?"
+    segment = segment_of(row.name)
+    start = STARTS[segment]
+    if row.lanes == (start,):
+        return f"lane {start} alone is wrong, where a document starts in segment {segment}"
+    shape = "the order of axes, or: " if row.words.startswith("shape") else ""
+    words = shape + next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
+    if start >= 0 and row.lanes == tuple(lane for lane in range(3) if lane != start):
+        words += f"; lane {start} alone is right, which starts a document"
+    return words
 
 
 def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
@@ -275,7 +313,8 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
         last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
         first = first_wrong(rows)
         if first:
-            failed.append((place_of(first, len(rows)), path, first))
+            inside = sum(row.name.startswith(INNER) for row in rows)
+            failed.append((place_of(first, inside), path, first))
             count = sum(not row.passes for row in rows)
             if len(failed) <= LINES:
                 print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
@@ -289,20 +328,25 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
         _, path, first = min(failed)
         begin_with(path, first)
         return False
-    print(f"stage {last + 1} of {len(STAGES)} done: {stages[last]}")
+    print(f"all agree, up to the stage {stages[last]}")
     return not (strict and absent)
 
 
-def place_of(first: Row, count: int) -> tuple:
+def place_of(first: Row, inside: int) -> tuple:
     """What sorts files by the computation of their first wrong tensor; missing ones come last.
 
-    Of several in one segment, the file with the most tensors says most.
+    Of several in one segment, the file with most values inside a layer says most.
     """
     stage = [*STAGES].index(stage_of(first.name))
-    segment = first.name.partition("/")[0]
-    number = int(segment) if segment.isdigit() else 0
+    number = segment_of(first.name)
     backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
-    return first.words.startswith("missing"), stage, -number if backwards else number, -count
+    return first.words.startswith("missing"), stage, -number if backwards else number, -inside
+
+
+def segment_of(name: str) -> int:
+    """The number of a tensor's segment, 0 if its name has none."""
+    segment = name.partition("/")[0]
+    return int(segment) if segment.isdigit() else 0
 
 
 def begin_with(path: Path, first: Row) -> None:

@@ -124,7 +124,7 @@ def sliding_attention_sdpa(
     near_keys = fold_tiles(keys.unfold(2, 2 * window, window).mT)  # (B N/W, H, 2W, E)
     near_values = fold_tiles(values.unfold(2, 2 * window, window).mT)
     attended = sdpa(tiles, near_keys, near_values, offset, dropout, scale=1.0)
-    return unfold_tiles(attended, len(query)).flatten(2, 3)
+    return unfold_tiles(attended, query.shape[0]).flatten(2, 3)
 
 
 @with_fast_path
@@ -154,4 +154,4 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -
     if query.dim() == 4:
         return sdpa(query, key, value, scale=1.0)
     attended = sdpa(fold_tiles(query), fold_tiles(key), fold_tiles(value), scale=1.0)
-    return unfold_tiles(attended, len(query))
+    return unfold_tiles(attended, query.shape[0])

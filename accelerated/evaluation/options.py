@@ -182,6 +182,11 @@ CONSTANT = option(
 FOLDER = option(
     "folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER"
 )
+PROGRAM = option(
+    "--program",
+    "write program.pt2 too, which reads segments in any program that has torch",
+    action="store_true",
+)
 
 
 def check_sampling(**values: Any) -> None:
@@ -290,8 +295,8 @@ REPORTS = {
     "export": Report(
         "export RUN FOLDER",
         "a run as files, for other programs and for --init",
-        "evaluation.export.report",
-        options=(FOLDER,),
+        "export.folder.report",
+        options=(FOLDER, PROGRAM),
         splits=(),
         exact=True,
         sizes=False,

@@ -23,22 +23,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from accelerated.data.lanes import Segment
+from accelerated.memory_replay import Gradients, last_to_first, seeded, zeros_if_none
 from accelerated.protocol import Model, Reading, State, detach, require_gradient
 from accelerated.replay import (
     BACKPROP,
-    Gradients,
     Losses,
-    Replayed,
     Result,
     advance_segment,
-    detached,
-    last_to_first,
     parts_of_the_objective,
     read_segment,
-    seeded,
     segment_cross_entropy,
     summed_losses,
-    zero_if_none,
+    without_graph,
 )
 
 # Where a module keeps a parameter, under which name, and the parameter
@@ -75,20 +71,28 @@ class CapturedBackprop:
         seeds, divisor, weight = parts_of_the_objective(segments, divisor, share, rank)
         graphs = self.graphs_for(segments[0], state, weight)
 
+        parts: list[Tensor] = []
+        auxiliary: list[Losses] = []
+
+        def advance(pair: tuple[Segment, int], before: State) -> State:
+            return graphs.advance(*pair, before)
+
         def replay(
-            segment: Segment, seed: int, before: State, dafter: Gradients | None
-        ) -> Replayed:
+            pair: tuple[Segment, int], before: State, dafter: Gradients | None
+        ) -> tuple[State, Gradients]:
+            segment, seed = pair
             is_first = segment is segments[0]
             [part], [losses], after, dbefore = graphs.back_propagate(
                 [segment], [seed], before, divisor, dafter, is_first
             )
-            return part, losses, after, dbefore
+            parts.append(part)
+            auxiliary.append(losses)
+            return after, dbefore
 
         graphs.begin()
         if self.method == "memory_replay":
-            parts, auxiliary, last = last_to_first(
-                segments, seeds, detach(state), graphs.advance, replay
-            )
+            pairs = list(zip(segments, seeds, strict=True))
+            last = last_to_first(pairs, detach(state), advance, replay)
         else:
             parts, auxiliary, last, _ = graphs.back_propagate(segments, seeds, state, divisor)
         graphs.end()
@@ -299,7 +303,7 @@ class Stretch:
         self.used = [gradient is not None for gradient in dleaves]
         self.graphs.add_to_sums(dleaves)
         arrived = found[: len(fields)]
-        return [zero_if_none(g, field) for g, field in zip(arrived, fields, strict=True)]
+        return [zeros_if_none(g, field) for g, field in zip(arrived, fields, strict=True)]
 
     def run(
         self,
@@ -327,9 +331,9 @@ class Stretch:
             nats = segment_cross_entropy(hidden, self.graphs.model.output_matrix(), segment)
             part = nats / divisor
             part.backward()
-            dhidden.copy_(zero_if_none(hidden.grad, hidden))
+            dhidden.copy_(zeros_if_none(hidden.grad, hidden))
             parts.append(part.detach())
-            auxiliary.append(copied(detached(reading.auxiliary)))
+            auxiliary.append(copied(without_graph(reading.auxiliary)))
 
         backward.replay()
         after = copied(detach(reads[-1][1].state))

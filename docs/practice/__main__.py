@@ -1,6 +1,7 @@
 """python -m docs.practice: where you stand. With names of files or tasks, what is wrong with them.
 
-`--copy FOLDER` makes a folder of your own. Needs NumPy, pytest and Hypothesis, and no torch.
+`--copy FOLDER` makes a folder of your own. `--hint TASK` says a task's idea, `--hint TASK 2` the
+shape of the derivation, `--hint TASK 3` the formula. Needs NumPy, pytest and Hypothesis, no torch.
 Exit code 0 if all that was named is done, 1 if not, 2 for bad input.
 """
 
@@ -8,11 +9,12 @@ import argparse
 import difflib
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from docs.practice.answering import CAN_LIMIT
 from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file
-from docs.practice.tasks import tasks_of
+from docs.practice.tasks import hints_of, tasks_of
 from reference.check import CheckError, exit_code
 
 
@@ -45,6 +47,18 @@ def files_and_tasks(names: list[str]) -> list[tuple[str, str]]:
     return chosen
 
 
+def print_hint(name: str, number: str = "1", *more: str) -> None:
+    """Print a task's hint of that number."""
+    [(file, task)] = files_and_tasks([name])
+    hints = hints_of(file, task) if task else []
+    if more or not hints or number not in map(str, range(1, len(hints) + 1)):
+        raise CheckError(f"--hint {name} {number}: give a task, and 1, 2 or 3")
+    for line in textwrap.wrap(hints[int(number) - 1], 98):
+        print(line)
+    if int(number) < len(hints):
+        print(f"\nmore: python -m docs.practice --hint {task} {int(number) + 1}")
+
+
 def report(file: str, verdicts: list[Verdict], whole: bool) -> None:
     """Print a line for each task; whole: with all that is said of it."""
     done = sum(verdict.status == "done" for verdict in verdicts)
@@ -59,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser("python -m docs.practice", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a file or a task (default: all)")
+    parser.add_argument(
+        "--hint", nargs="+", metavar=("TASK", "NUMBER"), help="one of a task's hints: 1, 2 or 3"
+    )
     parser.add_argument("--copy", type=Path, metavar="FOLDER", help="make a folder of your own")
     where = "where your files are (default: those in docs/practice/begin)"
     parser.add_argument(
@@ -70,6 +87,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def copied_or_all_done(options: argparse.Namespace) -> bool:
     """Copy the files, or judge those that are named: whether all is done."""
+    if options.hint:
+        print_hint(*options.hint)
+        return True
     if options.copy:
         copy_to(options.copy)
         return True

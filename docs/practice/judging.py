@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -170,8 +171,20 @@ def judge(task: Task, ask: Ask) -> Verdict:
         f"{name}: {sentence}",
         f"smallest example: {sizes}; {where_wrong(found, right)}",
         *drawing(found, right),
+        f"a hint: python -m docs.practice --hint {task.name} {hint_for(sentence)}",
     )
     return Verdict(task.name, "wrong", lines)
+
+
+def hint_for(sentence: str) -> int:
+    """Which hint helps with a symptom: 3, the formula, for a factor, a sign or a term of it.
+
+    2, the shape of the derivation, is for shapes, axes and keys; what is not known asks for 1.
+    """
+    if re.search("factor|sign|term|softmax|divided|multiplied|missing", sentence):
+        return 3
+    is_known = not sentence.startswith("other numbers")
+    return 2 if is_known else 1
 
 
 def wrong_examples(task: Task, ask: Ask) -> list[Example]:

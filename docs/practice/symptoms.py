@@ -194,6 +194,8 @@ def only_zeros(its: Wrong) -> str:
 
 def other_keys(its: Wrong) -> str:
     """A mask, or scores that are -inf where a key is hidden: keys too many or too few."""
+    if all(right.dtype == bool and (found != right).all() for found, right in its.pairs):
+        return "the mask is inverted: true where it must be false, and false where true"
     more = []
     less = []
     for found, right in its.pairs:

@@ -53,6 +53,13 @@ def tasks_of(file: str) -> list[Task]:
     return importlib.import_module(f"docs.practice.judged.{file}").TASKS
 
 
+def hints_of(file: str, task: str) -> list[str]:
+    """A task's hints, in order: the idea, the shape of the derivation, the formula."""
+    text = (Path(__file__).parent / "hints" / f"{file}.txt").read_text(encoding="utf-8")
+    blocks = dict(block.split("\n", 1) for block in text.strip().split("\n\n"))
+    return [" ".join(hint.split()) for hint in blocks[task].removeprefix("- ").split("\n- ")]
+
+
 class Mistake(NamedTuple):
     """A text in a function on the way to the right answer, and what is written instead."""
 

@@ -185,6 +185,33 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
     assert hint.startswith("look at: 1 / sqrt(E)")
 
 
+def test_lanes_and_the_size_of_a_difference_say_what_a_name_cannot():
+    """Of a start in the wrong lane, of a state that all lanes lost, and of float32."""
+    words = {
+        (1e-7, (0, 1, 2)): "an operation in float32?",
+        (0.5, (1,)): "lane 1 alone is wrong, where a document starts in segment 1",
+        (0.5, (0, 2)): check.HINTS[r"\d+/next"]
+        + "; lane 1 alone is right, which starts a document",
+        (0.5, (0,)): check.HINTS[r"\d+/next"],
+    }
+    for (size, lanes), said in words.items():
+        expected = np.ones((3, 2))
+        actual = expected.copy()
+        actual[[*lanes]] += size
+        row = check.compared("1/next.memory", expected, actual)
+        assert check.hint_of(row) == said, (size, lanes)
+
+
+def test_of_two_cases_the_one_with_more_values_inside_is_named(tmp_path, capsys):
+    """several-layers has more tensors than mean, which alone has the steps inside a layer."""
+    for name, tensor in (("several-layers", "inner/mixed"), ("mean", "inner/mixed")):
+        rows = rows_of(f"pretrained_recurrence/{name}")
+        rows[tensor] = rows[tensor] + 1
+        save_file(rows, tmp_path / f"{name}.safetensors")
+    assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
+    assert "begin with mean.safetensors, inner/mixed: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "earlier,later",
     [("1/loss", "2/loss"), ("1/grad_state/compressed", "grad/layers.0.query")],
@@ -220,7 +247,7 @@ def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp
     save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / "retrieval.safetensors")
     command = [str(FOLDER / "memorizing"), str(tmp_path), "--stage"]
     assert check.main([*command, "state"]) == 0
-    assert capsys.readouterr().out.endswith("\nstage 3 of 6 done: state\n")
+    assert capsys.readouterr().out.endswith("\nall agree, up to the stage state\n")
     assert check.main([*command, "state", "--strict"]) == 1
     capsys.readouterr()
     assert check.main([*command, "steps"]) == 1
@@ -248,7 +275,9 @@ def test_operators_come_first_and_may_be_left_out(tmp_path, capsys):
     command = [str(FOLDER / "operators"), str(tmp_path), "--stage", "operators"]
     save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command[:2]) == 0
-    assert capsys.readouterr().out.endswith("\nstage 1 of 6 done: operators\n"), "and no other"
+    assert capsys.readouterr().out.endswith("\nall agree, up to the stage operators\n"), (
+        "and no other"
+    )
     written["operator/unit_norm/dx"] = rows["operator/unit_norm/dx"] * 2
     save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command) == 1

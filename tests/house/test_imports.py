@@ -41,7 +41,8 @@ ROOMS = {
 HOOK = "accelerated.attention.heads"  # its with_fast_path asks for accelerated/fast/
 ROOMS["evaluation"] = ROOMS["training"] | {"generation", "training"}
 ROOMS["lab"] = ROOMS["evaluation"] | {"evaluation"}
-ROOMS["scripts"] = ROOMS["lab"]
+ROOMS["export"] = ROOMS["lab"] | {"scripts"}  # a file of it is copied to a user
+ROOMS["scripts"] = ROOMS["lab"] | {"lab", "export"}
 # A config, its initial values, constants and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "SPECIALS"}
 # Those that RoBERTa's begin with

@@ -4,6 +4,7 @@ answers/NAME.txt has an answer for each task of a file, as a reader might write 
 NAME_planted.txt say what is to be written instead, and what must then be told.
 """
 
+import doctest
 import importlib
 import re
 import shutil
@@ -17,7 +18,7 @@ import pytest
 from docs.practice import answering, judging
 from docs.practice.__main__ import main
 from docs.practice.symptoms import drawing
-from docs.practice.tasks import blocks, changed, tasks_of
+from docs.practice.tasks import blocks, changed, hints_of, tasks_of
 from reference import gradients
 from tests.conftest import ROOT
 
@@ -66,6 +67,35 @@ def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
     assert not [task.name for _, task in TASKS if task.name not in commands.split()]
 
 
+@pytest.mark.parametrize("file", judging.FILES)
+def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
+    """But for two tasks whose inputs are functions of the judge."""
+    right = {}
+    exec((ANSWERS / f"{file}.txt").read_text(), right)
+    begin = importlib.import_module(f"docs.practice.begin.{file}")
+    without = []
+    for task in tasks_of(file):
+        text = getattr(begin, task.name).__doc__
+        assert "Hint" not in text
+        found = doctest.DocTestParser().get_doctest(text, dict(right), task.name, None, 0)
+        assert not doctest.DocTestRunner().run(found).failed, capsys.readouterr().out
+        if not found.examples:
+            without.append(task.name)
+        assert len(hints_of(file, task.name)) == 3
+    assert set(without) <= {"recurrence_backward", "memory_replay"}
+
+
+def test_hints_are_given_one_by_one(capsys):
+    assert main(["--hint", "slot_scores"]) == 0
+    first = capsys.readouterr().out
+    assert first.endswith("more: python -m docs.practice --hint slot_scores 2\n")
+    assert main(["--hint", "memformer.slot_scores", "3"]) == 0
+    assert "sqrt(E)" in capsys.readouterr().out.replace(first, "")
+    for wrong in (["memformer"], ["slot_scores", "4"], ["slot_scores", "x"]):
+        assert main(["--hint", *wrong]) == 2
+        assert "give a task, and 1, 2 or 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file,planted", PLANTED, ids=lambda value: getattr(value, "task", value))
 def test_a_wrong_answer_is_refused_with_its_symptom(file, planted):
     (task,) = (task for task in tasks_of(file) if task.name == planted.task)
@@ -73,6 +103,7 @@ def test_a_wrong_answer_is_refused_with_its_symptom(file, planted):
     verdict = judging.judge(task, asking(task, answer))
     assert verdict.status == "wrong"
     assert planted.sentence in verdict.lines[0]
+    assert f"--hint {planted.task} " in verdict.lines[-1]
 
 
 # {what a file does: (its text around the answer of causal_mask, what is said of that task)}

@@ -17,7 +17,9 @@ def tile_mask(window):
 
     A block's W queries meet the W keys of the block before it, then the W of its own (Figure 2).
     A token sees the W tokens before it, and not itself: 1 <= i - j <= W (section 3.1).
-    Hint: in the tile, query 0 is at place W.
+
+    >>> tile_mask(2).astype(int).tolist()
+    [[1, 1, 0, 0], [0, 1, 1, 0]]
     """
     raise NotImplementedError
 
@@ -28,7 +30,9 @@ def position_bucket(distance, buckets, max_distance):
     Half of the buckets, e = buckets / 2, are for the distances 0 to e - 1, one each. A larger n has
     e + floor(log(n / e) / log(max_distance / e) (buckets - e)), at most buckets - 1.
     A negative distance is taken for 0.
-    Hint: np.maximum keeps the logarithm away from 0; np.where chooses between both halves.
+
+    >>> position_bucket(np.array([-1, 0, 1, 2, 4, 99]), 4, 8).tolist()
+    [0, 0, 1, 2, 3, 3]
     """
     raise NotImplementedError
 
@@ -39,7 +43,11 @@ def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
     dout, carry (B, S, D); hidden (B, S, F); weight (D, F); biases (D,).
     z = hidden weight^T + bias_z (Eq. 1), g = sigmoid(bias_g) (Eq. 2),
     c' = c g + z (1 - g) (Eq. 3).
-    Hint: dz = dc' (1 - g); dg = sum of dc' (c - z); the sigmoid's derivative is g (1 - g).
+
+    >>> one = np.ones((1, 1, 1))
+    >>> results = gate_backward(one, 3 * one, one, one[0], 0 * one[0, 0], 0 * one[0, 0])
+    >>> [float(each.ravel()[0]) for each in results]
+    [0.5, 0.5, 0.5, 0.5, 0.5]
     """
     raise NotImplementedError
 
@@ -50,7 +58,10 @@ def lstm_gate(carry, hidden, weights, biases):
     carry (B, S, D); hidden (B, S, F); weights (3, D, F) and biases (3, D) of z, i and f, in order.
     z = tanh(W_z h + b_z) (Eq. 4), i = sigmoid(W_i h + b_i - 1) (Eq. 5),
     f = sigmoid(W_f h + b_f + 1) (Eq. 6), c' = c f + z i (Eq. 7).
-    Hint: -1 and +1 let it remember from the start.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> lstm_gate(one, one, np.zeros((3, 1, 1)), np.zeros((3, 1))).round(3).ravel().tolist()
+    [0.731]
     """
     raise NotImplementedError
 
@@ -61,7 +72,12 @@ def recurrence(x, states, window, read, update):
     x (B, N, D), N a multiple of window; states (B, S, D). In each block the tokens read the states
     before they are updated: read(block of x, states) gives (B, W, D), update(states, block of x)
     the next states.
-    Hint: a loop over range(0, N, window), and np.concatenate along axis 1.
+
+    >>> x = np.array([[[1.0], [2.0], [3.0], [4.0]]])
+    >>> read, update = lambda x, c: x * c, lambda c, x: c + x.sum()
+    >>> given = (x, np.ones((1, 1, 1)), 2, read, update)
+    >>> [each.ravel().tolist() for each in recurrence(*given)]
+    [[1.0, 2.0, 12.0, 16.0], [11.0]]
     """
     raise NotImplementedError
 
@@ -72,6 +88,5 @@ def recurrence_backward(dout, dstates, x, before, window, read_backward, update_
     dout (B, N, D) is of what was read, dstates (B, S, D) of the states after the last block; before
     has the states before each block. read_backward(dout of a block, block of x, states before it)
     and update_backward(dstates after it, block of x, states before it) each give (dx, dstates).
-    Hint: the last block is the first. Both gradients of a block's states add up.
     """
     raise NotImplementedError

@@ -18,7 +18,10 @@ def relative_shift(by_distance):
     by_distance (B, H, N, K) has the distances K - 1, ..., 1, 0 of every query. Query i stands at
     key K - N + i, so its row moves left by N - 1 - i. What the mask will hide may be anything:
     the judge looks at keys j <= K - N + i alone, and sets the others to zero.
-    Hint: row i, key j is column j + N - 1 - i. A loop is enough; one reshape is the trick.
+    K may be N: there is no memory then.
+
+    >>> relative_shift(np.array([[[[4, 5, 6], [7, 8, 9]]]]))[0, 0, 1].tolist()
+    [7, 8, 9]
     """
     raise NotImplementedError
 
@@ -28,7 +31,9 @@ def relative_shift_backward(dout):
 
     dout (B, H, N, K) is zero where the mask hides. Row i moves right by N - 1 - i; a distance that
     no key has gets zero.
-    Hint: every number goes back to where it came from.
+
+    >>> relative_shift_backward(np.array([[[[5, 6, 0], [7, 8, 9]]]]))[0, 0].tolist()
+    [[0, 5, 6], [7, 8, 9]]
     """
     raise NotImplementedError
 
@@ -39,7 +44,10 @@ def relative_scores(query, key, distance_key, content_bias, distance_bias):
     query (B, H, N, E); key (B, H, K, E); distance_key (H, K, E), of the distances K - 1, ..., 0;
     u = content_bias, v = distance_bias (H, E).
     z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i.
-    Hint: products with all distances first, then task 1.
+
+    >>> one = np.ones((1, 1, 1, 4))
+    >>> relative_scores(one, one, one[0], 0 * one[0, :, 0], one[0, :, 0]).ravel().tolist()
+    [6.0]
     """
     raise NotImplementedError
 
@@ -51,7 +59,12 @@ def remember(h, memory, compressed, weight):
     memory (B, M, D) and compressed (B, C, D) have the oldest row first; weight (D, c D). The N
     oldest rows of [memory; h] leave, c rows end to end through weight make one, and these N / c
     rows enter the compressed memory, whose oldest leave. M and C may be smaller or larger than N.
-    Hint: one np.concatenate and two slices for each of the two queues.
+    M and C may be 0.
+
+    >>> h, memory = np.array([[[3.0], [4.0]]]), np.array([[[1.0], [2.0]]])
+    >>> after = remember(h, memory, np.zeros((1, 1, 1)), np.ones((1, 2)))
+    >>> [each.ravel().tolist() for each in after]
+    [[3.0, 4.0], [3.0]]
     """
     raise NotImplementedError
 
@@ -64,7 +77,10 @@ def reconstruction_loss(h, evicted, new, query, key, value):
     (h query^T)·(x key^T) / sqrt(D), times x value^T;  loss = mean of
     (attention(new) - attention(evicted))^2. Only new gets a gradient: h, evicted and the
     matrices are data to this loss (l. 3-5).
-    Hint: dy = 2 (attention(new) - attention(evicted)) / size, then attention's backward.
-    Hint: new is in the keys and in the values.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> loss, dnew, *_ = reconstruction_loss(one, one, 3 * one, *[one[0]] * 3)
+    >>> float(loss), dnew.ravel().tolist()
+    (4.0, [4.0])
     """
     raise NotImplementedError

@@ -17,8 +17,10 @@ def slot_scores(query, self_key, key, readable):
 
     query, self_key (B, H, S, E); key (B, H, N, E); readable (B, N), false on padding.
     Figure 2c:  z_* = q·k_* / sqrt(E), first of the row;  z_j = q·k_j / sqrt(E).
-    Hint: z_* needs the product of each slot with itself alone, not a matrix product.
-    Hint: the score of padding is -inf.
+
+    >>> two = np.array([[[[2.0]]]])
+    >>> slot_scores(two, two, 3 * two, np.array([[True]])).ravel().tolist()
+    [4.0, 12.0]
     """
     raise NotImplementedError
 
@@ -28,8 +30,10 @@ def slot_attention(scores, slots, value):
 
     scores (B, H, S, 1 + N) from the first task; slots (B, H, S, D/H); value (B, H, N, D/H).
     Figure 2c:  a = softmax(z_*, z_0, ...);  m' = a_* m + sum_j a_j v_j.
-    Hint: a slot's own value is the slot itself. Scores may be -inf or a thousand.
-    Hint: subtract the largest score before exp.
+
+    >>> slots, value = np.array([[[[2.0]]]]), np.array([[[[4.0]]]])
+    >>> slot_attention(np.zeros((1, 1, 1, 2)), slots, value).ravel().tolist()
+    [3.0]
     """
     raise NotImplementedError
 
@@ -38,10 +42,12 @@ def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
     """3. Back through tasks 2 and 1. Returns (dquery, dself_key, dkey, dslots, dvalue).
 
     dnew (B, H, S, D/H) is the gradient of m'; weights (B, H, S, 1 + N) are a of task 2.
-    da_* = m·dm', da_j = v_j·dm';  dz = a (da - sum of a da);  dm = a_* dm', dv_j = sum_S a_j dm';
-    dq = (dz_* k_* + sum_j dz_j k_j) / sqrt(E);  dk_* = dz_* q / sqrt(E).
-    Hint: join da_* and da_j in one array of 1 + N before softmax's backward.
-    Hint: each gradient has the shape of its variable: sum over what the variable was shared by.
+    value, slots (B, H, S, D/H) and the others are those of the forward.
+
+    >>> one = np.ones((1, 1, 1, 1))
+    >>> given = (one, one, 2 * one, one, 4 * one, 3 * one, np.array([[[[0.5, 0.5]]]]))
+    >>> [float(each.ravel()[0]) for each in slot_attention_backward(*given)]
+    [0.25, 0.25, -0.25, 0.5, 0.5]
     """
     raise NotImplementedError
 
@@ -52,8 +58,10 @@ def simplified_attention(query, key, value, positions):
     query, key, value (B, H, N, E); positions (2m + 1, E) has R of the distances i - j = -m, ..., m;
     distances further than m use the rows at the ends. No mask: it is the encoder's.
     z_ij = q_i·(k_j + R_{i-j}) / sqrt(E),  a = softmax over j;  y_i = sum_j a_ij (v_j + R_{i-j}).
-    Hint: make the index (N, N) of rows with np.clip first.
-    Hint: positions[index] is (N, N, E); np.einsum takes it apart.
+
+    >>> one = np.ones((1, 1, 2, 1))
+    >>> simplified_attention(0 * one, one, one, np.array([[0.0], [1.0], [2.0]])).ravel().tolist()
+    [1.5, 2.5]
     """
     raise NotImplementedError
 
@@ -64,8 +72,10 @@ def step(tokens, memory, previous, encode, write, decode):
     tokens (B, N) is s_t, previous (B, N) is s_{t-1}, memory (B, S, D) is M_t.
     encode(tokens, memory) gives encodings (B, N, D), write(memory, encodings) the next memory,
     decode(tokens, encodings) the logits (B, N, V).
-    Hint: the encoder reads the previous segment, the decoder the present one.
-    Hint: what will the next step call previous?
+
+    >>> functions = (lambda t, m: t + m, lambda m, e: m + e, lambda t, e: t * e)
+    >>> [int(each[0]) for each in step(np.array([2]), np.array([10]), np.array([1]), *functions)]
+    [22, 21, 2]
     """
     raise NotImplementedError
 
@@ -75,8 +85,10 @@ def document_start_backward(starts, dread):
 
     The state that was read is initial (S, D) in lanes where starts (B,) is true, and what the
     segment before has left, carried (B, S, D), in the others. dread (B, S, D) is its gradient.
-    Hint: initial was read by every lane that starts: its gradient is a sum.
-    Hint: nothing flows from one document into the one before it.
+
+    >>> starts, dread = np.array([True, False]), np.array([[[1.0]], [[2.0]]])
+    >>> [each.ravel().tolist() for each in document_start_backward(starts, dread)]
+    [[1.0], [0.0, 2.0]]
     """
     raise NotImplementedError
 
@@ -91,7 +103,5 @@ def memory_replay(segments, memory, advance, forward, backward):
     The last segment's dnext_memory is zeros. Return the sum of losses, the sum of the weights'
     gradients, and the gradient of the first memory.
     Store memories, never two caches: `cache = None` before the next forward.
-    Hint: first a loop with advance that fills a list of the memories before each segment.
-    Hint: then a loop from the last segment to the first, with forward and backward in it.
     """
     raise NotImplementedError

@@ -17,7 +17,9 @@ def pool(layer_scores, outputs):
 
     layer_scores (L,); outputs (L, B, N, D) of all layers.
     w = softmax(layer_scores);  z = sum over layers and positions of w_l h_li, divided by N.
-    Hint: np.tensordot sums over the layers.
+
+    >>> pool(np.zeros(2), np.array([[[[1.0], [3.0]]], [[[5.0], [7.0]]]])).ravel().tolist()
+    [4.0]
     """
     raise NotImplementedError
 
@@ -25,9 +27,11 @@ def pool(layer_scores, outputs):
 def pool_backward(dpooled, layer_scores, outputs):
     """2. And back. Returns (dlayer_scores, doutputs): (L,) and (L, B, N, D).
 
-    dm_i = dz / N at every position;  dh_l = w_l dm;  dw_l = sum of h_l dm;
-    d layer_scores = w (dw - sum over l of w_l dw_l).
-    Hint: the gradients of softmax's scores add up to zero; check that.
+    dpooled (B, D) is the gradient of z, Eq. 1 of task 1.
+
+    >>> given = (np.ones((1, 1)), np.zeros(2), np.array([[[[1.0]]], [[[5.0]]]]))
+    >>> [each.ravel().tolist() for each in pool_backward(*given)]
+    [[-1.0, 1.0], [0.5, 0.5]]
     """
     raise NotImplementedError
 
@@ -37,7 +41,10 @@ def insertion_mask(length, vectors, present):
 
     The keys are S inserted vectors, then the N = length tokens of the window. A token sees the
     vectors if a window came before, present (B,), and of the tokens those up to itself.
-    Hint: np.broadcast_to makes both parts (B, N, .); np.concatenate joins them.
+    vectors may be 0.
+
+    >>> insertion_mask(2, 1, np.array([False]))[0].astype(int).tolist()
+    [[0, 1, 0], [0, 1, 1]]
     """
     raise NotImplementedError
 
@@ -51,6 +58,9 @@ def windows(length, size, overlap):
     token stop the last. Every token from 1 to length - 1 is scored once, in order; the last window
     is the first one that scores token length - 1. A document of less than 2 tokens has no windows:
     shape (0, 3).
-    Hint: a token that a window before has scored is context.
+    length and overlap may be 0.
+
+    >>> windows(8, 4, 1).tolist()
+    [[0, 4, 1], [3, 7, 5]]
     """
     raise NotImplementedError

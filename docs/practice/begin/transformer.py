@@ -16,8 +16,10 @@ def causal_mask(n, k):
 
     The keys are a memory of k - n rows, then the n tokens of the segment, whose queries are asked.
     A query sees all of the memory, and the segment up to itself.
-    Hint: query i is at key i + k - n.
-    Hint: one comparison of np.arange with np.arange[:, None] does it.
+    k - n may be 0.
+
+    >>> causal_mask(2, 3).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 1]]
     """
     raise NotImplementedError
 
@@ -27,8 +29,12 @@ def attention(query, key, value, mask):
 
     query (B, H, N, E); key, value (B, H, K, E); mask (N, K), true where a key is seen.
     z_ij = q_i·k_j / sqrt(E), -inf where hidden;  a = softmax over j;  y_i = sum_j a_ij v_j.
-    Hint: key.swapaxes(-1, -2) makes it a matrix product.
-    Hint: subtract the largest score before exp; scores may be a thousand.
+
+    >>> query, key = np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 2, 1))
+    >>> value = np.array([[[[2.0], [4.0]]]])
+    >>> out, weights = attention(query, key, value, np.array([[True, True]]))
+    >>> out.ravel().tolist(), weights.ravel().tolist()
+    ([3.0], [0.5, 0.5])
     """
     raise NotImplementedError
 
@@ -36,10 +42,13 @@ def attention(query, key, value, mask):
 def attention_backward(dout, query, key, value, weights):
     """3. Back through attention. Returns (dquery, dkey, dvalue).
 
-    da_ij = dy_i·v_j, dv_j = sum_i a_ij dy_i;  dz_ij = a_ij (da_ij - sum_l a_il da_il);
-    dq_i = sum_j dz_ij k_j / sqrt(E);  dk_j = sum_i dz_ij q_i / sqrt(E).
-    Hint: a sum over i is a product with the transposed matrix.
-    Hint: check each result's shape against its variable's.
+    The forward is y = a v, a = softmax(z), z = q k^T / sqrt(E).
+
+    >>> one = np.ones((1, 1, 1, 1))
+    >>> two = np.array([[[[0.0], [2.0]]]])
+    >>> given = (one, one, two, two, np.array([[[[0.5, 0.5]]]]))
+    >>> [each.ravel().tolist() for each in attention_backward(*given)]
+    [[1.0], [-0.5, 0.5], [0.5, 0.5]]
     """
     raise NotImplementedError
 
@@ -49,9 +58,11 @@ def cross_entropy(logits, targets, scored):
 
     logits (B, N, V); targets (B, N) of token ids; scored (B, N), false where nothing counts.
     loss = sum of -log p of the targets at scored places, p = softmax(logits);
-    dlogits = p - onehot(target) there, and 0 elsewhere.
-    Hint: log p = z - max z - log(sum of exp(z - max z)).
-    Hint: np.take_along_axis picks the targets.
+    dlogits is the loss's gradient; what is not scored gets none.
+
+    >>> given = (np.zeros((1, 1, 2)), np.array([[0]]), np.array([[True]]))
+    >>> [each.round(4).ravel().tolist() for each in map(np.array, cross_entropy(*given))]
+    [[0.6931], [-0.5, 0.5]]
     """
     raise NotImplementedError
 
@@ -60,8 +71,9 @@ def norm_backward(dy, x, scale):
     """5. Back through a norm. Returns (dx, dscale, dbias).
 
     dy, x (B, N, D); y = n scale + bias, n = (x - mean x) / s, s = sqrt(variance of x + 1e-6).
-    dn = dy scale;  dx = (dn - mean(dn) - n mean(n dn)) / s, means over D.
-    Hint: the mean and the variance depend on x too; that is where two of the three terms come from.
-    Hint: scale and bias are shared by all B N rows.
+
+    >>> given = (np.array([[[0.0, 0.0, 1.0]]]), np.array([[[1.0, 2.0, 6.0]]]), np.ones(3))
+    >>> [each.round(3).ravel().tolist() for each in norm_backward(*given)]
+    [[0.044, -0.055, 0.011], [0.0, 0.0, 1.389], [0.0, 0.0, 1.0]]
     """
     raise NotImplementedError

@@ -2,8 +2,8 @@
 
 model.safetensors has the parameters by the reference's names; matrices are (out, in). A plain GPT-2
 has them as it is published, for the package transformers. config.json has the settings. A tokenizer
-of the run's own has a file of its own. config.json is written last: a folder without it is not
-whole.
+of the run's own has a file of its own. modeling_palimpsest.py opens it in the package transformers.
+config.json is written last: a folder without it is not whole.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.score import Answer, TrainedRun
+from accelerated.export.program import write_program
 from accelerated.gpt2_weights import as_published, published_config
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import disk_errors, file_checksum, written_whole
@@ -19,6 +20,15 @@ from accelerated.training.folder import EXPORT, WEIGHTS, write_settings
 from accelerated.training.settings import settings_contents
 
 ADVICE = "give another FOLDER"
+MODELING = Path(__file__).with_name("modeling_palimpsest.py")
+AUTO = {  # how transformers finds that file's classes
+    "model_type": "palimpsest",
+    "architectures": ["Palimpsest"],
+    "auto_map": {
+        "AutoConfig": f"{MODELING.stem}.PalimpsestConfig",
+        "AutoModelForCausalLM": f"{MODELING.stem}.Palimpsest",
+    },
+}
 README = """\
 # {what}
 
@@ -27,9 +37,13 @@ README = """\
 
 {names}
 """
+TRANSFORMERS = """
+
+`transformers.AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` opens it too, if
+the project is on PYTHONPATH: modeling_palimpsest.py stands between the two."""
 OURS = """\
-The package transformers has no such model. model.safetensors has the parameters by the names of
-reference/{model}.py; model_config in config.json has the sizes."""
+model.safetensors has the parameters by the names of reference/{model}.py; model_config in
+config.json has the sizes."""
 OF_A_DECODER = """\
 In model.safetensors decoder.* has the parameters of the model that `base` in config.json describes,
 by the names of the package transformers. module.* has those of the recurrence."""
@@ -46,23 +60,22 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free:
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
+    if options.program and hasattr(run.model.config, "base"):
+        raise InputError("--program is for this project's own models, this is another decoder")
     safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2")
 
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     size = sum(value.numel() for value in parameters.values())
-    names = OURS.format(model=run.settings.model)
-    published = {}
-    config: Any = run.model.config
-    if hasattr(config, "base"):
-        names = OF_A_DECODER
-    elif getattr(config, "vectors", 1) == 0:
-        names = PUBLISHED
-        published = published_config(config)
-        parameters = as_published(parameters, config.layers)
+    names, described, parameters = for_transformers(run, parameters)
+    if described is AUTO:
+        with written_whole(folder / MODELING.name, ADVICE) as path:
+            path.write_bytes(MODELING.read_bytes())
     with written_whole(folder / WEIGHTS, ADVICE) as path:
         path.write_bytes(safetensors.save(parameters, {"format": "pt"}))
+    if options.program:
+        names += write_program(run.model.cpu(), folder, safetensors, ADVICE)
     tokenizer_file = run.settings.data.tokenizer_file
     if tokenizer_file:
         run.tokenizer.save(folder / tokenizer_file)
@@ -75,7 +88,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     with written_whole(folder / "README.md", ADVICE) as path:
         path.write_bytes(README.format(what=what, names=names).encode())
-    write_settings(folder, published | about | settings_contents(run.settings), ADVICE)
+    write_settings(folder, described | about | settings_contents(run.settings), ADVICE)
 
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = sorted(path.relative_to(folder).as_posix() for path in paths)
@@ -84,3 +97,13 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         f"train on from there with: python train.py --init {shlex.quote(str(folder))}",
     ]
     return {"folder": str(folder), "files": files, "parameters": size}, lines
+
+
+def for_transformers(run: TrainedRun, parameters: dict) -> tuple[str, dict, dict]:
+    """How transformers opens it: what README.md and config.json say, and the parameters."""
+    config: Any = run.model.config
+    if hasattr(config, "base"):
+        return OF_A_DECODER + TRANSFORMERS, AUTO, parameters
+    if getattr(config, "vectors", 1) == 0:
+        return PUBLISHED, published_config(config), as_published(parameters, config.layers)
+    return OURS.format(model=run.settings.model) + TRANSFORMERS, AUTO, parameters
