@@ -97,7 +97,7 @@ def interrupt(name: str, frame: FrameType | None) -> NoReturn:
 
     Some import others from C++ code, which an exception would abort: torch._dynamo does.
     """
-    while frame is not None:
+    while frame:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             end_interrupted(name)
         frame = frame.f_back
