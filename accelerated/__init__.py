@@ -39,8 +39,9 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
     device = choose_device(device)
     try:
         contents = load_weights(path, checkpoint)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give another run") from None
+    except (OSError, UnicodeEncodeError) as error:
+        reason = getattr(error, "strerror", "no file has such a name")
+        raise InputError(f"cannot read {path}: {reason}; give another run") from None
     settings = settings_from(contents, path)
     model, tokenizer = open_model(path, contents, settings, device=device)
     return Loaded(model, tokenizer, settings)
@@ -67,13 +68,18 @@ def generate(
     from accelerated.evaluation.options import check_sampling
     from accelerated.evaluation.sample import ids_of, sampling_of, stream_text
     from accelerated.generation.continuation import continue_text
+    from accelerated.program.errors import InputError
 
     check_sampling(tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     sampling = sampling_of(temperature, top_p)
-    ids = ids_of(tokenizer, prompt)
+    try:
+        given = prompt.encode()
+    except (AttributeError, UnicodeEncodeError):  # it is bytes, or has half of a surrogate pair
+        raise InputError(f"the prompt {prompt!r:.50} is no text; give another") from None
+    ids = ids_of(tokenizer, given)
     device = model.embedding.device
     generator = torch.Generator(device).manual_seed(seed)
-    given = torch.tensor([ids], device=device)
-    drawn = continue_text(model, given, tokens, sampling, generator)
+    read = torch.tensor([ids], device=device)
+    drawn = continue_text(model, read, tokens, sampling, generator)
     pieces = stream_text(tokenizer, drawn)
     return pieces if stream else "".join(pieces)

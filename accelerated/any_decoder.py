@@ -10,6 +10,8 @@ import dataclasses
 import inspect
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +27,23 @@ from accelerated.pretrained_recurrence import (
     State,
     hidden_with_inserted,
 )
-from accelerated.program.errors import optional_package
+from accelerated.program.errors import InputError, optional_package
 from accelerated.protocol import Model, initialise
 
 transformers = optional_package("transformers", "this decoder needs", "decoders")
+safetensors = optional_package("safetensors", "this decoder needs", "decoders")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+# {what a config.json must not have: its field}: the package would run, fetch or unpack it
+FOREIGN = {
+    "code of its own (auto_map)": r'"auto_map": (?!null)',
+    "quantised weights (quantization_config)": r'"quantization_config": (?!null)',
+    "kernels of its own": r'"\w*(attn|experts)_implementation\w*": (?!null|"eager"|"sdpa")',
+}
+OTHER = "give one that transformers itself has, with weights of floats"
+MOST_LAYERS = 10_000
+FLOATS = ("F64", "F32", "F16", "BF16")  # types of a safetensors file
 
 
 class AnyDecoder(PretrainedRecurrence):
@@ -115,16 +128,75 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
     return arguments | changed
 
 
+def package_config(base: str) -> Any:
+    """The package's config, of the text of a config.json.
+
+    Raises ValueError if the package does not have the model, or if there is anything of FOREIGN.
+    """
+    for what, pattern in FOREIGN.items():
+        if re.search(pattern, base):
+            raise ValueError(f"its config.json names {what}; nothing of that is used")
+    described = json.loads(base)
+    kind = described["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ValueError(f"transformers {transformers.__version__} has no model_type {kind!r}")
+    for name, value in described.items():
+        if "layer" in name and isinstance(value, int) and value > MOST_LAYERS:
+            raise ValueError(f"{name} is {value}; at most {MOST_LAYERS} are made")
+    for name in ("dtype", "torch_dtype"):  # ours is given, and theirs may be no type
+        described.pop(name, None)
+    return transformers.CONFIG_MAPPING[kind].from_dict(described)
+
+
 def new_causal(config: DecoderConfig) -> Any:
-    """A model of the package with drawn weights; all its dropout rates are config's."""
-    described = json.loads(config.base)
-    own = transformers.CONFIG_MAPPING[described["model_type"]].from_dict(described)
-    for name in own.to_dict():
-        if name.endswith(("dropout", "pdrop")):
-            setattr(own, name, config.dropout)
-    own.layerdrop = 0.0  # every layer's output is pooled
-    dtype = torch.get_default_dtype()
-    return transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
+    """A model of the package with drawn weights; all its dropout rates are config's.
+
+    Raises InputError if config.base describes none.
+    """
+    try:
+        own = package_config(config.base)
+        for name in own.to_dict():
+            if name.endswith(("dropout", "pdrop")):
+                setattr(own, name, config.dropout)
+        own.layerdrop = 0.0  # every layer's output is pooled
+        dtype = torch.get_default_dtype()
+        return transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
+    except Exception as error:  # of the package: any
+        raise InputError(f"this decoder cannot be made: {reason_of(error)}; {OTHER}") from None
+
+
+def read_folder(kind: str, folder: Path, own: Any) -> Any:
+    """What a class of the package reads from a folder's safetensors, whose package_config is own.
+
+    Nothing is run or fetched. Raises an error of the package, or ValueError if the folder lacks a
+    parameter, or has whole numbers for one.
+    """
+    model, report = getattr(transformers, kind).from_pretrained(
+        folder,
+        config=own,
+        dtype=torch.get_default_dtype(),
+        output_loading_info=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    if report["missing_keys"]:
+        raise ValueError(f"it has no {min(report['missing_keys'])}")
+    names = [name for name, _ in model.named_parameters()]
+    for file in folder.glob("*.safetensors"):
+        with safetensors.safe_open(file, "pt") as reader:
+            stored_names = reader.keys()
+            for stored in stored_names:
+                dtype = reader.get_slice(stored).get_dtype()
+                is_parameter = any(n.endswith(stored) or stored.endswith(n) for n in names)
+                if is_parameter and dtype not in FLOATS:
+                    raise ValueError(f"{stored} is stored as {dtype}, and weights are floats")
+    return model
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, in a line of at most 200 characters, or else its type's name."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @torch.no_grad()

@@ -92,19 +92,16 @@ def load_decoder(folder: Path, described: dict) -> dict:
 
     Raises InputError if it holds no decoder, or one that computes logits in another way.
     """
-    from accelerated.any_decoder import AnyDecoder, check_logits, transformers  # few runs need it
+    from accelerated import any_decoder  # here: few runs need it
 
     tokenizer = tokenizer_beside(folder)
     if not Path(tokenizer).is_file():
         raise InputError(f"{folder} cannot be used: it has no tokenizer.json; put its own there")
     vocabulary = tokenizer_of_file(tokenizer).vocabulary
+    base = json.dumps(described)
     try:
-        causal, report = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.get_default_dtype(), output_loading_info=True
-        )
-        if report["missing_keys"]:
-            raise ValueError(f"it has no {min(report['missing_keys'])}")
-        own = causal.config
+        own = any_decoder.package_config(base)
+        causal = any_decoder.read_folder("AutoModelForCausalLM", folder, own)
         config = DecoderConfig(
             vocabulary=min(own.vocab_size, vocabulary),
             width=own.hidden_size,
@@ -114,16 +111,16 @@ def load_decoder(folder: Path, described: dict) -> dict:
             segment=min(GPT2["segment"], own.max_position_embeddings),
             vectors=0,
             dropout=GPT2["dropout"],
-            base=json.dumps(described),
+            base=base,
         )
-        check_logits(causal.eval(), config)
+        any_decoder.check_logits(causal.eval(), config)
     except Exception as error:  # of the package: any
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"{folder} cannot be used: {reason}; "
+            f"{folder} cannot be used: {any_decoder.reason_of(error)}; "
             "expected a causal decoder, as AutoModelForCausalLM saves it"
         ) from None
-    return contents_of(config, tokenizer, AnyDecoder(config, causal=causal).state_dict())
+    model = any_decoder.AnyDecoder(config, causal=causal)
+    return contents_of(config, tokenizer, model.state_dict())
 
 
 def contents_of(config: Config, tokenizer: str, parameters: dict[str, torch.Tensor]) -> dict:

@@ -69,7 +69,7 @@ def excerpt(reference: Path, name: str) -> str:
     if span:
         low, high = map(int, span.split("-"))
         first, stop = start + low - 1, min(start + high, stop)
-    return "\n".join(file.read_text().splitlines()[first:stop]) + "\n"
+    return "\n".join(file.read_text(encoding="utf-8").splitlines()[first:stop]) + "\n"
 
 
 def with_excerpts(page: str, reference: Path) -> str:
@@ -96,4 +96,5 @@ def reference_of_pages() -> dict[Path, Path]:
 
 if __name__ == "__main__":
     for its_page, its_reference in reference_of_pages().items():
-        its_page.write_text(with_excerpts(its_page.read_text(), its_reference))
+        written = with_excerpts(its_page.read_text(encoding="utf-8"), its_reference)
+        its_page.write_text(written, encoding="utf-8")

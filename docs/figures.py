@@ -187,7 +187,7 @@ def gates():
     A line is a run. docs/gates.py made the record.
     """
     record = Path(__file__).parent / "figures" / "block_recurrent_gates.json"
-    runs = json.loads(record.read_text())
+    runs = json.loads(record.read_text(encoding="utf-8"))
     new_figure(10.6, 3.8)
     panels = (
         (0, ("kept", "written"), "share of a state, at each block"),

@@ -75,7 +75,7 @@ def main(runs: list[str]) -> None:
     if not runs:
         raise InputError("give the runs to record: python -m docs.gates RUN ...")
     record = [gates_of(path) for path in runs]
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {RECORD}; draw it with python -m docs.figures")
 
 

@@ -10,6 +10,7 @@ how to use it.
 """
 
 import argparse
+import io
 import json
 import os
 import re
@@ -184,8 +185,11 @@ def share_of(tolerance: float, error: float) -> str:
 
 
 def stage_of(name: str) -> str:
-    """The stage of work in which a tensor is computed."""
-    return next(stage for stage, pattern in STAGES.items() if re.match(pattern, name))
+    """The stage of work in which a tensor is computed; raises CheckError if it is of none."""
+    for stage, pattern in STAGES.items():
+        if re.match(pattern, name):
+            return stage
+    raise CheckError(f"{name} is no name of docs/vectors; restore the file that has it")
 
 
 def wanted(expected: dict, stage: str) -> dict:
@@ -271,11 +275,23 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
     return rows, sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
 
 
-def flags_of(vectors: Path, tensor: str) -> list:
-    """Known mistakes that a case catches by this tensor, as the .json beside it says."""
+def flags_of(vectors: Path, first: Row) -> list:
+    """Known mistakes that make this tensor the first wrong one, with this error.
+
+    The .json beside a case has them: {tensor: {flag: error}}, null if it cannot be compared.
+    """
     about = vectors.with_suffix(".json")
-    flags = json.loads(about.read_text()).get("flags", {}) if about.is_file() else {}
-    return flags.get(tensor, [])
+    try:
+        described = json.loads(about.read_bytes()) if about.is_file() else {}
+        flags = described.get("flags", {}).get(first.name, {})
+        return [flag for flag, error in flags.items() if is_near(first.error, error)]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckError(f"{about} is damaged ({error}); restore it") from None
+
+
+def is_near(error: float, known: float | None) -> bool:
+    """Whether an error is that of a known mistake, which has three digits."""
+    return np.isinf(error) if known is None else bool(abs(error - known) <= 0.01 * known)
 
 
 def check_one(vectors: Path, theirs: Path, stage: str) -> bool:
@@ -355,7 +371,7 @@ def begin_with(path: Path, first: Row) -> None:
     print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {first.name}: {first.words}")
     print(f"look at: {hint_of(first)}")
-    for flag in flags_of(path, first.name)[:3]:
+    for flag in flags_of(path, first)[:3]:
         print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
 
 
@@ -364,9 +380,12 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
 
     It is 2, with one line, if a file cannot be used; 1 if nobody reads the output any more.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it is None if it was closed
+            stream.reconfigure(errors="backslashreplace")
     try:
         right = work()
-        sys.stdout.flush()
+        print(end="", flush=True)
         return 0 if right else 1
     except CheckError as error:
         print(f"{name}: {error}", file=sys.stderr)

@@ -7,9 +7,12 @@ tensors. It needs NumPy alone.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -26,6 +29,8 @@ LANES = 3
 SEGMENTS = 3
 STARTS = (2, 1, -1)  # the lane that starts a document, by segment
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
+LARGEST = 2**28  # the product of three sizes
+LENGTH = 300  # characters of --config that are said again
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
 
 
@@ -151,13 +156,32 @@ def write(path: Path, rows: dict, about: dict) -> None:
             begin, end = end, end + len(blocks[-1])
             header[name] = {"dtype": kind, "shape": row.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blocks))
-    path.with_suffix(".json").write_text(json.dumps(about) + "\n")
+    write_whole(path.with_suffix(".json"), json.dumps(about).encode() + b"\n")
+    write_whole(path, len(text).to_bytes(8, "little") + text + b"".join(blocks))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all; raises CheckError if it cannot."""
+    unfinished = path.with_name(f"{path.name}.writing")
+    try:
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    except (OSError, ValueError) as error:  # ValueError: no file has such a name
+        with contextlib.suppress(OSError, ValueError):
+            unfinished.unlink(missing_ok=True)
+        raise CheckError(f"cannot write {path}: {error}; give another --out") from None
 
 
 def text_of(value: Any) -> str:
     """A value of the metadata, which holds texts alone."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def check_sizes(config: Any) -> None:
+    """Raise ValueError if arrays of a config's sizes would not end."""
+    sizes = sorted(value for value in vars(config).values() if isinstance(value, (int, float)))
+    if not math.prod(sizes[-3:]) <= LARGEST:
+        raise ValueError(f"the product of its three largest sizes is above {LARGEST:,}")
 
 
 def about(paper: str, name: str, config: Any) -> dict:
@@ -168,20 +192,21 @@ def about(paper: str, name: str, config: Any) -> dict:
 def generate(model: str, text: str, seed: int, out: Path) -> bool:
     """Write a case of a model's config in JSON; returns True."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    models = [path.stem for path in files if "\nclass Config:" in path.read_text()]
+    models = [path.stem for path in files if "\nclass Config:" in path.read_text(encoding="utf-8")]
     if model not in models:
         raise CheckError(f"--model {model} is none of {', '.join(models)}")
     if out.suffix != ".safetensors":  # a .json beside it has the same name
         raise CheckError(f"--out {out}: its name must end in .safetensors")
-    if out.exists() or out.with_suffix(".json").exists():
+    if any(path.exists() or path.is_symlink() for path in (out, out.with_suffix(".json"))):
         raise CheckError(f"{out} or its .json is there; give --out another name")
     reference = importlib.import_module(f"reference.{model}")
     try:
         config = reference.Config(**fields_of(text))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckError(f"--config {text}: {error}") from None
-    case = random_case(reference, config, np.random.default_rng(seed))
-    rows = given_of(case) | rows_of(case)
+        check_sizes(config)
+        case = random_case(reference, config, np.random.default_rng(seed))
+        rows = given_of(case) | rows_of(case)
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise CheckError(f"--config {text[:LENGTH]}: {error or type(error).__name__}") from None
     write(out, rows, about(model, out.stem, config))
     print(f"{out}: {len(rows)} tensors")
     return True

@@ -65,7 +65,7 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
     return ids_of(run.tokenizer, given)
 
 
-def ids_of(tokenizer: Tokenizer, prompt: str | bytes) -> list[int]:
+def ids_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
     """The tokens of a prompt; raises InputError if there are none."""
     ids = tokenizer.encode(prompt).tolist()
     if not ids:

@@ -167,11 +167,12 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
     return plain(hidden, matrix, targets)
 
 
-def backprop_method(plain: Callable, model: Model, training: Any) -> Callable:
+def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
     """A GPU repeats recorded launches."""
+    method = plain(model, training)
     if model.recordable and takes_graphs(training, model.embedding.device):
         return CapturedBackprop(model, training.backprop)
-    return plain(model, training)
+    return method
 
 
 def stepper_of(plain: Callable, model: Model, capture: bool = True) -> Any:

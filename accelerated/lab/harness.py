@@ -82,7 +82,7 @@ def machine() -> str:
     processors = Path("/proc/cpuinfo")
     found = None
     if processors.exists():
-        found = re.search(r"model name\s*: *(.+)", processors.read_text())
+        found = re.search(r"model name\s*: *(.+)", processors.read_text(encoding="utf-8"))
     return f"{os.cpu_count()} cores of {found[1] if found else platform.machine()}"
 
 

@@ -238,10 +238,10 @@ def bottom_first(ends: dict[str, tuple[Any, float]]) -> dict[str, tuple[Any, flo
 
 def main(path: Path) -> None:
     """Write the page and the picture of the record at path."""
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text(encoding="utf-8"))
     draw(record, path.with_suffix(".svg"))
     with written_whole(path.with_suffix(".md")) as temporary:
-        temporary.write_text(page(record))
+        temporary.write_text(page(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class Workshop:
         if code:
             raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
         with written_whole(self.answer_file(trial, words), "give another --runs") as path:
-            path.write_text(output)
+            path.write_text(output, encoding="utf-8")
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
 
     def answer_file(self, trial: Trial, words: str) -> Path:
@@ -135,7 +135,7 @@ class Workshop:
             return None
         if words == LOG:
             return self.log(trial)
-        return json.loads(self.answer_file(trial, words).read_text())
+        return json.loads(self.answer_file(trial, words).read_text(encoding="utf-8"))
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """(exit code, stdout, last line said) of a program.

@@ -97,7 +97,7 @@ def interrupt(name: str, frame: FrameType | None) -> NoReturn:
 
     Some import others from C++ code, which an exception would abort: torch._dynamo does.
     """
-    while frame is not None:
+    while frame:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             end_interrupted(name)
         frame = frame.f_back
@@ -140,8 +140,8 @@ def open_outputs(heard: bool) -> None:
 @contextlib.contextmanager
 def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
     """Inside, errors that a user can mend end the program with one line."""
-    open_outputs(heard)
     try:
+        open_outputs(heard)
         yield
     except InputError as error:
         end(name, str(error))
@@ -150,15 +150,14 @@ def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
             raise
         advice = f"install what {name} needs: pip install torch==2.13.0 -e ."
         end(name, f"the package {error.name} is missing; {advice}")
-    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        is_out_of_memory = isinstance(error, MemoryError) or SAID_WITHOUT_MEMORY.search(str(error))
-        if not is_out_of_memory:
+    except OSError as error:
+        end_without_file(name, error)
+    except Exception as error:
+        if not (isinstance(error, MemoryError) or SAID_WITHOUT_MEMORY.search(str(error))):
             raise
         end(name, OUT_OF_MEMORY)
     except KeyboardInterrupt as interrupt:
         end_interrupted(name, str(interrupt))
-    except OSError as error:
-        end_without_file(name, error)
 
 
 def end_without_file(name: str, error: OSError) -> NoReturn:

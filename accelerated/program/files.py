@@ -14,7 +14,6 @@ from accelerated.program.errors import InputError
 
 # A file that is not complete has its name, eight digits that no other file's has, and .writing
 UNFINISHED = f"*.{'[0-9a-f]' * 8}.writing"
-READ_SIZE = 1 << 20  # bytes
 DATA_ADVICE = "give another --data-dir"
 WRITABLE = "make it writable"
 FREE = "free some space"
@@ -40,11 +39,10 @@ def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        # RuntimeError is torch.save's if the disk is full
-        if isinstance(error, RuntimeError) or getattr(error, "errno", None) in FULL:
+        if getattr(error, "errno", errno.ENOSPC) in FULL:  # torch.save raises RuntimeError then
             reason = "the disk is full"
-            freed = advice.replace(WRITABLE, FREE)
-            advice = freed if freed != advice else f"{FREE}, or {advice}"
+            freed = f"{FREE}, or {advice}"
+            advice = advice.replace(WRITABLE, FREE) if WRITABLE in advice else freed
         raise InputError(f"cannot write {path}: {reason}; {advice}") from None
 
 
@@ -91,7 +89,7 @@ def file_checksum(path: Path) -> str:
     state = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            while piece := file.read(READ_SIZE):
+            while piece := file.read(1 << 20):  # bytes
                 state.update(piece)
     except OSError as error:  # of a read, it does not know the file
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -7,8 +7,9 @@ import contextlib
 import os
 import signal
 
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-STOPS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]  # Windows has no SIGHUP
+STOPS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGHUP"):  # Windows has none
+    STOPS.append(signal.SIGHUP)
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 

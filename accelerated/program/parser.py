@@ -2,12 +2,14 @@
 
 import argparse
 import difflib
+import re
 import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NoReturn
 
 MOST = 1 << 63
+NO_TEXT = re.compile("[\0\ud800-\udbff]")  # NUL, and halves of pairs that no file's name has
 SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 
 
@@ -27,8 +29,10 @@ class OptionParser(argparse.ArgumentParser):
         words = list(args or ())
         for before, word in pairwise(["a word", *words]):
             option = word.removesuffix("=") if word.startswith("--") else before
-            if not word or option + "=" == word:
+            if word in ("", f"{option}="):
                 self.error(f"{option} is empty; give a value, or leave it out")
+            if NO_TEXT.search(word):
+                self.error(f"{option} has {word!r}, which is no text; give another")
         return super().parse_known_args(words, namespace)
 
     def parse(

@@ -133,8 +133,12 @@ def check_finite(step: int, values: dict[str, float]) -> None:
             )
 
 
-def prepare_layers(model: Model, training: TrainingConfig) -> None:
-    """Set the model's layers as --checkpoint-layers and --compile say."""
+@with_fast_path
+def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
+    """How the model's gradients are computed, as --backprop says; --compile may make it faster.
+
+    Sets the model's layers as --checkpoint-layers and --compile say.
+    """
     compiles = compiles_methods(training, model)
     for module in model.modules():
         if isinstance(module, CheckpointableLayer):
@@ -142,17 +146,6 @@ def prepare_layers(model: Model, training: TrainingConfig) -> None:
             module.preserves_rng = model.config.dropout > 0
         if isinstance(module, ParameterModule):
             module.compiled = compiles
-
-
-def backprop_of(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """Prepare the model's layers; returns how its gradients are computed, as --backprop says."""
-    prepare_layers(model, training)
-    return backprop_method(model, training)
-
-
-@with_fast_path
-def backprop_method(model: Model, training: TrainingConfig) -> Callable[..., Result]:
-    """The function of replay.py; --compile may put a faster one in its place."""
     return BACKPROP[training.backprop]
 
 

@@ -122,7 +122,7 @@ def functions_of(reference: Path) -> dict[str, Function]:
     found = {}
     for path in files_of(reference):
         file = path.relative_to(reference.parent).as_posix()
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             is_shown = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in found
             if not is_shown:
                 continue

@@ -244,7 +244,8 @@ def build(out: Path) -> dict[str, int]:
     """
     out.mkdir(parents=True, exist_ok=True)
     for page in map(out.joinpath, pages().values()):
-        if page.exists() and MARK not in page.read_bytes():
+        held = page.read_bytes() if page.exists() else MARK
+        if held and MARK not in held:  # a write that was stopped may have left an empty one
             raise OSError(errno.EEXIST, f"{page.name} is there and is no page of the book")
     (out / INDEX).write_text(index_script(pages()), encoding="utf-8")
     for name in runtime.names():

@@ -12,7 +12,7 @@ from accelerated import replay
 from accelerated.fast import graphs as graphs_module
 from accelerated.fast.graphs import CapturedBackprop, takes_graphs
 from accelerated.protocol import computing_in
-from accelerated.training.optimization import backprop_of, prepare_layers
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -161,7 +161,6 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     segments = [segment.to(torch.device("cuda")) for segment in segments]
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
-    prepare_layers(model, config)
     backprop = backprop_of(model, config)
     expected = back_propagated(method, model, segments, state, dtype)
     for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accelerated import replay
-from accelerated.training.optimization import prepare_layers
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import back_propagated, setting
@@ -26,7 +26,7 @@ CASES = ONE_OF_EACH + pairs(
 
 def recompute(model):
     """Make the model what --checkpoint-layers makes of it."""
-    prepare_layers(model, TrainingConfig(checkpoint_layers=True))
+    backprop_of(model, TrainingConfig(checkpoint_layers=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])

@@ -18,7 +18,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
 from accelerated.training import opening, optimization, process
-from accelerated.training.optimization import backprop_of, compiles_methods, prepare_layers
+from accelerated.training.optimization import backprop_of, compiles_methods
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
@@ -72,7 +72,6 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     """
     model, segments, _ = setting(paper, name, dropout=0.2)
     training = TrainingConfig(backprop=method, compile=compiling, checkpoint_layers=again)
-    prepare_layers(model, training)
     backprop = backprop_of(model, training)
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
@@ -122,7 +121,7 @@ def test_all_layers_use_one_compiled_method(graphs):
         torch._dynamo.reset()
         graphs.clear()
         model = BlockRecurrent(dataclasses.replace(small, layers=layers, recurrent_layers=(2,)))
-        prepare_layers(model, TrainingConfig(compile="inductor"))
+        backprop_of(model, TrainingConfig(compile="inductor"))
         tokens = torch.zeros(2, small.segment, dtype=torch.long)
         model.read(tokens, model.initial_state(2)).hidden.sum().backward()
         counts.append(len(graphs))
@@ -230,7 +229,7 @@ def test_both_passes_of_memory_replay_drop_the_same(nothing_compiled):
     given = (model, some_segments(3), model.initial_state(2))
     found = []
     for method in ("through_time", "memory_replay"):
-        prepare_layers(model, TrainingConfig(compile="inductor", backprop=method))
+        backprop_of(model, TrainingConfig(compile="inductor", backprop=method))
         found.append(back_propagated(method, *given))
     assert found[0]["loss"].isfinite()
     assert_agree(*found, 1e-11)

@@ -2,6 +2,7 @@
 the vectors notice.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,10 +17,11 @@ from docs.practice.tasks import blocks, changed
 from reference import check, gradients
 from tests.conftest import ROOT
 from tests.helpers.variants import PAPERS
-from tests.tools.vectors import FOLDER, computed
+from tests.tools.vectors import CATALOGUE, FOLDER, computed
 
 ANSWERS = Path(__file__).parent / "answers"
 FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
+MISTAKES = json.loads(CATALOGUE.read_text())
 
 
 # Gradients by finite differences
@@ -227,17 +229,38 @@ def test_of_two_cases_the_segment_says_which_is_named(earlier, later, tmp_path, 
     assert f"begin with mean_pooling-none.safetensors, {earlier}: " in printed, printed
 
 
+KNOWN = "a known mistake that begins there: "
+
+
 def test_known_mistakes_and_unknown_names_are_shown(tmp_path, capsys, checked):
-    """At most three mistakes that the case is for; names in a stage, too."""
+    """A mistake is known by its tensor and error: another error there is not that mistake."""
     rows = rows_of("memformer/recall")
-    rows["0/logits"] = rows["0/logits"] + 1
-    save_file(rows, tmp_path / "recall.safetensors")
-    assert check.main([str(FOLDER / "memformer"), str(tmp_path)]) == 1
-    *_, flag = capsys.readouterr().out.splitlines()
-    assert flag == "a known mistake that begins there: logits-off-by-one (docs/mistakes.md)"
+    flag = "logits-off-by-one"
+    [mistake] = [each for each in MISTAKES if each["flag"] == flag]
+    texts = (mistake[name] for name in ("function", "old", "new"))
+    wrong = computed("memformer", "recall", changed(PAPERS["memformer"].reference, *texts))
+    command = [str(FOLDER / "memformer"), str(tmp_path)]
+    for found, last in (
+        (wrong, f"{KNOWN}{flag} (docs/mistakes.md)"),
+        ({"0/logits": wrong["0/logits"].astype(np.float32)}, f"{KNOWN}{flag} (docs/mistakes.md)"),
+        ({"0/logits": rows["0/logits"] + 1}, "look at: 1 / sqrt(D); the last norm; "),
+    ):
+        save_file(rows | found, tmp_path / "recall.safetensors")
+        assert check.main(command) == 1
+        assert capsys.readouterr().out.splitlines()[-1].startswith(last)
     code, lines = checked("memformer/recall", rows | {"logit": np.zeros(2)}, "--stage", "logits")
-    assert code == 1
+    assert code == 0
     assert lines[-1] == "  not in the vectors: logit"
+
+
+def test_each_tensor_of_the_vectors_has_a_stage_and_a_hint_of_its_own_direction():
+    """What is said of a gradient is no hint of the forward pass, nor the other way round."""
+    forward = {words for pattern, words in check.HINTS.items() if "grad" not in pattern}
+    for path in FOLDER.rglob("*.safetensors"):
+        for name in check.wanted(check.load(path)[0], ""):
+            hint = check.hint_of(check.Row(name, 1.0, 0.0, "wrong"))
+            assert check.stage_of(name) in check.STAGES
+            assert ("grad" in name) != (hint in forward), f"{path.stem}, {name}: {hint}"
 
 
 def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp_path, capsys):
@@ -310,7 +333,12 @@ def test_a_port_is_judged_by_the_type_that_it_wrote(dtype, checked):
         (FILE.parent, "", "has none of the files of"),
         ("mine", FILE, "give VECTORS before THEIRS"),
         (FOLDER, "", "give a paper's folder"),
+        ("unknown", FILE, "novel is no name of docs/vectors"),
+        ("damaged", "theirs", "case.json is damaged"),
+        (FILE, "a" * 5_000, "File name too long"),
+        (FILE, "\0", "no such file"),
     ],
+    ids=lambda given: str(given)[-20:].strip("\0"),
 )
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
     vectors, theirs, says, tmp_path, capsys
@@ -318,6 +346,12 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
     (tmp_path / "text").write_text("no tensors")
     (tmp_path / "longer").write_bytes(FILE.read_bytes() + b"..")
     save_file({"0/logits": np.zeros(3)}, tmp_path / "mine")
+    save_file({"given/x": np.zeros(3), "novel": np.zeros(3)}, tmp_path / "unknown")
+    for folder, value in (("damaged", 1.0), ("theirs", 2.0)):
+        (tmp_path / folder).mkdir()
+        rows = {"given/x": np.ones(3), "0/logits": np.full(3, value)}
+        save_file(rows, tmp_path / folder / "case.safetensors")
+        (tmp_path / folder / "case.json").write_text("[" * 100_000)
     assert check.main([str(tmp_path / vectors), str(tmp_path / theirs)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

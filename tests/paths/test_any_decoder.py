@@ -232,13 +232,59 @@ REFUSED = {  # what: (decoder, files that are taken away, the message)
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+DESCRIBED = {  # what its config.json says: the message
+    "code of its own": ({"auto_map": {"AutoModel": "code.Model"}}, "code of its own (auto_map)"),
+    "a kernel to fetch": ({"_attn_implementation": "someone/kernel"}, "names kernels of its own"),
+    "experts' kernels": ({"experts_implementation": "a/b"}, "names kernels of its own"),
+    "quantised": ({"quantization_config": {"quant_method": "hqq"}}, "names quantised weights"),
+    "deep inside": ({"text_config": {"quantization_config": {}}}, "names quantised weights"),
+    "an unknown kind": ({"model_type": "novel"}, "has no model_type 'novel'"),
+    "no kind": ({"model_type": ["llama"]}, "cannot be used: "),
+    "endless": ({"num_hidden_layers": 10**9}, "at most 10000 are made"),
+    "no number": ({"hidden_size": "wide"}, "cannot be used: "),
+}
+
+
+@pytest.mark.parametrize("what", [*REFUSED, *DESCRIBED])
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folders, tmp_path, what):
-    name, missing, message = REFUSED[what]
+    name, missing, message = REFUSED.get(what, ("llama", [], ""))
+    changed, message = DESCRIBED.get(what, ({}, message))
     folder = shutil.copytree(folders[name][1], tmp_path / "folder")
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | changed))
     for file in missing:
         (folder / file).unlink()
     assert message in refusal(load_weights, folder)
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "bool"])
+def test_weights_that_are_no_plain_floats_are_refused(folders, tmp_path, kind):
+    """The package would convert them, and train what they are not; a mask may be of any type."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = shutil.copytree(folders["llama"][1], tmp_path / "folder")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    masked = tensors | {"model.layers.0.self_attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)}
+    safetensors.save_file(masked, folder / "model.safetensors")
+    load_weights(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(getattr(torch, kind))
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    assert f"{name} is stored as " in refusal(load_weights, folder)
+
+
+def test_a_type_in_config_json_that_torch_does_not_have_does_not_matter(folders, tmp_path):
+    folder = shutil.copytree(folders["llama"][1], tmp_path / "folder")
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"dtype": "os"}))
+    assert accelerated.load(folder).model.embedding.dtype == torch.float32
+
+
+@pytest.mark.parametrize("base", ["{", "[]", "{}", '{"model_type": "llama", "auto_map": {}}'])
+def test_a_decoder_that_a_run_describes_wrongly_is_refused_in_one_line(folders, base):
+    from accelerated.any_decoder import AnyDecoder
+
+    config = dataclasses.replace(decoder_of(folders["llama"][1]).config, base=base)
+    assert "this decoder cannot be made: " in refusal(AnyDecoder, config)
 
 
 def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsys):

@@ -32,6 +32,9 @@ MOMENTS = {  # what a process is killed in: (owner of a function, the function, 
     "writing the best one": ("torch", "save", 5),  # its validation is in the log by then
     "tokenising": ("accelerated.data.tokenizers:ByteTokenizer", "encode", 3),
     "writing the manifest": ("accelerated.data.corpus", "open_cache", 1),
+} | {
+    f"a whole {name} without its name": ("os", "replace", name)
+    for name in ("tokens", "documents", "manifest", "checkpoint.pt", "best.pt", "config.json")
 }
 KILLS = max(5, int(os.environ.get("PALIMPSEST_TRIALS", "0")) // 2)  # by one process, and by two
 

@@ -3,11 +3,13 @@
     python -m tests.tools.mistakes
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
-sentence and the source where it was made. Its cases are {case: the first wrong tensor}. After it
-python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
+sentence and the source where it was made. Its cases are {case: [the first wrong tensor, its
+relative error]}; the error is null if it is not finite. After it python -m tests.tools.vectors
+writes the flags beside the vectors, for the checker.
 """
 
 import json
+import math
 
 from docs.practice.tasks import changed
 from reference import check
@@ -17,7 +19,7 @@ from tests.tools.vectors import CATALOGUE, FOLDER, computed
 
 
 def caught(mistake: dict) -> dict:
-    """{case: the first wrong tensor} of the cases that catch it; not those that it cannot run."""
+    """{case: [the first wrong tensor, its error]} of the cases that catch it; it can run them."""
     paper = mistake["paper"]
     texts = (mistake[name] for name in ("function", "old", "new"))
     wrong = changed(PAPERS[paper].reference, *texts)
@@ -30,7 +32,8 @@ def caught(mistake: dict) -> dict:
             continue
         first = check.first_wrong(check.compare(expected, expected | found))
         if first:
-            begins[name] = first.name
+            error = float(f"{first.error:.3g}")
+            begins[name] = [first.name, error if math.isfinite(error) else None]
     return begins
 
 

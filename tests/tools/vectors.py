@@ -119,11 +119,12 @@ def operators_file(paper: str) -> tuple[dict, dict]:
 
 
 def flags_of(paper: str, name: str) -> dict:
-    """{first wrong tensor: flags} of the catalogue's mistakes that a case catches."""
+    """{first wrong tensor: {flag: its error}} of the catalogue's mistakes that a case catches."""
     flags: dict = {}
     for mistake in json.loads(CATALOGUE.read_text()):
         if mistake["paper"] == paper and name in mistake["cases"]:
-            flags.setdefault(mistake["cases"][name], []).append(mistake["flag"])
+            tensor, error = mistake["cases"][name]
+            flags.setdefault(tensor, {})[mistake["flag"]] = error
     return flags
 
 

@@ -12,10 +12,10 @@ from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_checkpoint, load_moments, save_checkpoint
 from accelerated.training.optimization import (
     average_and_clip,
+    backprop_of,
     check_finite,
     learning_rate,
     make_optimizer,
-    prepare_layers,
     set_learning_rate,
     update_due,
 )
@@ -235,6 +235,6 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
     model, *given = setting("memformer", "decoder-only")
     assert model.config.dropout > 0
     expected = back_propagated("through_time", model, *given)
-    prepare_layers(model, TrainingConfig(checkpoint_layers=True))
+    backprop_of(model, TrainingConfig(checkpoint_layers=True))
     found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")

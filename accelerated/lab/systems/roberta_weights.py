@@ -5,14 +5,17 @@ the first two rows are never read. Every token has the same type, whose vector o
 positions.
 """
 
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from accelerated.lab.systems.roberta import Config, Roberta
-from accelerated.program.errors import InputError, optional_package
+from accelerated.program.errors import InputError
+from accelerated.training.folder import read_settings
 from accelerated.training.settings import checked
 
 # {our name: theirs}; each has a weight (our scale, if a norm) and a bias
@@ -60,28 +63,35 @@ def load_roberta(folder: Path, config: Config, seed: int) -> Roberta:
     The seed draws what is not in it: the answer's head and, if recurrent, the vector's network.
     Raises InputError if it lacks weights.
     """
-    dtype = torch.get_default_dtype()
-    theirs, report = opened("AutoModelForMaskedLM", folder, dtype=dtype, output_loading_info=True)
-    if report["missing_keys"]:
-        raise InputError(f"{folder} has no {min(report['missing_keys'])}; {EXPECTED}")
+    with opening(folder) as package:
+        own = package.package_config(described_by(folder))
+        theirs = package.read_folder("AutoModelForMaskedLM", folder, own)
     model = Roberta(config, seed)
     model.load_state_dict(model.state_dict() | renamed(theirs.state_dict(), config))
     return model
 
 
-def opened(kind: str, folder: Path, **how: Any) -> Any:
-    """What a class of the package transformers reads from a folder; raises InputError if none."""
-    package = optional_package("transformers", "a RoBERTa needs", "decoders")
+@contextlib.contextmanager
+def opening(folder: Path) -> Iterator[ModuleType]:
+    """Yield any_decoder.py; what is raised inside becomes an InputError about the folder."""
+    from accelerated import any_decoder  # here: it imports transformers
+
     try:
-        return getattr(package, kind).from_pretrained(folder, local_files_only=True, **how)
+        yield any_decoder
     except Exception as error:  # of the package: any
-        reason = str(error).strip().partition("\n")[0]
+        reason = any_decoder.reason_of(error)
         raise InputError(f"{folder} cannot be used ({reason}); {EXPECTED}") from None
+
+
+def described_by(folder: Path) -> str:
+    """What a folder's config.json says."""
+    return json.dumps(read_settings(folder))
 
 
 def described_config(folder: Path, segment: int) -> Config:
     """The Config of a RoBERTa's folder, with windows of at most `segment` tokens."""
-    described = opened("AutoConfig", folder).to_dict()
+    with opening(folder) as package:
+        described = package.package_config(described_by(folder)).to_dict()
     for name, ours in COMPUTED.items():
         if described.get(name, ours) != ours:
             raise InputError(

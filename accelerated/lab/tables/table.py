@@ -173,7 +173,7 @@ def read_tables() -> dict[str, Table]:
         parser = ConfigParser(
             SHARED, delimiters=("=",), comment_prefixes=("#",), interpolation=interpolation
         )
-        parser.read_string(path.read_text())
+        parser.read_string(path.read_text(encoding="utf-8"))
         for name in parser.sections():
             tables[name] = table_of(parser[name])
     return tables

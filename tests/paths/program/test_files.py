@@ -1,13 +1,16 @@
 """Files appear complete or not at all, and disk errors become one line."""
 
+import ast
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, written_whole
+from accelerated.program.files import file_checksum, remove_unfinished, written_whole
+from tests.conftest import ROOT
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -96,3 +99,43 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     with written_whole(tmp_path / "file") as beside:
         beside.write_text("new")
     assert done == ["fsync", "replace"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows cannot fork")
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_killed_while_it_is_written_a_file_is_the_old_one(tmp_path, moment):
+    path = tmp_path / "file"
+    path.write_text("old")
+    child = os.fork()
+    if child == 0:  # which cleans nothing up
+        try:
+            setattr(os, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            with written_whole(path) as beside:
+                beside.write_text("half")
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITERS = ("write_text", "write_bytes", "savefig")
+
+
+def test_all_that_the_programs_write_is_written_whole():
+    """Checkpoints, settings, caches, exports, pages, figures and records, as metrics anew."""
+    found = 0
+    for path in (ROOT / "accelerated").rglob("*.py"):
+        tree = ast.parse(path.read_bytes())
+        whole = set()
+        for block in (node for node in ast.walk(tree) if isinstance(node, ast.With)):
+            if "written_whole(" in "".join(ast.unparse(item) for item in block.items):
+                whole.update(ast.walk(block))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in WRITERS:
+                assert node in whole, f"{path.relative_to(ROOT)}, line {node.lineno}"
+                found += 1
+    assert found > 10

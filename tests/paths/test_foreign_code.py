@@ -1,0 +1,104 @@
+"""Nothing in a downloaded folder is run: every loader is given code there, and runs none of it."""
+
+import builtins
+import json
+import pickle
+import zipfile
+
+import pytest
+
+import accelerated
+from accelerated.data.named_sets import table_source
+from accelerated.lab.systems.roberta import Config
+from accelerated.lab.systems.roberta_weights import described_config, load_roberta
+from accelerated.program.errors import InputError
+from accelerated.training.folder import EXPORT
+from reference import check
+from tests.helpers.programs import evaluate, train
+
+pytest.importorskip("transformers", reason="decoders need the package transformers: .[decoders]")
+tokenizers = pytest.importorskip("tokenizers", reason="it comes with transformers")
+pytest.importorskip("datasets", reason="hf:FOLDER needs the package datasets: .[datasets]")
+
+SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 16, "max_position_embeddings": 24}
+CLASSES = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoTokenizer")
+LOADERS = {
+    "--init": lambda folder: train("--init", folder, "--out", folder / "run"),
+    "--resume": lambda folder: train("--resume", folder),
+    "--tokenizer": lambda folder: train("--tokenizer", folder, "--out", folder / "run"),
+    "--data": lambda folder: train("--data", folder, "--steps", 1, "--out", folder / "run"),
+    "--data hf:": lambda folder: list(table_source(f"hf:{folder}").texts()),
+    "eval.py": lambda folder: evaluate("score", folder),
+    "load": lambda folder: accelerated.load(folder),
+    "a RoBERTa's sizes": lambda folder: described_config(folder, 16),
+    "a RoBERTa": lambda folder: load_roberta(folder, Config(), 0),
+    "reference.check": lambda folder: check.load(folder / "model.safetensors"),
+}
+
+
+class Program:
+    """What its pickle runs when it is read."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def __reduce__(self):
+        return exec, (self.line,)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The questions that a user would be asked, each answered by yes."""
+    questions = []
+    monkeypatch.setattr(builtins, "input", lambda *words: questions.append(words) or "y")
+    return questions
+
+
+def plant(folder, kind):
+    """Write a program into each file of a folder that a loader may look at; returns its mark."""
+    folder.mkdir()
+    mark = folder / "it ran"
+    line = f"open({str(mark)!r}, 'w', encoding='utf-8').close()"
+    for name in ("code.py", f"{folder.name}.py", "conftest.py", "sitecustomize.py"):
+        (folder / name).write_text(f"{line}\nclass A: pass\n", "utf-8")
+    names = dict.fromkeys(CLASSES, "code.A")
+    described = {"model_type": kind, "auto_map": names, "custom_pipelines": {"a": "code"}} | SIZES
+    if kind == "exported":
+        base = json.dumps(described | {"model_type": "llama"})
+        described = {"format": EXPORT, "model": "pretrained_recurrence", "step": 1}
+        described["model_config"] = {"base": base, "vocabulary": 256}
+        described |= {part: {} for part in ("training", "data", "recall", "tasks")}
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps(described), "utf-8")
+    pickled = pickle.dumps(Program(line))
+    for name in ["pytorch_model.bin", "model.safetensors", "vocab.json", "train.pkl"]:
+        (folder / name).write_bytes(pickled)
+    learned = tokenizers.ByteLevelBPETokenizer()  # a right one
+    learned.train_from_iterator(["a text, and a text"], 260)
+    learned.save(str(folder / "tokenizer.json"))
+    with zipfile.ZipFile(folder / "checkpoint.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    (folder / "best.pt").write_bytes((folder / "checkpoint.pt").read_bytes())
+    return mark
+
+
+@pytest.mark.parametrize("kind", ["llama", "roberta", "its own", "exported"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_folder_with_code_runs_none_and_asks_nothing(tmp_path, monkeypatch, asked, loader, kind):
+    """Some loaders read what is no program there; the others refuse it in a line."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "planted"
+    mark = plant(folder, kind)
+    with pytest.raises((InputError, check.CheckError)) as caught:
+        LOADERS[loader](folder)
+    assert "\n" not in str(caught.value)
+    assert not mark.exists(), "a program of the folder was run"
+    assert not asked
+
+
+def test_the_programs_are_planted_well(tmp_path):
+    """Whoever unpickles such a file without care does run it."""
+    mark = plant(tmp_path / "planted", "llama")
+    pickle.loads((tmp_path / "planted" / "pytorch_model.bin").read_bytes())
+    assert mark.exists()
