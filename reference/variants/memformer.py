@@ -553,9 +553,10 @@ def with_masks(config, write):
     readable = config.task.readable
     mask = readable_mask(readable)
     square = self_attention_mask(config.segment, 0, False, readable)
+    published = paper.operations_with()
     return {
-        "self_attention_forward": partial(paper.self_attention_forward, mask=square),
-        "cross_attention_forward": partial(paper.cross_attention_forward, mask=mask),
+        "self_attention_forward": partial(published.self_attention_forward, mask=square),
+        "cross_attention_forward": partial(published.cross_attention_forward, mask=mask),
         "slot_attention_forward": partial(write, mask=mask),
     }
 
