@@ -1,4 +1,4 @@
-"""python -m reference.check [--stage NAME] [--strict] VECTORS THEIRS: is a port right?
+"""python -m reference.check [--stage NAME] [--strict] [--json] VECTORS THEIRS: is a port right?
 
 VECTORS is a file of docs/vectors, or a folder of them. THEIRS is a safetensors file with tensors of
 the same names, or a folder with files of the same names. Everything that does not begin with
@@ -10,6 +10,7 @@ how to use it.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+VERSION = 1  # of docs/vectors
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
 # Of the largest magnitude in a tensor; how they were measured stands in docs/porting.md
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
@@ -294,11 +296,18 @@ def is_near(error: float, known: float | None) -> bool:
     return np.isinf(error) if known is None else bool(abs(error - known) <= 0.01 * known)
 
 
-def check_one(vectors: Path, theirs: Path, stage: str) -> bool:
-    """Compare a file with another; returns whether all tensors agree up to the stage."""
+def told(path: Path, first: Row) -> dict:
+    """What --json says of the tensor to begin with."""
+    error = first.error if np.isfinite(first.error) else None
+    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint_of(first)}
+
+
+def check_one(vectors: Path, theirs: Path, stage: str) -> dict:
+    """Compare a file with another; returns the verdict up to the stage."""
     rows, unknown = read_both(vectors, theirs, stage)
     report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
-    return first_wrong(rows) is None
+    first = first_wrong(rows)
+    return {"agrees": not first, "begin_with": told(vectors, first) if first else None}
 
 
 def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
@@ -314,10 +323,10 @@ def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
     return names, in_both
 
 
-def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
-    """Compare the files of one name in two folders; returns whether all agree up to the stage.
+def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
+    """Compare the files of one name in two folders; returns the verdict up to the stage.
 
-    If strict, a case that is missing does not.
+    If strict, a case that is missing does not agree.
     """
     names, in_both = names_in(vectors, theirs)
     failed = []  # (place, file, first wrong tensor)
@@ -340,12 +349,14 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
     print(
         f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
     )
+    verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
+    verdict |= {"cases": len(in_both), "missing": absent, "level": stages[last]}
     if failed:
         _, path, first = min(failed)
         begin_with(path, first)
-        return False
-    print(f"all agree, up to the stage {stages[last]}")
-    return not (strict and absent)
+        return verdict | {"begin_with": told(path, first)}
+    print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
+    return verdict | {"begin_with": None}
 
 
 def place_of(first: Row, inside: int) -> tuple:
@@ -412,13 +423,20 @@ def main(argv: list | None = None) -> int:
     parser.add_argument("--stage", choices=STAGES, default="", help=stage)
     strict = "fail if a case of VECTORS is not in THEIRS"
     parser.add_argument("--strict", action="store_true", help=strict)
+    machine = "print the verdict as one JSON object, the text on standard error"
+    parser.add_argument("--json", action="store_true", help=machine)
     options: Any = parser.parse_args(argv)
     both = (options.vectors, options.theirs, options.stage)
 
     def work() -> bool:
-        if options.vectors.is_dir():
-            return check_folder(*both, options.strict)
-        return check_one(*both)
+        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+            if options.vectors.is_dir():
+                verdict = check_folder(*both, options.strict)
+            else:
+                verdict = check_one(*both)
+        if options.json:
+            print(json.dumps(verdict))
+        return verdict["agrees"]
 
     return exit_code("reference.check", work)
 
