@@ -93,7 +93,8 @@ HINTS = {  # for a name that is wrong first: what to look at
 }
 # By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
 BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
-STARTS = (2, 1, -1)  # the lane that starts, by segment
+LANES = 3
+STARTS = {0: 2, 1: 1}  # the lane that starts, by segment
 
 
 class Row(NamedTuple):
@@ -167,8 +168,8 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     if scale == 0:
         words += ", expected exactly zero"
     lanes = ()
-    if difference.shape[:1] == (len(STARTS),) and re.match(BY_LANE, name):
-        off = difference.reshape(len(STARTS), -1).max(1) > tolerance * (scale or 1.0)
+    if difference.shape[:1] == (LANES,) and re.match(BY_LANE, name):
+        off = difference.reshape(LANES, -1).max(1) > tolerance * (scale or 1.0)
         lanes = tuple(np.flatnonzero(off).tolist())
     return Row(name, error, tolerance, words, lanes)
 
@@ -235,12 +236,12 @@ def hint_of(row: Row) -> str:
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         return "an operation in float32?"
     segment = segment_of(row.name)
-    start = STARTS[segment]
+    start = STARTS.get(segment, LANES)
     if row.lanes == (start,):
         return f"lane {start} alone is wrong, where a document starts in segment {segment}"
     shape = "the order of axes, or: " if row.words.startswith("shape") else ""
     words = shape + next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
-    if start >= 0 and row.lanes == tuple(lane for lane in range(3) if lane != start):
+    if start < LANES and row.lanes == tuple(lane for lane in range(LANES) if lane != start):
         words += f"; lane {start} alone is right, which starts a document"
     return words
 
