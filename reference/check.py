@@ -1,4 +1,4 @@
-"""python -m reference.check [--stage NAME] [--strict] VECTORS THEIRS: is a port right?
+"""python -m reference.check [--stage NAME] [--strict] [--json] VECTORS THEIRS: is a port right?
 
 VECTORS is a file of docs/vectors, or a folder of them. THEIRS is a safetensors file with tensors of
 the same names, or a folder with files of the same names. Everything that does not begin with
@@ -10,6 +10,7 @@ how to use it.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+VERSION = 1  # of docs/vectors
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
 # Of the largest magnitude in a tensor; how they were measured stands in docs/porting.md
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
@@ -91,7 +93,8 @@ HINTS = {  # for a name that is wrong first: what to look at
 }
 # By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
 BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
-STARTS = (2, 1, -1)  # the lane that starts, by segment
+LANES = 3
+STARTS = {0: 2, 1: 1}  # the lane that starts, by segment
 
 
 class Row(NamedTuple):
@@ -165,8 +168,8 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     if scale == 0:
         words += ", expected exactly zero"
     lanes = ()
-    if difference.shape[:1] == (len(STARTS),) and re.match(BY_LANE, name):
-        off = difference.reshape(len(STARTS), -1).max(1) > tolerance * (scale or 1.0)
+    if difference.shape[:1] == (LANES,) and re.match(BY_LANE, name):
+        off = difference.reshape(LANES, -1).max(1) > tolerance * (scale or 1.0)
         lanes = tuple(np.flatnonzero(off).tolist())
     return Row(name, error, tolerance, words, lanes)
 
@@ -233,12 +236,12 @@ def hint_of(row: Row) -> str:
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         return "an operation in float32?"
     segment = segment_of(row.name)
-    start = STARTS[segment]
+    start = STARTS.get(segment, LANES)
     if row.lanes == (start,):
         return f"lane {start} alone is wrong, where a document starts in segment {segment}"
     shape = "the order of axes, or: " if row.words.startswith("shape") else ""
     words = shape + next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
-    if start >= 0 and row.lanes == tuple(lane for lane in range(3) if lane != start):
+    if start < LANES and row.lanes == tuple(lane for lane in range(LANES) if lane != start):
         words += f"; lane {start} alone is right, which starts a document"
     return words
 
@@ -294,11 +297,18 @@ def is_near(error: float, known: float | None) -> bool:
     return np.isinf(error) if known is None else bool(abs(error - known) <= 0.01 * known)
 
 
-def check_one(vectors: Path, theirs: Path, stage: str) -> bool:
-    """Compare a file with another; returns whether all tensors agree up to the stage."""
+def told(path: Path, first: Row) -> dict:
+    """What --json says of the tensor to begin with."""
+    error = first.error if np.isfinite(first.error) else None
+    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint_of(first)}
+
+
+def check_one(vectors: Path, theirs: Path, stage: str) -> dict:
+    """Compare a file with another; returns the verdict up to the stage."""
     rows, unknown = read_both(vectors, theirs, stage)
     report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
-    return first_wrong(rows) is None
+    first = first_wrong(rows)
+    return {"agrees": not first, "begin_with": told(vectors, first) if first else None}
 
 
 def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
@@ -314,10 +324,10 @@ def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
     return names, in_both
 
 
-def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
-    """Compare the files of one name in two folders; returns whether all agree up to the stage.
+def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
+    """Compare the files of one name in two folders; returns the verdict up to the stage.
 
-    If strict, a case that is missing does not.
+    If strict, a case that is missing does not agree.
     """
     names, in_both = names_in(vectors, theirs)
     failed = []  # (place, file, first wrong tensor)
@@ -340,12 +350,14 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> bool:
     print(
         f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
     )
+    verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
+    verdict |= {"cases": len(in_both), "missing": absent, "level": stages[last]}
     if failed:
         _, path, first = min(failed)
         begin_with(path, first)
-        return False
-    print(f"all agree, up to the stage {stages[last]}")
-    return not (strict and absent)
+        return verdict | {"begin_with": told(path, first)}
+    print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
+    return verdict | {"begin_with": None}
 
 
 def place_of(first: Row, inside: int) -> tuple:
@@ -412,13 +424,20 @@ def main(argv: list | None = None) -> int:
     parser.add_argument("--stage", choices=STAGES, default="", help=stage)
     strict = "fail if a case of VECTORS is not in THEIRS"
     parser.add_argument("--strict", action="store_true", help=strict)
+    machine = "print the verdict as one JSON object, the text on standard error"
+    parser.add_argument("--json", action="store_true", help=machine)
     options: Any = parser.parse_args(argv)
     both = (options.vectors, options.theirs, options.stage)
 
     def work() -> bool:
-        if options.vectors.is_dir():
-            return check_folder(*both, options.strict)
-        return check_one(*both)
+        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+            if options.vectors.is_dir():
+                verdict = check_folder(*both, options.strict)
+            else:
+                verdict = check_one(*both)
+        if options.json:
+            print(json.dumps(verdict))
+        return verdict["agrees"]
 
     return exit_code("reference.check", work)
 

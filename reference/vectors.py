@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.check import GIVEN, CheckError, exit_code
+from reference.check import GIVEN, VERSION, CheckError, exit_code
 from reference.gradients import Case, fields_of
 from reference.rollout import Segment, named, rollout_forward, segments_backward
 
@@ -32,6 +32,7 @@ BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exa
 LARGEST = 2**28  # the product of three sizes
 LENGTH = 300  # characters of --config that are said again
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
+SINGLE = TYPES | {"f": ("F32", "<f4")}  # for frameworks without float64
 
 
 # ----------------------------------------------------------------------------
@@ -143,15 +144,15 @@ def gradient_rows(
 
 # ----------------------------------------------------------------------------
 # files, and the command line
-def write(path: Path, rows: dict, about: dict) -> None:
+def write(path: Path, rows: dict, about: dict, types: dict = TYPES) -> None:
     """A safetensors file of the rows that are not empty, in their order, and PATH.json about it."""
     texts = {key: text_of(value) for key, value in about.items() if key != "flags"}
-    header: dict = {"__metadata__": texts}
+    header: dict = {"__metadata__": {"version": str(VERSION)} | texts}
     blocks = []
     end = 0
     for name, row in rows.items():
         if row.size:
-            kind, dtype = TYPES[row.dtype.kind]
+            kind, dtype = types[row.dtype.kind]
             blocks.append(row.astype(dtype).tobytes())  # row-major
             begin, end = end, end + len(blocks[-1])
             header[name] = {"dtype": kind, "shape": row.shape, "data_offsets": [begin, end]}

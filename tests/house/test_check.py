@@ -270,11 +270,31 @@ def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(tmp
     save_file(written | {"sgd/embedding": np.zeros(2)}, tmp_path / "retrieval.safetensors")
     command = [str(FOLDER / "memorizing"), str(tmp_path), "--stage"]
     assert check.main([*command, "state"]) == 0
-    assert capsys.readouterr().out.endswith("\nall agree, up to the stage state\n")
+    assert capsys.readouterr().out.endswith("\nall agree: vectors 1, memorizing, level state\n")
     assert check.main([*command, "state", "--strict"]) == 1
     capsys.readouterr()
     assert check.main([*command, "steps"]) == 1
     assert "begin with retrieval.safetensors, sgd/embedding: shape" in capsys.readouterr().out
+
+
+def test_a_machine_is_given_the_verdict(tmp_path, capsys):
+    """One JSON object; what people read is on standard error."""
+    rows = rows_of("memorizing/retrieval")
+    command = ["--json", str(FOLDER / "memorizing"), str(tmp_path)]
+    save_file(rows, tmp_path / "retrieval.safetensors")
+    assert check.main(command) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    right = {"agrees": True, "version": 1, "cases": 1, "missing": 1, "level": "steps"}
+    assert verdict == right | {"begin_with": None}
+    rows["0/logits"] = rows["0/logits"] * np.nan
+    save_file(rows, tmp_path / "retrieval.safetensors")
+    assert check.main(command) == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["agrees"], verdict["begin_with"]["error"]) == (False, None)
+    assert verdict["begin_with"]["tensor"] == "0/logits"
+    one = [str(path / "retrieval.safetensors") for path in (FOLDER / "memorizing", tmp_path)]
+    assert check.main(["--json", *one]) == 1
+    assert json.loads(capsys.readouterr().out)["begin_with"]["file"] == "retrieval.safetensors"
 
 
 def test_replay_is_asked_for_by_its_stage_alone(checked):
@@ -298,9 +318,9 @@ def test_operators_come_first_and_may_be_left_out(tmp_path, capsys):
     command = [str(FOLDER / "operators"), str(tmp_path), "--stage", "operators"]
     save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command[:2]) == 0
-    assert capsys.readouterr().out.endswith("\nall agree, up to the stage operators\n"), (
-        "and no other"
-    )
+    assert capsys.readouterr().out.endswith(
+        "\nall agree: vectors 1, operators, level operators\n"
+    ), "and no other"
     written["operator/unit_norm/dx"] = rows["operator/unit_norm/dx"] * 2
     save_file(written, tmp_path / "memorizing.safetensors")
     assert check.main(command) == 1

@@ -1,12 +1,18 @@
 """docs/vectors: made again they are the same. Whether they are right, other tests say."""
 
+import hashlib
+import importlib.util
 import json
 import re
+import shutil
+import sys
+import zipfile
 
 import numpy as np
 import pytest
 
 from accelerated.models import NAMES
+from docs.ports import archive
 from reference import check, vectors
 from tests.start_here.strategies import accepted, choices
 from tests.tools.cases import EVERY_CASE, VARIANTS, config_of
@@ -85,6 +91,7 @@ def is_written(path, rows, about):
     about = json.loads(json.dumps(about))
     assert json.loads(path.with_suffix(".json").read_text()) == about
     assert json.loads(metadata["config"]) == about["config"]
+    assert metadata["version"] == str(check.VERSION)
     assert [*rows] == [*held]
     for key, row in rows.items():
         assert row.dtype == held[key].dtype
@@ -98,7 +105,11 @@ def test_every_file_is_a_case_and_together_they_are_small():
     kinds = ("safetensors", "json")
     cases = {f"{paper}/{name}.{kind}" for paper, name in EVERY_CASE for kind in kinds}
     cases |= {f"operators/{paper}.{kind}" for paper in VARIANTS for kind in kinds}
-    assert {path.relative_to(FOLDER).as_posix() for path in files} == {*cases, "rules.json"}
+    assert {path.relative_to(FOLDER).as_posix() for path in files} == {
+        *cases,
+        "rules.json",
+        "manifest.json",
+    }
     assert sum(path.stat().st_size for path in files) <= 4_000_000
 
 
@@ -148,3 +159,35 @@ def test_a_seed_draws_vectors_of_its_own_and_no_file_is_overwritten(tmp_path, ca
     for name in ("a", "b"):
         assert vectors.main([*command, str(tmp_path / f"{name}.safetensors")]) == 2
         assert "give --out another name" in capsys.readouterr().err
+
+
+def test_the_manifest_is_what_its_command_writes():
+    assert (FOLDER / archive.MANIFEST).read_text() == archive.as_text(archive.manifest(FOLDER))
+
+
+@pytest.mark.parametrize("options,dtype", [([], "float64"), (["--float32"], "float32")])
+def test_the_archive_is_all_that_a_ci_needs(options, dtype, tmp_path, monkeypatch, capsys):
+    """docs/ports/ci.md: a port, which here writes what is asked for, is checked by the copies."""
+    assert archive.main([str(tmp_path / "vectors.zip"), *options]) == 0
+    assert archive.main([str(tmp_path / "vectors.zip")]) == 2, "nothing is overwritten"
+    with zipfile.ZipFile(tmp_path / "vectors.zip") as packed:
+        packed.extractall(tmp_path / "vectors")
+    copy = tmp_path / "vectors"
+    about = json.loads((copy / "manifest.json").read_text())
+    assert about["version"] == check.VERSION and "MIT" in about["licence"]
+    assert (copy / "LICENSE").exists() and (copy / "rules.json").exists()
+    for name, each in about["files"].items():
+        content = (copy / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == each["sha256"]
+    rows, _ = check.load(copy / "memorizing" / "retrieval.safetensors")
+    assert rows["0/logits"].dtype == dtype
+    spec = importlib.util.spec_from_file_location("copied", copy / "check.py")
+    copied = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "copied", copied)
+    spec.loader.exec_module(copied)
+    shutil.copytree(copy / "memorizing", tmp_path / "mine")
+    capsys.readouterr()
+    words = ["--strict", str(copy / "memorizing"), str(tmp_path / "mine")]
+    assert copied.main(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "all agree: vectors 1, memorizing, level steps"
