@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
+MODELS = {path.stem for path in (ROOT / "reference").glob("*.py")}
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
 EXTRAS = (  # modules that an extra brings
     "matplotlib",
@@ -107,7 +108,10 @@ def pytest_runtest_makereport(item):
     if report.failed and report.when == "call":
         claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        accused = "\n".join(f"  look at {name}" for name in under_test(item.obj, given))
+        papers = [value for value in given if isinstance(value, str) and value in MODELS]
+        models = [f"{side}/{paper}.py" for paper in papers for side in ("accelerated", "reference")]
+        named = [*models, *under_test(item.obj, given)]
+        accused = "\n".join(f"  look at {name}" for name in named)
         report.sections.append(("what it claims, and what may be wrong", f"{claim}\n{accused}"))
     return report
 

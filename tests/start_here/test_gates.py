@@ -233,7 +233,7 @@ def next_slot(config, p, own_value, normal_slot, normal_tokens, head):
 
 
 @pytest.mark.parametrize("slot_value", CHOICES["slot_value"])
-@examples(10)
+@examples(6)
 @given(data=st.data(), shape=SHAPES, seed=SEEDS)
 def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(slot_value, data, shape, seed):
     """Section 2.2.3: if a slot attends only to itself, its information does not change.

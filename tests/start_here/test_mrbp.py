@@ -184,7 +184,7 @@ def in_numpy(method, setting, rollout, seed=None):
     return rows | {f"gradient of {name}": grad for name, grad in grads.items()}
 
 
-@examples(10)
+@examples(6)
 @given(data=st.data())
 def test_numpys_memory_replay_has_the_gradients_of_full_bptt(data):
     """Algorithm 1 by hand. Full BPTT is PyTorch's autograd through all segments."""

@@ -81,7 +81,7 @@ def check_scored(who, found, expected):
     assert found == expected, f"{who} scores other tokens besides, or in another order: {found}"
 
 
-@examples(15)
+@examples(10)
 @given(data=st.data())
 def test_losses_are_those_of_each_window_alone(data):
     """Section 4.2, of three documents of different lengths, of which not every token counts.
