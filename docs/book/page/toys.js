@@ -30,6 +30,7 @@ function toy(id, sliders, draw) {  // sliders are {name: [label, values, start]}
   const update = () => {
     const values = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value()]));
     out.replaceChildren(...draw(values));
+    for (const table of out.querySelectorAll(".wide")) fit(table);
   };
   const fields = Object.fromEntries(Object.entries(sliders).map(([name, given]) => [name, sliderOf(...given, update)]));
   room.append(...Object.values(fields), out);
