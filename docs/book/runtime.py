@@ -7,6 +7,7 @@ that of Pyodide's lock where the lock has it. A reader's browser asks nobody but
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -132,17 +133,24 @@ def ours() -> bytes:
 
     The case of a paper is the one that its chapter shows.
     """
-    from docs.book.method import default_case  # it imports the references
-
     paths = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
-    for cases in sorted((ROOT / "docs" / "vectors").iterdir()):
-        if (ROOT / "reference" / f"{cases.name}.py").exists():
-            paths.append(cases / f"{default_case(cases.name)}.safetensors")
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in paths:
+    with zipfile.ZipFile(
+        content, "w"
+    ) as archive:  # not compressed: it is made when it is asked for
+        for path in [*paths, *cases()]:
             archive.write(path, path.relative_to(ROOT))
     return content.getvalue()
+
+
+@functools.cache
+def cases() -> list[Path]:
+    """The file of each paper's case."""
+    from docs.book.method import default_case  # it imports the references
+
+    folders = sorted((ROOT / "docs" / "vectors").iterdir())
+    papers = [each for each in folders if (ROOT / "reference" / f"{each.name}.py").exists()]
+    return [paper / f"{default_case(paper.name)}.safetensors" for paper in papers]
 
 
 def names() -> list[str]:

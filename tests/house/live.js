@@ -125,6 +125,21 @@ async function practise(task, answers) {  // judges one answer after another; th
   return { said, kept: JSON.parse(inside.localStorage.practice) };
 }
 
+async function toys(places, width) {  // [chapter, id of its toy]: what each shows at first, and after a slider moves
+  const found = [];
+  for (const [chapter, id] of places) {
+    const inside = await opened(chapter, width);
+    const room = inside.document.getElementById(`book-live-${id}`);
+    const cells = [...room.querySelectorAll("tr")].map(row => [...row.cells].map(cell => cell.textContent));
+    const bars = room.querySelector("[role=img]")?.ariaLabel;
+    const before = room.innerText;
+    set(room.querySelector("input"), 0);
+    const { scrollWidth } = inside.document.documentElement;
+    found.push({ cells, bars, moved: before !== room.innerText, scrollWidth });
+  }
+  return { found };
+}
+
 async function withoutPython(page) {
   const inside = await opened(page, 1440);
   await until("the line", () => inside.document.body.innerText.includes("python -m docs.book fetches"));

@@ -124,6 +124,29 @@ def test_without_pythons_parts_a_line_says_how_to_get_them(tmp_path, monkeypatch
     checked(tmp_path, "withoutPython", "try_one")
 
 
+@pytest.mark.skipif(not BROWSER, reason="needs a browser: apt-get install chromium")
+@pytest.mark.parametrize("width", [393, 1440])
+def test_the_toys_begin_with_the_numbers_of_the_text(width, tmp_path):
+    """And change when a slider is moved; no chapter is wider than the screen."""
+    names = {"compressive": "toy_queue", "block_recurrent": "toy_gate"}
+    names |= {"memformer": "toy_share", "pretrained_recurrence": "toy_pooled"}
+    found = checked(tmp_path, "toys", [*names.items()], width)["found"]
+    assert all(each["moved"] and each["scrollWidth"] <= width for each in found)
+    queue, gate, share, pooled = found
+    assert queue["cells"][1:4] == [
+        ["0", "0, 0", "0", "0, 0", "1, 3"],
+        ["1", "1, 3", "2", "0, 2", "5, 7"],
+        ["2", "5, 7", "6", "2, 6", "9, 11"],
+    ]
+    assert [row[-1] for row in gate["cells"][1:]] == ["4 + 2 = 6", "3 + 0 = 3", "1.5 + 1 = 2.5"]
+    assert "3: 0.125" in share["bars"]
+    assert [row[1:] for row in pooled["cells"][1:]] == [
+        ["none", "16", "18.75", "2.75"],
+        ["8", "10", "11", "1"],
+        ["5", "4", "4", "0"],
+    ]
+
+
 @pytest.mark.parametrize("paper", ["memformer", "block_recurrent", "compressive"])
 def test_pythons_zip_has_a_case_of_each_paper(paper):
     import io

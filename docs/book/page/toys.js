@@ -1,6 +1,6 @@
 // Four toys, one in each chapter: its numbers by hand, with sliders. Each shows where the gradient stops.
 
-const rounded = x => Number.isInteger(x) ? String(x) : String(Number(x.toPrecision(3)));
+const rounded = x => Number.isInteger(x) ? String(x) : String(Number(x.toPrecision(4)));
 const steps = (first, last, by) => {
   return Array.from({ length: Math.round((last - first) / by) + 1 }, (_, k) => Number((first + k * by).toFixed(4)));
 };
@@ -30,6 +30,7 @@ function toy(id, sliders, draw) {  // sliders are {name: [label, values, start]}
   const update = () => {
     const values = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value()]));
     out.replaceChildren(...draw(values));
+    for (const table of out.querySelectorAll(".wide")) fit(table);
   };
   const fields = Object.fromEntries(Object.entries(sliders).map(([name, given]) => [name, sliderOf(...given, update)]));
   room.append(...Object.values(fields), out);
