@@ -1,5 +1,7 @@
 """Write the excerpts of the references into the chapters: python -m docs.excerpts.
 
+It also writes the repository's address, which stands in pyproject.toml, into the notebook.
+
 A chapter marks a place with <!-- excerpt: NAME, NAME --> and the code block after it is the source
 of these functions and classes of its reference or of the reference's variants, with the comments
 right above them. NAME:3-9 is their lines 3 to 9, where def is line 1. The page of building blocks
@@ -7,12 +9,16 @@ shows parts of compressive.
 """
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+TOUR = ROOT / "docs" / "tour.ipynb"
+OWNER = "OWNER"  # in the address, until whoever publishes the project sets it
+BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 EXCERPT = re.compile(r"^<!-- excerpt: ([^\n]+) -->\n(?:```python\n.*?^```\n)?", re.M | re.S)
 
 
@@ -94,7 +100,30 @@ def reference_of_pages() -> dict[Path, Path]:
     return found
 
 
+def address() -> str:
+    """The repository's address, or nothing if it is not set yet."""
+    [found] = re.findall(r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    return "" if OWNER in found else found
+
+
+def with_address(tour: str, of: str) -> str:
+    """The notebook with the address `of` its clone and a badge that opens it in Colab, if any."""
+    notebook = json.loads(tour)
+    first, *others = notebook["cells"]
+    lines = [line for line in first["source"] if BADGE not in line]
+    if of:
+        place = of.replace("https://github.com", "https://colab.research.google.com/github")
+        lines.insert(1, f"\n[![Open in Colab]({BADGE})]({place}/blob/main/docs/tour.ipynb)\n")
+    first["source"] = lines
+    for cell in others:
+        cell["source"] = [
+            re.sub('^CLONE = ".*?"', f'CLONE = "{of}"', line) for line in cell["source"]
+        ]
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
+    TOUR.write_text(with_address(TOUR.read_text(), address()))
     for its_page, its_reference in reference_of_pages().items():
         written = with_excerpts(its_page.read_text(encoding="utf-8"), its_reference)
         its_page.write_text(written, encoding="utf-8")

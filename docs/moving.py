@@ -1,5 +1,6 @@
 """Draw the book's moving picture, docs/figures/book.gif, from its pages in a headless Chromium:
-python -m docs.book --out BOOK, then python -m docs.moving BOOK.
+python -m docs.book --out BOOK, then python -m docs.moving BOOK. It puts the notebook's pictures
+into it, too.
 
 It needs Chromium and ImageMagick. Chromium is driven by its DevTools protocol, over two pipes.
 """
@@ -14,6 +15,12 @@ from pathlib import Path
 
 VARIABLES = ("memory", "normed", "new")
 PICTURE = Path(__file__).parent / "figures" / "book.gif"
+TOUR = Path(__file__).parent / "tour.ipynb"
+CELLS = {  # {cell of the tour: its picture}
+    0: "figures/four_memories",
+    3: "figures/compressive_memories",
+    9: "results/recall-distance",
+}
 SIZE = {"width": 1130, "height": 800, "deviceScaleFactor": 1, "mobile": False}
 SECTION = "document.getElementById('{section}').scrollIntoView(); "
 SHOW = "slider.value = {segment}; show('slot_attention_forward'); "
@@ -105,6 +112,23 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
 
+def attach(folder: Path) -> None:
+    """Put the pictures of CELLS into the notebook, as attachments of their cells."""
+    notebook = json.loads(TOUR.read_text(encoding="utf-8"))
+    for number, name in CELLS.items():
+        path = folder / f"{Path(name).name}.png"
+        browser = Browser(TOUR.parent / f"{name}.svg", str(folder / path.stem))
+        browser.photograph(path)
+        browser.process.terminate()
+        browser.process.wait()
+        small = ["-trim", "-bordercolor", "white", "-border", "12", "+dither", "-colors", "32"]
+        subprocess.run(["convert", str(path), *small, str(path)], check=True)
+        picture = base64.b64encode(path.read_bytes()).decode()
+        notebook["cells"][number]["attachments"] = {path.name: {"image/png": picture}}
+    text = json.dumps(notebook, indent=1, ensure_ascii=False)
+    TOUR.write_text(f"{text}\n", encoding="utf-8")
+
+
 def draw(book: Path, folder: Path) -> None:
     """Photograph the scenes into a folder, and join them."""
     command = ["convert", "-loop", "0"]
@@ -124,4 +148,5 @@ def draw(book: Path, folder: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         draw(Path(sys.argv[1]), Path(made))
+        attach(Path(made))
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1e6:.2f} MB")

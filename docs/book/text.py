@@ -215,9 +215,13 @@ class Page(RendererHTML):
 
     def image(self, tokens, at, options, env) -> str:
         """A picture, whose address holds it."""
-        path = env["path"].parent / tokens[at].attrs["src"]
+        address = tokens[at].attrs["src"]
         about = html.escape(tokens[at].content)
-        return f'<img src="{address_of_picture(path)}" alt="{about}">'
+        if "://" in address:  # a page loads nothing from elsewhere
+            return about
+        if not address.startswith("data:"):
+            address = address_of_picture(env["path"].parent / address)
+        return f'<img src="{address}" alt="{about}">'
 
     def paragraph_open(self, tokens, at, options, env) -> str:
         """A paragraph; one that is a picture scrolls inside itself, as a table does."""
@@ -285,6 +289,9 @@ def markdown_of(path: Path) -> str:
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
+        for name, picture in cell.get("attachments", {}).items():
+            held = f"data:image/png;base64,{picture['image/png']}"
+            source = source.replace(f"attachment:{name}", held)
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):
             printed = output.get("text") or output.get("data", {}).get("text/plain", [])

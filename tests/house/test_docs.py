@@ -22,11 +22,19 @@ from accelerated.lab.tables.__main__ import TABLES
 from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import parse as parse_training
-from docs.excerpts import EXCERPT, definitions, reference_of_pages, with_excerpts
+from docs.excerpts import (
+    EXCERPT,
+    TOUR,
+    address,
+    definitions,
+    reference_of_pages,
+    with_address,
+    with_excerpts,
+)
 from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train
 
-PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", ROOT / "docs" / "book" / "front.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
 RUN_ALONE = ("block_recurrent", "compressive")
 FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`(.+?)`\$", re.M | re.S)
@@ -109,6 +117,19 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
             assert cell["outputs"] or "print" not in source, "store the outputs of this cell"
     assert names["clone"] == ROOT
     assert names["result"].tokens == 16 * names["settings"].recall.questions
+
+
+def test_the_tour_has_its_pictures_and_the_projects_address():
+    """One that is set gives the notebook a clone and a badge; none leaves it as it is."""
+    tour = TOUR.read_text()
+    assert tour == with_address(tour, address()), "python -m docs.excerpts"
+    given = with_address(tour, "https://github.com/someone/memories")
+    assert 'CLONE = \\"https://github.com/someone/memories\\"' in given
+    assert "colab-badge.svg)](https://colab.research.google.com/github/someone/memories/" in given
+    assert with_address(given, "") == with_address(tour, "")
+    for cell in json.loads(tour)["cells"]:
+        named = re.findall(r"\(attachment:(.*?)\)", "".join(cell["source"]))
+        assert named == [*cell.get("attachments", [])]
 
 
 @pages
