@@ -416,8 +416,7 @@ def check_options(options: argparse.Namespace) -> None:
     if getattr(options, "plot", None):
         check_figure(options.plot)
     if getattr(options, "out", None):
-        if os.path.lexists(options.out):
-            raise InputError(
-                f"--out {options.out} exists, and nothing is overwritten; give another --out"
-            )
-        check_writable(Path(options.out), "give another --out")
+        out = Path(options.out)
+        if out.is_symlink() or out.exists():
+            raise InputError(f"--out {out} exists, and nothing is overwritten; give another --out")
+        check_writable(out, "give another --out")

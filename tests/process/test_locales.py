@@ -33,16 +33,16 @@ COMMANDS = [
         "--out",
         "v.safetensors",
     ],
-    ["-m", "docs.practice", "."],
+    ["-m", "docs.practice", "--help"],
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a text that is no ASCII, and a run of it, whose name is none either."""
+    """A folder with a text that is no ASCII, and a run of it."""
     folder = tmp_path_factory.mktemp("locale")
-    (folder / "bücher.txt").write_text("Ein Satz über Bücher, ohne Ende. " * 200, "utf-8")
-    words = ["--data", folder / "bücher.txt", "--steps", 1, "--validation-tokens", 48]
+    (folder / "book.txt").write_text("Ein Satz über Bücher, ohne Ende. " * 200, "utf-8")
+    words = ["--data", folder / "book.txt", "--steps", 1, "--validation-tokens", 48]
     train(*COMPRESSIVE, *words, "--out", folder / "RUN")
     return folder
 
