@@ -60,6 +60,8 @@ class Paper:
         self.carried = getattr(own, "CARRIED", ())
         # Fields that have float32 at least; None is what the initial state has
         self.long_lived = getattr(own, "LONG_LIVED", ()) if own else None
+        # Whether it solves a system in float32, in whatever type the model computes
+        self.solves = getattr(own, "SOLVES", False)
         # random_state(config, rng, batch) -> a state of arrays, not the initial one
         self.random_state = getattr(own, "random_state", self.shaken_state)
 

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
+from reference import (
+    block_recurrent,
+    compressive,
+    gated_deltanet,
+    memformer,
+    memorizing,
+    pretrained_recurrence,
+)
 
 B = 3  # lanes: documents side by side
 STEP = 1e-7  # h
@@ -38,6 +45,7 @@ SLOTS = SIZES | {
 }
 DECODER_ONLY = SLOTS | {"encoder_layers": 0}
 KEYS = LAYERS | {"segment": 6, "memory": 14, "retrieved": 10}
+DELTA = LAYERS | {"segment": 6, "value_width": 9}
 GPT2 = SIZES | {"layers": 4, "segment": 6, "max_positions": 9, "module_width": 5}
 SEVERAL_VECTORS = GPT2 | {"vectors": 11, "pooling": "attention"}
 
@@ -54,6 +62,7 @@ PAPERS = {
     "Compressive, attention reconstruction": Paper(compressive, ROWS, ("memory", "compressed")),
     "Compressive, auto-encoding": Paper(compressive, BY_AUTO_ENCODING, ("memory", "compressed")),
     "Compressive, trained by BPTT": Paper(compressive, BY_BPTT, ("memory",)),
+    "Gated DeltaNet": Paper(gated_deltanet, DELTA, ()),
     "Memformer": Paper(memformer, SLOTS, ("previous",)),
     "Memformer, decoder-only": Paper(memformer, DECODER_ONLY, ("previous",)),
     "Memorizing": Paper(memorizing, KEYS, ("memory_keys", "memory_values")),

@@ -4,7 +4,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterable
 
-from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
+from reference import (
+    block_recurrent,
+    compressive,
+    gated_deltanet,
+    memformer,
+    memorizing,
+    pretrained_recurrence,
+)
 from reference.variants.compressive import COMPRESSION_LOSSES, COMPRESSIONS
 
 SMALL = {"vocabulary": 7, "width": 4, "heads": 2, "feed_forward": 5}
@@ -26,6 +33,7 @@ CONFIGS = {
     "compressive": compressive.Config(
         **LAYERS, segment=4, memory=6, compressed_memory=3, compression_rate=2
     ),
+    "gated_deltanet": gated_deltanet.Config(**LAYERS, value_width=2, segment=4),
     "memformer": MEMFORMER,
     "memorizing": memorizing.Config(
         **LAYERS, **BUCKETS, segment=4, memory_layer=2, memory=9, retrieved=3
@@ -120,6 +128,7 @@ VARIANTS = {  # {paper: {case: the fields of its config that it changes}}
         | AUTHORS
         | {"compression": "dilated_conv", "compression_loss": "bptt", "dilations": (1,)},
     },
+    "gated_deltanet": {"one-layer": ONE, "two-layers": LESS | {"layers": 2}},
     "memformer": {
         "continuation": {},
         "infilling": {},

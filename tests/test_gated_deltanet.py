@@ -1,0 +1,128 @@
+"""Gated DeltaNet: its rule by the paper's equation, and by the package transformers; its memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated import gated_deltanet as fast
+from reference import gated_deltanet as ref
+from tests.helpers.comparison import LADDER, assert_agree, named
+from tests.helpers.rollouts import both_sides
+
+FLOAT32 = 1e-4  # the package computes in it
+NAMES = ("query", "key", "value", "strength", "decay", "matrix")
+
+
+def random_inputs(tokens, seed=0):
+    """{name: array} of what the rule takes; keys and queries have unit length."""
+    rng = np.random.default_rng(seed)
+    query, key = rng.standard_normal((2, 2, 3, tokens, 5))
+    query /= np.linalg.norm(query, axis=-1, keepdims=True)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    value = rng.standard_normal((2, 3, tokens, 7))
+    strength, decay = rng.uniform(0.2, 1, (2, 2, 3, tokens, 1))
+    matrix = rng.standard_normal((2, 3, 5, 7))
+    return dict(zip(NAMES, (query, key, value, strength, decay, matrix), strict=True))
+
+
+def by_tokens(inputs, arriving):
+    """{name: array} of what is read, the next matrix, and all gradients, by the reference."""
+    read, matrix, cache = ref.delta_rule_forward(**inputs)
+    grads = ref.delta_rule_backward(*arriving, cache)
+    return {"read": read, "next": matrix} | {f"d{n}": g for n, g in zip(NAMES, grads, strict=True)}
+
+
+def by_rule(rule, inputs, arriving):
+    """The same by a function of tensors in the order of NAMES."""
+    tensors = {n: torch.tensor(x, requires_grad=True) for n, x in inputs.items()}
+    read, matrix = rule(**tensors)
+    objective = (read * torch.tensor(arriving[0])).sum() + (
+        matrix * torch.tensor(arriving[1])
+    ).sum()
+    grads = torch.autograd.grad(objective, [*tensors.values()])
+    return {"read": read, "next": matrix} | {f"d{n}": g for n, g in zip(NAMES, grads, strict=True)}
+
+
+def chunks(query, key, value, strength, decay, matrix):
+    return fast.gated_delta_rule(matrix, query, key, value, strength, decay.log())
+
+
+def test_a_token_changes_the_matrix_by_equation_10():
+    """S_t = a (I - b k k^T) S_{t-1} + b k v^T, o_t = S_t^T q_t."""
+    inputs = random_inputs(4)
+    read, after, _ = ref.delta_rule_forward(**inputs)
+    for lane, head in np.ndindex(2, 3):
+        own = {name: array[lane, head] for name, array in inputs.items()}
+        matrix = own["matrix"]
+        for t in range(4):
+            q, k, v, b, a = (own[name][t] for name in NAMES[:5])
+            matrix = a * (np.eye(5) - b * np.outer(k, k)) @ matrix + b * np.outer(k, v)
+            np.testing.assert_allclose(read[lane, head, t], matrix.T @ q, rtol=1e-12)
+        np.testing.assert_allclose(after[lane, head], matrix, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200])
+def test_chunks_equal_the_recurrence(tokens):
+    """What is read, the matrix and every gradient, that of the first matrix included."""
+    inputs = random_inputs(tokens)
+    rng = np.random.default_rng(1)
+    arriving = rng.standard_normal((2, 3, tokens, 7)), rng.standard_normal((2, 3, 5, 7))
+    assert_agree(by_tokens(inputs, arriving), by_rule(chunks, inputs, arriving), LADDER)
+
+
+def test_a_fast_decay_overflows_nothing():
+    """In 64 tokens exp(-16) each: exp(G_j - G_i) would be exp(1008) if it were not masked first."""
+    tensors = {n: torch.tensor(x).float() for n, x in random_inputs(64).items()}
+    tensors["decay"] = torch.full_like(tensors["decay"], np.exp(-16)).requires_grad_()
+    read, matrix = chunks(**tensors)
+    (read.sum() + matrix.sum()).backward()
+    for found in (read, matrix, tensors["decay"].grad):
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "chunk"])
+def test_the_package_transformers_computes_the_same(kind):
+    """Its gated delta rule, of Qwen3-Next, in float32; it scales queries by 1 / sqrt(E) itself."""
+    name = "transformers.models.qwen3_next.modeling_qwen3_next"
+    package = pytest.importorskip(name, reason="the package transformers has no Qwen3-Next here")
+    rule = getattr(package, f"torch_{kind}_gated_delta_rule")
+
+    def theirs(query, key, value, strength, decay, matrix):
+        rows = [x.transpose(1, 2) for x in (query * 5**0.5, key, value)]
+        gates = [x[..., 0].transpose(1, 2) for x in (decay.log(), strength)]
+        read, after = rule(*rows, *gates, initial_state=matrix, output_final_state=True)
+        return read.transpose(1, 2), after
+
+    inputs = {n: x.astype(np.float32) for n, x in random_inputs(100).items()}
+    rng = np.random.default_rng(1)
+    shapes = ((2, 3, 100, 7), (2, 3, 5, 7))
+    arriving = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    expected = by_rule(theirs, inputs, arriving)
+    exact = {n: x.astype(np.float64) for n, x in inputs.items()}
+    assert_agree(expected, by_tokens(exact, arriving), FLOAT32, "reference")
+    assert_agree(expected, by_rule(chunks, inputs, arriving), FLOAT32, "chunks")
+
+
+def test_a_new_value_of_a_key_replaces_the_old_and_leaves_the_others():
+    """By strength 1 and no decay; keys at right angles."""
+    key = np.eye(3)[[0, 1, 0, 0, 1]][None, None]
+    value = np.array([[1.0], [2.0], [7.0], [0.0], [0.0]])[None, None]
+    strength = np.array([1.0, 1, 1, 0, 0])[None, None, :, None]
+    read, _, _ = ref.delta_rule_forward(
+        key, key, value, strength, np.ones_like(strength), np.zeros((1, 1, 3, 1))
+    )
+    np.testing.assert_array_equal(read.ravel(), [1, 2, 7, 7, 2])
+
+
+def test_two_segments_are_one_of_twice_the_length():
+    """All that a segment needs of the one before is in the state: there are no positions."""
+    config, rng, params, state, *_ = both_sides("gated_deltanet", "three-layers")
+    long = fast.Config(**vars(config) | {"segment": 2 * config.segment})
+    tokens = rng.integers(config.vocabulary, size=(2, long.segment))
+    expected, last, _ = ref.forward(params, long, tokens, state)
+    logits = []
+    for part in np.split(tokens, 2, axis=1):
+        found, state, _ = ref.forward(params, config, part, state)
+        logits.append(found)
+    rows = {"logits": np.concatenate(logits, axis=1)} | named("state", state)
+    assert_agree({"logits": expected} | named("state", last), rows, 1e-12)
