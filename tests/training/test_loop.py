@@ -399,7 +399,8 @@ def test_the_last_report_has_the_memory_carried_and_cleared(finished):
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_losses_of_joined_documents_are_those_of_each_document(finished, split):
     """What eval.py positions and view show: the losses of a document, without those between two."""
-    name, options = parse_evaluation(["positions", str(finished.folder), "--split", split])
+    words = ["positions", str(finished.folder), "--split", split, "--checkpoint", "last"]
+    name, options = parse_evaluation(words)
     run = open_documents(open_trained_run(finished.folder, name, options), options, ())
     assert not run.model.training, "a model that was loaded would drop entries"
     found = run.by_document(token_nats(run.model, run.documents, run.lane_count))
