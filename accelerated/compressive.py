@@ -3,6 +3,8 @@
 Each layer attends to its segment's N rows, to M rows before them (memory), and to C rows of what is
 older: what leaves memory is compressed, c rows to one. Transformer-XL has no compressed memory.
 
+The authors' own is sonnet/python/modules/nets/transformer.py of Sonnet v1.
+
 Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
 width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
 """

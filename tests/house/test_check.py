@@ -284,7 +284,7 @@ def test_a_machine_is_given_the_verdict(tmp_path, capsys):
     save_file(rows, tmp_path / "retrieval.safetensors")
     assert check.main(command) == 0
     verdict = json.loads(capsys.readouterr().out)
-    right = {"agrees": True, "version": 1, "cases": 1, "missing": 1, "level": "steps"}
+    right = {"agrees": True, "version": 1, "cases": 1, "missing": 3, "level": "steps"}
     assert verdict == right | {"begin_with": None}
     rows["0/logits"] = rows["0/logits"] * np.nan
     save_file(rows, tmp_path / "retrieval.safetensors")

@@ -1,4 +1,4 @@
-"""Block-Recurrent Transformer in six tasks (docs/block_recurrent.md): mask, buckets, gates, blocks.
+"""Block-Recurrent Transformer in seven tasks (docs/block_recurrent.md): mask, bucket, gate, block.
 
 B lanes, S states, D width, W window.
 Write each function, then ask what is right:
@@ -88,5 +88,19 @@ def recurrence_backward(dout, dstates, x, before, window, read_backward, update_
     dout (B, N, D) is of what was read, dstates (B, S, D) of the states after the last block; before
     has the states before each block. read_backward(dout of a block, block of x, states before it)
     and update_backward(dstates after it, block of x, states before it) each give (dx, dstates).
+    """
+    raise NotImplementedError
+
+
+def lstm_gate_backward(dout, carry, hidden, weights, biases):
+    """7. A derivation: back through task 4. Returns (dcarry, dhidden, dweights, dbiases).
+
+    dout, carry (B, S, D); hidden (B, S, F); weights (3, D, F) and biases (3, D) of z, i and f.
+    The results have the shapes of carry, hidden, weights and biases.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> given = (one, 2 * one, one, np.zeros((3, 1, 1)), np.array([[0.0], [1.0], [-1.0]]))
+    >>> [each.ravel().tolist() for each in lstm_gate_backward(*given)]
+    [[0.5], [0.0], [0.5, 0.0, 0.5], [0.5, 0.0, 0.5]]
     """
     raise NotImplementedError

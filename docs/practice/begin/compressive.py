@@ -1,4 +1,4 @@
-"""Compressive Transformer in five tasks (docs/compressive.md): distances, a queue, its own loss.
+"""Compressive Transformer in six tasks (docs/compressive.md): distances, a queue, its own loss.
 
 B lanes, H heads, N queries of a segment, K keys, E head width, D width.
 Write each function, then ask what is right:
@@ -82,5 +82,19 @@ def reconstruction_loss(h, evicted, new, query, key, value):
     >>> loss, dnew, *_ = reconstruction_loss(one, one, 3 * one, *[one[0]] * 3)
     >>> float(loss), dnew.ravel().tolist()
     (4.0, [4.0])
+    """
+    raise NotImplementedError
+
+
+def relative_scores_backward(dscores, query, key, distance_key, content_bias, distance_bias):
+    """6. A derivation: back through task 3.
+
+    Returns (dquery, dkey, ddistance_key, dcontent_bias, ddistance_bias), each in the shape of what
+    it is of. dscores (B, H, N, K) is zero where the mask hides; the others are those of task 3.
+
+    >>> one = np.ones((1, 1, 1, 4))
+    >>> given = (2 * one[..., :1], one, one, 3 * one[0], 0 * one[0, :, 0], one[0, :, 0])
+    >>> [float(each.ravel()[0]) for each in relative_scores_backward(*given)]
+    [4.0, 1.0, 2.0, 1.0, 3.0]
     """
     raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Recurrence in a pretrained model in four tasks (docs/pretrained_recurrence.md).
+"""Recurrence in a pretrained model in five tasks (docs/pretrained_recurrence.md).
 
 A window is pooled to one vector, which the next window sees. L layers, B lanes, N tokens, D width.
 Write each function, then ask what is right:
@@ -62,5 +62,18 @@ def windows(length, size, overlap):
 
     >>> windows(8, 4, 1).tolist()
     [[0, 4, 1], [3, 7, 5]]
+    """
+    raise NotImplementedError
+
+
+def attention_pool_backward(dpooled, mixed, fixed_key):
+    """5. A derivation: back through pooling by attention. Returns (dmixed, dfixed_key).
+
+    dpooled (B, D); mixed (B, N, D); fixed_key (D,). The forward is
+    z = sum_i w_i m_i,  w = softmax over i of m_i·fixed_key / sqrt(D).
+
+    >>> given = (np.ones((1, 1)), np.array([[[1.0], [3.0]]]), np.zeros(1))
+    >>> [each.ravel().tolist() for each in attention_pool_backward(*given)]
+    [[0.5, 0.5], [1.0]]
     """
     raise NotImplementedError

@@ -39,6 +39,17 @@ def lstm_gate(carry, hidden, weights, biases):
     return out
 
 
+def lstm_gate_backward(dout, carry, hidden, weights, biases):
+    p = {}
+    for number, name in enumerate("zif"):
+        p |= {f"weight_{name}": weights[number], f"bias_{name}": biases[number]}
+    _, cache = variants.lstm_gate_forward(p, carry, hidden)
+    dcarry, dhidden, grads = variants.lstm_gate_backward(dout, cache)
+    dweights = np.stack([grads[f"weight_{name}"] for name in "zif"])
+    dbiases = np.stack([grads[f"bias_{name}"] for name in "zif"])
+    return dcarry, dhidden, dweights, dbiases
+
+
 def recurrence(x, states, window, read, update):
     outs = []
     for at in range(0, x.shape[1], window):
@@ -134,5 +145,22 @@ TASKS = (
         {"dx": "B, N, D", "dstates": "B, S, D"},
         BLOCKS,
         recurrence_backward_inputs,
+    ),
+    Task(
+        lstm_gate_backward,
+        {
+            "dcarry": "B, S, D",
+            "dhidden": "B, S, F",
+            "dweights": "3, D, F",
+            "dbiases": "3, D",
+        },
+        GATE,
+        {
+            "dout": "B, S, D",
+            "carry": "B, S, D",
+            "hidden": "B, S, F",
+            "weights": "3, D, F",
+            "biases": "3, D",
+        },
     ),
 )

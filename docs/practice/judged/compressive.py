@@ -5,7 +5,7 @@ Nothing here is shown to the reader; compressive.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, ranges
+from docs.practice.tasks import Task, normal, normals, ranges
 from reference import compressive as reference
 
 HEADS = ranges(B=3, H=3, N=5, m=(0, 5), E=7)
@@ -57,6 +57,31 @@ def relative_scores(query, key, distance_key, content_bias, distance_bias):
     scaled = scores * query.shape[-1] ** -0.5
     mask = reference.causal_mask(*scores.shape[-2:])
     return np.where(mask, scaled, -np.inf)
+
+
+def relative_scores_backward(dscores, query, key, distance_key, content_bias, distance_bias):
+    scaled = dscores * query.shape[-1] ** -0.5
+    by_distance = relative_shift_backward(scaled)
+    dcontent_query = scaled @ key
+    ddistance_query = by_distance @ distance_key
+    dkey = scaled.swapaxes(-1, -2) @ (query + content_bias[:, None])
+    ddistance_key = (by_distance.swapaxes(-1, -2) @ (query + distance_bias[:, None])).sum(0)
+    dbiases = (dcontent_query.sum((0, 2)), ddistance_query.sum((0, 2)))
+    return dcontent_query + ddistance_query, dkey, ddistance_key, *dbiases
+
+
+def scores_backward_inputs(rng, **sizes):
+    """Inputs of task 3, and gradients of its scores."""
+    shapes = {
+        "dscores": "B, H, N, N + m",
+        "query": "B, H, N, E",
+        "key": "B, H, N + m, E",
+        "distance_key": "H, N + m, E",
+        "content_bias": "H, E",
+        "distance_bias": "H, E",
+    }
+    given = normals(rng, sizes, shapes)
+    return given | {"dscores": seen(given["dscores"])}
 
 
 def remember(h, memory, compressed, weight):
@@ -122,5 +147,17 @@ TASKS = (
             "key": "D, D",
             "value": "D, D",
         },
+    ),
+    Task(
+        relative_scores_backward,
+        {
+            "dquery": "B, H, N, E",
+            "dkey": "B, H, K, E",
+            "ddistance_key": "H, K, E",
+            "dcontent_bias": "H, E",
+            "ddistance_bias": "H, E",
+        },
+        HEADS,
+        scores_backward_inputs,
     ),
 )

@@ -27,6 +27,15 @@ def pool_backward(dpooled, layer_scores, outputs):
     return reference.mix_backward(dmixed, cache)
 
 
+def attention_pool_backward(dpooled, mixed, fixed_key):
+    scale = mixed.shape[-1] ** -0.5
+    weights, _ = reference.softmax_forward(mixed @ fixed_key * scale)  # (B, N)
+    dweights = (mixed @ dpooled[:, :, None])[:, :, 0]
+    dscores = reference.softmax_backward(dweights, weights) * scale
+    dmixed = weights[:, :, None] * dpooled[:, None] + dscores[:, :, None] * fixed_key
+    return dmixed, np.tensordot(dscores, mixed, 2)
+
+
 def insertion_mask(length, vectors, present):
     return reference.window_mask(length, vectors, present)[:, 0]
 
@@ -69,5 +78,11 @@ TASKS = (
         {"windows": "windows, 3"},
         ranges(n=(0, 30), T=9, o=(0, 8)),
         window_inputs,
+    ),
+    Task(
+        attention_pool_backward,
+        {"dmixed": "B, N, D", "dfixed_key": "D"},
+        POOL,
+        {"dpooled": "B, D", "mixed": "B, N, D", "fixed_key": "D"},
     ),
 )
