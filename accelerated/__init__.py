@@ -39,9 +39,8 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
     device = choose_device(device)
     try:
         contents = load_weights(path, checkpoint)
-    except (OSError, UnicodeEncodeError) as error:
-        reason = getattr(error, "strerror", "no file has such a name")
-        raise InputError(f"cannot read {path}: {reason}; give another run") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; give another run") from None
     settings = settings_from(contents, path)
     model, tokenizer = open_model(path, contents, settings, device=device)
     return Loaded(model, tokenizer, settings)

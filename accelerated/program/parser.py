@@ -32,7 +32,7 @@ class OptionParser(argparse.ArgumentParser):
             if word in ("", f"{option}="):
                 self.error(f"{option} is empty; give a value, or leave it out")
             if NO_TEXT.search(word):
-                self.error(f"{option} has {word!r}, which is no text; give another")
+                self.error(f"{word!r} is no text; give another")
         return super().parse_known_args(words, namespace)
 
     def parse(

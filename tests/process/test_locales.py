@@ -15,7 +15,7 @@ from tests.helpers.programs import COMPRESSIVE, train
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SIZES = '{"vocabulary": 5, "width": 4, "heads": 2, "segment": 4, "memory": 4, "retrieved": 2}'
-VECTORS = ["-m", "reference.vectors"]
+VECTORS = ["-m", "reference.vectors", "--model", "memorizing"]
 COMMANDS = [
     ["train.py", "--help"],
     ["eval.py", "--help"],
@@ -23,16 +23,7 @@ COMMANDS = [
     ["eval.py", "view", "RUN", "--out", "page.html"],
     ["eval.py", "sample", "RUN", "--tokens", "3", "--prompt", "é"],
     ["-c", "import accelerated; accelerated.load('RUN')"],
-    [
-        "-m",
-        "reference.vectors",
-        "--model",
-        "memorizing",
-        "--config",
-        SIZES,
-        "--out",
-        "v.safetensors",
-    ],
+    [*VECTORS, "--config", SIZES, "--out", "v.safetensors"],
     ["-m", "docs.practice", "--help"],
 ]
 
