@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from docs.excerpts import ROOT, excerpt
 from docs.practice.tasks import blocks
+from reference.check import load
 from tests.house.browser import BROWSER, Around, answer_of
 
 pytest.importorskip(
@@ -155,6 +157,28 @@ def test_pythons_zip_has_a_case_of_each_paper(paper):
     names = zipfile.ZipFile(io.BytesIO(runtime.ours())).namelist()
     assert f"reference/{paper}.py" in names
     assert sum(name.startswith(f"docs/vectors/{paper}/") for name in names) == 1
+
+
+@pytest.mark.parametrize("path", runtime.weights(), ids=lambda path: path.stem)
+def test_a_file_of_weights_is_small_and_is_a_models(path):
+    """Its metadata names a row; the reference of its config has parameters of its shapes."""
+    assert path.stat().st_size <= 500_000
+    rows, about = load(path)
+    assert {row.dtype for row in rows.values()} == {np.dtype("float16")}
+    begun = try_one.begin(
+        0,
+        files=[path.relative_to(ROOT).as_posix()],
+        facts=[["3", "7", ""]],
+        lengths=[0, 0, 0],
+        distractors=0.0,
+        seed=0,
+    )
+    session = try_one.SESSIONS[0]
+    drawn = session.reference.init_params(session.config, np.random.default_rng(0))
+    assert {name: row.shape for name, row in rows.items()} == {
+        name: array.shape for name, array in drawn.items()
+    }
+    assert begun["shape"] == (session.config.slots if "Mem" in about["row"] else 64, 64)
 
 
 def test_the_site_has_what_the_judge_asks_for():
