@@ -161,6 +161,7 @@ MEANS = {  # where to look if a number is the first that is wrong
     "parameter": "the rate that the optimiser took, clipping, decay, or the optimiser",
     "state": "the state after the step, which the next one reads",
 }
+AUXILIARY = "the auxiliary loss, and the share by which a group of lanes weighs its own"
 
 
 def check(step, kind, found, expected, name=""):
@@ -175,7 +176,7 @@ def check(step, kind, found, expected, name=""):
     at = np.unravel_index(differences.argmax(), expected.shape)
     place = f" at {[*map(int, at)]}" if at else ""
     numbers = f"is {found[at]:.10g}, expected {expected[at]:.10g}"
-    pytest.fail(f"{title}{place} {numbers}; look at {MEANS.get(kind, 'how it is measured')}")
+    pytest.fail(f"{title}{place} {numbers}; look at {MEANS.get(kind, AUXILIARY)}")
 
 
 def begin(folder, name, *options, dropout=0.0):
