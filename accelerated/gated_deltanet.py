@@ -25,9 +25,10 @@ from accelerated.attention.heads import (
     split_heads,
 )
 from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
-from reference.gated_deltanet import TAPS, Config, init_params
+from reference.gated_deltanet import Config, init_params
 
 CHUNK = 64  # tokens
+TAPS = 4  # of a convolution
 
 
 class State(NamedTuple):

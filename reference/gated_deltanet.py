@@ -95,9 +95,10 @@ def delta_rule_forward(query, key, value, strength, decay, matrix):
 # F = a S, m = v - F^T k, S' = F + k (b m)^T, y = S'^T q, from the last token to the first:
 # dS' += q dy^T, dq = S' dy, dw = dS'^T k, db = m·dw, dv = dm = b dw,
 # dF = dS' - k dm^T, dk = dS' b m - F dm, da = S·dF, dS = a dF
-def delta_rule_backward(dread, dmatrix, steps):
+def delta_rule_backward(dread, dlast, steps):
     """Gradients of query, key, value, strength, decay and matrix."""
     grads = []
+    dmatrix = dlast
     for dy, step in zip(columns(dread)[::-1], steps[::-1], strict=True):
         q, k, b, a, before, missing, after = step
         dmatrix = dmatrix + q @ dy.mT

@@ -134,7 +134,7 @@ def test_memformers_baselines_have_the_parameters_of_its_table_1(preset):
 FINGERPRINTS = {  # of each model's presets
     "block_recurrent": "5f27ace1df91baee",
     "compressive": "86155af9fde4e3f8",
-    "gated_deltanet": "",
+    "gated_deltanet": "90306bb69a6d56dc",
     "memformer": "b224f67e015d3afd",
     "memorizing": "870f6d4949864489",
     "pretrained_recurrence": "55ae700592a05e35",
