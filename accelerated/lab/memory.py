@@ -337,14 +337,20 @@ def about(row: str) -> dict:
 
 
 def record_at(path: Path) -> dict:
-    """The record at path, or a new one; raises InputError if its settings are others."""
+    """The record at path, or a new one; a row may have been added since it was begun.
+
+    Raises InputError if its settings are others.
+    """
     record = new_record()
     if not path.exists():
         return record
     found = record | read_record(path, {"settings", "runs"})
-    if found["settings"] != record["settings"]:
+    rows = record["settings"]["rows"]
+    settings = found["settings"] | {"rows": rows | found["settings"]["rows"]}
+    if settings != record["settings"]:
         raise InputError(f"{path} has runs of other settings; give another --out")
-    return found
+    runs = record["runs"] | found["runs"]  # a row that is new has none yet
+    return found | {"settings": settings, "runs": runs}
 
 
 def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:

@@ -117,6 +117,14 @@ def test_a_record_of_other_settings_is_refused(experiment, monkeypatch):
         experiment("--seeds 0")
 
 
+def test_a_row_can_be_added_to_a_record(experiment, monkeypatch):
+    before = experiment("--seeds 0")
+    monkeypatch.setitem(memory.ROWS, "another", memory.ROWS[ROW])
+    after = memory.record_at(experiment.folder / "memory.json")
+    assert after["runs"] == before["runs"] | {"another": {}}
+    assert after["settings"]["rows"]["another"] == before["settings"]["rows"][ROW]
+
+
 def test_weights_of_seed_0_are_kept_small_after_each_stage(experiment):
     experiment("--seeds 0")
     kept = sorted(experiment.folder.glob("weights/*[a-z].safetensors"))
