@@ -102,7 +102,9 @@ def reference_of_pages() -> dict[Path, Path]:
 
 def address() -> str:
     """The repository's address, or nothing if it is not set yet."""
-    [found] = re.findall(r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    [found] = re.findall(
+        r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M
+    )
     return "" if OWNER in found else found
 
 
@@ -123,7 +125,8 @@ def with_address(tour: str, of: str) -> str:
 
 
 if __name__ == "__main__":
-    TOUR.write_text(with_address(TOUR.read_text(), address()))
+    tour = with_address(TOUR.read_text(encoding="utf-8"), address())
+    TOUR.write_text(tour, encoding="utf-8")
     for its_page, its_reference in reference_of_pages().items():
         written = with_excerpts(its_page.read_text(encoding="utf-8"), its_reference)
         its_page.write_text(written, encoding="utf-8")
