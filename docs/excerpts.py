@@ -102,9 +102,8 @@ def reference_of_pages() -> dict[Path, Path]:
 
 def address() -> str:
     """The repository's address, or nothing if it is not set yet."""
-    [found] = re.findall(
-        r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M
-    )
+    about = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [found] = re.findall(r'^Repository = "(.*)"', about, re.M)
     return "" if OWNER in found else found
 
 
