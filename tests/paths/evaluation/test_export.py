@@ -51,7 +51,8 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
     run = trained(model, text, tmp_path / "run")
     record, described, params = exported(capsys, run, tmp_path / "exported")
     learned = ["tokenizer.tiktoken"] if model == "block_recurrent" else []
-    assert record["files"] == ["README.md", "config.json", "model.safetensors", *learned]
+    written = ["README.md", "config.json", "model.safetensors", "modeling_palimpsest.py"]
+    assert record["files"] == [*written, *learned]
     assert described["step"] == 1
 
     reference = importlib.import_module(f"reference.{model}")
