@@ -25,7 +25,6 @@ def test_a_program_with_a_state_can_be_saved(name):
     assert tuple(model.state_shapes(1)) == state._fields, "README.md gives them in this order"
 
 
-@pytest.mark.compile
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_reads_segment_after_segment_in_any_number_of_lanes(name, tmp_path):
     """Only torch's own classes go in and come out, so another program needs nothing of ours."""
@@ -46,7 +45,6 @@ def test_a_program_reads_segment_after_segment_in_any_number_of_lanes(name, tmp_
             torch.testing.assert_close(state, list(expected))
 
 
-@pytest.mark.compile
 def test_an_exported_folder_says_how_its_program_is_used(text, tmp_path, monkeypatch):
     """The code in its README runs as it stands."""
     train(*MEMFORMER, "--data", text, "--steps", 1, "--out", tmp_path / "run")
