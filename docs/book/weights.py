@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from docs.book.try_one import SEEN
 from docs.excerpts import ROOT
 from reference.check import load
 
@@ -30,11 +31,16 @@ def read_state(path: Path) -> dict[str, np.ndarray]:
 
 
 def about(row: str, stage: str) -> dict[str, str]:
-    """What the page must know: the model, its config, what it was taught, and the task's bytes."""
+    """What the page must know: the model, its config, what it was taught, and the task's bytes.
+
+    Raises ValueError for a model whose memory the page cannot show.
+    """
     from accelerated.data.recall import ALPHABET, ASK, FILLER, TELL
     from accelerated.lab import memory
 
     name, changes, _ = memory.ROWS[row]
+    if name not in SEEN:
+        raise ValueError(f"{row} is a {name}; the page shows the memories of {', '.join(SEEN)}")
     return {
         "row": row,
         "stage": stage,

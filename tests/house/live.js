@@ -47,14 +47,15 @@ function set(element, value) {  // as a reader does
 
 // What a reader does
 
-async function tryOne(width) {  // types facts, reads about 2,048 tokens before and 1,024 after
+async function tryOne(width) {  // types facts and reads 2,048 tokens of filler
   const begun = performance.now();
   const inside = await opened("try_one", width);
   await until("Python is there", () => inside.document.body.innerText.includes("Python is there"));
   const started = (performance.now() - begun) / 1000;
   set(named(inside, "fact 1: value"), "6");
   set(named(inside, "fact 2: told again with"), "0");
-  set(named(inside, "tokens before the facts"), 8);
+  told(inside, "Math.random = () => 0.5");  // so that a rounding grows as much each time
+  set(named(inside, "tokens before the facts"), 7);
   set(named(inside, "tokens after the facts"), 7);
   set(named(inside, "signs of facts in the filler"), "0.2");
   told(inside, "tryOne.draws = 0, [...tryOne.sides].map(side => { side.draw = () => { tryOne.draws += 1; Side.prototype.draw.call(side); }; }).length");
