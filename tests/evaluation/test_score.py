@@ -86,9 +86,11 @@ def test_scores_equal_documents_read_one_by_one(
         scored += document.targets[document.scored].tolist()
     nats = sum(np.nansum(losses) for losses, _ in by_hand)
     assert total.nats == pytest.approx(nats, rel=1e-11)
-    assert total.tokens == len(scored)
-    assert total.right == sum(right for _, right in by_hand)
-    assert total.text_bytes == len(tokenizer.decode(scored))
+    right = sum(right for _, right in by_hand)
+    counts = {"tokens": len(scored), "right": right, "text_bytes": len(tokenizer.decode(scored))}
+    for name, expected in counts.items():
+        found = getattr(total, name)
+        assert found == expected, f"{found} {name} are counted, and {expected} one by one"
 
 
 def test_lanes_without_text_are_not_computed(monkeypatch):
