@@ -223,7 +223,7 @@ def layer_forward(p, config, x, before, rng):
     normed, norm_cache = rms_norm_forward(x, p["norm"])  # decision 1: before each sublayer
     out, after, mixer_cache = mixer_forward(p, config, normed, before)
     out, dropout_mask = dropout(out, config.dropout, rng)  # decision 11: after each sublayer
-    y, mlp_cache = mlp_forward(p, config, x + out, rng)
+    y, mlp_cache = swiglu_forward(p, config, x + out, rng)
     return y, after, (norm_cache, mixer_cache, dropout_mask, mlp_cache)
 
 
@@ -231,7 +231,7 @@ def layer_forward(p, config, x, before, rng):
 def layer_backward(config, dy, dafter, cache):
     """Gradients of x, before and parameters."""
     norm_cache, mixer_cache, dropout_mask, mlp_cache = cache
-    dx, grads = mlp_backward(dy, mlp_cache)
+    dx, grads = swiglu_backward(dy, mlp_cache)
     dnormed, dbefore, dmixer = mixer_backward(config, dx * dropout_mask, dafter, mixer_cache)
     dinput, dnorm = rms_norm_backward(dnormed, norm_cache)
     return dx + dinput, dbefore, grads | dmixer | {"norm": dnorm}
@@ -313,7 +313,7 @@ TAPS = 4  # of a convolution
 NORM_EPSILON = 1e-6  # of rms_norm, below the root (decision 1: epsilon is 1e-6)
 
 
-def mlp_forward(p, config, x, rng):
+def swiglu_forward(p, config, x, rng):
     """x + dropout(W_2 (silu(g) h)), [g, h] = W_1 norm(x) (decision 8: a SwiGLU)."""
     normed, norm_cache = rms_norm_forward(x, p["mlp_norm"])
     both, hidden_cache = linear_forward(normed, p["mlp_hidden"])
@@ -325,7 +325,7 @@ def mlp_forward(p, config, x, rng):
 
 
 # y = x + W_2 (silu(g) h): d = W_2^T dy, dg = silu'(h d), dh = silu(g) d
-def mlp_backward(dy, cache):
+def swiglu_backward(dy, cache):
     """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, gate, silu_cache, output_cache, dropout_mask = cache
     dproduct, doutput = linear_backward(dy * dropout_mask, output_cache)
