@@ -109,6 +109,11 @@ ROWS = {  # name: (model, changes of its config, rate)
     ),
     "Transformer-XL": ("compressive", {"layers": 2, "memory": 64, "compressed_memory": 0}, 3e-3),
     "Compressive": ("compressive", {"layers": 2, "memory": 32, "compressed_memory": 32}, 3e-3),
+    "Gated DeltaNet": (
+        "gated_deltanet",
+        {"layers": 2, "heads": 2, "head_width": 32, "value_width": 53, "feed_forward": 170},
+        3e-3,
+    ),
 }
 LARGER_QUERIES = 4.0  # times as large as drawn: a key that fits stands out
 LOOK_BEFORE = 8.0  # how much the token before stands out at first
@@ -146,6 +151,7 @@ TRIED = {  # on seed 99, {row: {what: bits per answer, the last tenth of so many
         "0.003, 1,000 updates, queries times 4, a head that looks before by 6": 0.003,
         "0.003, 200 updates, unit lengths": 2.02,
     },
+    "Gated DeltaNet": {"0.003, 1,000 updates": 0.002, "0.01, 1,000 updates": 0.184},
 }
 
 
