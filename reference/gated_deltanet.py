@@ -307,6 +307,30 @@ def initial_state(params, config, batch):
     return State(matrices, np.zeros((batch, c.layers, TAPS - 1, mixed)))
 
 
+def loss_and_gradients(params, config, segments):
+    """Mean loss of a document cut into segments [(tokens, targets)], and its gradients."""
+    total = 0.0
+    count = 0
+    caches = []
+    state = initial_state(params, config, len(segments[0][0]))
+    for tokens, targets in segments:
+        logits, state, cache = forward(params, config, tokens, state)
+        scored = np.ones(targets.shape, bool)
+        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
+        total += loss
+        count += targets.size
+        caches.append((cache, loss_cache))
+
+    grads = {}
+    dstate = None
+    # decision 9: whole gradient, through all segments
+    for cache, loss_cache in reversed(caches):
+        dlogits = cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
+        add_into(grads, dparams)
+    return total / count, grads
+
+
 # ----------------------------------------------------------------------------
 # what every Transformer has: norms, MLP, linear layers, loss; known before
 TAPS = 4  # of a convolution
