@@ -66,7 +66,7 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
     damaged.write_bytes(content)
     assert words in refusal(train, *resume)
     assert words in refusal(train, "--init", run, "--out", tmp_path / "begun")
-    assert words in refusal(evaluate, "score", run)
+    assert words in refusal(evaluate, "score", run, "--checkpoint", "last")
 
     if what == "checkpoint":
         shutil.copyfile(run / "best.pt", checkpoint)

@@ -20,14 +20,13 @@ from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
 PEAK_MEMORY = timing.peak_memory  # which `tiny` replaces
-THREE_ROWS = {  # {model: the rows of its table of steps}
-    model: [
-        model,
-        presets_of(model).BENCHMARK.get("baseline", ["the same through_time"])[0],
-        "one large product",
-    ]
-    for model in MEASURED
-}
+def rows_of_steps(model):
+    """The rows of its table: itself, what it is compared with, and a product."""
+    facts = presets_of(model).BENCHMARK
+    beside = [facts["baseline"][0]] if "baseline" in facts else []
+    if facts.get("backprop", "through_time") != "through_time":
+        beside = ["the same through_time", *beside]
+    return [model, *beside, "one large product"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def tables(capsys, *argv):
 
 
 # {command: (head of the first column, names of the rows) of each table}
-PRINTED = {f"steps --model {model}": [("a step of", rows)] for model, rows in THREE_ROWS.items()}
+PRINTED = {f"steps --model {model}": [("a step of", rows_of_steps(model))] for model in MEASURED}
 TWO_HORIZONS = [("horizon 1", [*BACKPROP]), ("horizon 2", [*BACKPROP])]
 PRINTED["horizons --model memformer compressive"] = TWO_HORIZONS * 3  # Memformer has two models
 PRINTED["horizons --model compressive --horizons 3"] = [("horizon 3", [*BACKPROP])]
