@@ -130,7 +130,8 @@ class Layer(CheckpointableLayer):
         units = units.unflatten(-1, (-1, c.head_width))  # of unit length, but for the factor below
         units = functional.rms_norm(units, (c.head_width,), eps=NORM_EPSILON).flatten(2)
         query, key = split_heads(units * c.head_width**-0.5, c.heads, 2)
-        return query * c.head_width**-0.5, key, *split_heads(value, c.heads, 1)
+        [value] = split_heads(value, c.heads, 1)
+        return query * c.head_width**-0.5, key, value
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Strength and the logarithm of the decay, (B, H, N, 1) each, of their columns of W x."""

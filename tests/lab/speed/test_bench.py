@@ -20,6 +20,8 @@ from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
 PEAK_MEMORY = timing.peak_memory  # which `tiny` replaces
+
+
 def rows_of_steps(model):
     """The rows of its table: itself, what it is compared with, and a product."""
     facts = presets_of(model).BENCHMARK
