@@ -192,6 +192,14 @@ def double_precision():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def own_handler():
+    """Programs set a handler of SIGINT, which would end a later test; put the old one back."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def text(tmp_path):
     """A file to read: the beginning of a module of this project."""

@@ -4,7 +4,6 @@ A mistake of ours is a traceback.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +21,6 @@ OUT_OF_MEMORY = (
     "train.py also takes --accumulate and memory_replay"
 )
 INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
-
-
-@pytest.fixture(autouse=True)
-def old_handler():
-    """Programs set a handler of SIGINT; put the old one back."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 INPUT = InputError("--data x: no such file;\n give   another")
