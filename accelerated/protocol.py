@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import ParameterModule, logits_from
 from accelerated.data.lanes import Task
+from accelerated.memory_replay import with_gradient
 from accelerated.presets import ModelConfig
 
 
@@ -369,7 +370,7 @@ def detach(state: State) -> State:
 
 def require_gradient(state: State) -> State:
     """The same state as leaf tensors that require gradients, except fields of token ids."""
-    return state._make(field.detach().requires_grad_(field.is_floating_point()) for field in state)
+    return state._make(map(with_gradient, state))
 
 
 def keep_lanes(state: State, rows: Tensor | list[int] | slice) -> State:

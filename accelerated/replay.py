@@ -36,7 +36,13 @@ from accelerated.attention.heads import (
     with_fast_path,
 )
 from accelerated.data.lanes import Segment
-from accelerated.memory_replay import Gradients, back_propagate, last_to_first, seeded
+from accelerated.memory_replay import (
+    Gradients,
+    back_propagate,
+    detached,
+    last_to_first,
+    seeded,
+)
 from accelerated.protocol import (
     Model,
     OutputMatrix,
@@ -103,7 +109,7 @@ def forward_then_backward(
     for segment, seed in zip(segments, seeds, strict=True):
         part, losses, state = run(model, segment, state, seed, divisor)
         parts.append(part)
-        auxiliary.append(without_graph(losses))
+        auxiliary.append(detached(losses))
         extra = extra + sum(losses.values())
 
     loss = functools.reduce(torch.add, parts)
@@ -143,7 +149,7 @@ def memory_replay(
         def objective(before: State) -> tuple[Tensor, State]:
             part, losses, after = run_segment(model, segment, before, seed, divisor)
             parts.append(part.detach())
-            auxiliary.append(without_graph(losses))
+            auxiliary.append(detached(losses))
             return part + sum(losses.values()) * weight, after
 
         _, after, dbefore = back_propagate(objective, before, dafter)
@@ -220,11 +226,6 @@ def segment_seeds(segments: Sequence, rank: int = 0) -> list[int]:
     """A seed for each segment, drawn from torch's global generator and different for each rank."""
     drawn = torch.randint(2**31, (len(segments),)).tolist()
     return [(seed + RANK_STEP * rank) % 2**31 for seed in drawn]
-
-
-def without_graph(losses: Losses) -> Losses:
-    """The auxiliary losses without graph."""
-    return {name: loss.detach() for name, loss in losses.items()}
 
 
 def summed_losses(parts: list[Losses], weight: float) -> Losses:

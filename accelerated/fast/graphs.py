@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from accelerated.data.lanes import Segment
-from accelerated.memory_replay import Gradients, last_to_first, seeded, zeros_if_none
+from accelerated.memory_replay import (
+    Gradients,
+    detached,
+    last_to_first,
+    seeded,
+    zeros_if_none,
+)
 from accelerated.protocol import Model, Reading, State, detach, require_gradient
 from accelerated.replay import (
     BACKPROP,
@@ -34,7 +40,6 @@ from accelerated.replay import (
     read_segment,
     segment_cross_entropy,
     summed_losses,
-    without_graph,
 )
 
 # Where a module keeps a parameter, under which name, and the parameter
@@ -333,7 +338,7 @@ class Stretch:
             part.backward()
             dhidden.copy_(zeros_if_none(hidden.grad, hidden))
             parts.append(part.detach())
-            auxiliary.append(copied(without_graph(reading.auxiliary)))
+            auxiliary.append(copied(detached(reading.auxiliary)))
 
         backward.replay()
         after = copied(detach(reads[-1][1].state))
