@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ safetensors = optional_package("safetensors", "this decoder needs", "decoders")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-# {what a config.json must not have: its field}: the package would run, fetch or unpack it
-FOREIGN = {
-    "code of its own (auto_map)": r'"auto_map": (?!null)',
-    "quantised weights (quantization_config)": r'"quantization_config": (?!null)',
-    "kernels of its own": r'"\w*(attn|experts)_implementation\w*": (?!null|"eager"|"sdpa")',
-}
+# (a field that a config.json must not have at any depth, the values that it may have, what it is):
+# the package would run, fetch or unpack it
+FOREIGN = (
+    ("auto_map", (None,), "code of its own (auto_map)"),
+    ("quantization_config", (None,), "quantised weights (quantization_config)"),
+    (r"\w*(attn|experts)_implementation\w*", (None, "eager", "sdpa"), "kernels of its own"),
+)
 OTHER = "give one that transformers itself has, with weights of floats"
 MOST_LAYERS = 10_000
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of a safetensors file
@@ -133,10 +135,12 @@ def package_config(base: str) -> Any:
 
     Raises ValueError if the package does not have the model, or if there is anything of FOREIGN.
     """
-    for what, pattern in FOREIGN.items():
-        if re.search(pattern, base):
-            raise ValueError(f"its config.json names {what}; nothing of that is used")
     described = json.loads(base)
+    fields = [*fields_of(described)]
+    for pattern, plain, what in FOREIGN:
+        for name, value in fields:
+            if re.fullmatch(pattern, name) and value not in plain:
+                raise ValueError(f"its config.json names {what}; nothing of that is used")
     kind = described["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
         raise ValueError(f"transformers {transformers.__version__} has no model_type {kind!r}")
@@ -146,6 +150,16 @@ def package_config(base: str) -> Any:
     for name in ("dtype", "torch_dtype"):  # ours is given, and theirs may be no type
         described.pop(name, None)
     return transformers.CONFIG_MAPPING[kind].from_dict(described)
+
+
+def fields_of(described: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each field of what a JSON text holds, also of those inside others."""
+    if isinstance(described, dict):
+        yield from described.items()
+        described = [*described.values()]
+    if isinstance(described, list):
+        for inner in described:
+            yield from fields_of(inner)
 
 
 def new_causal(config: DecoderConfig) -> Any:

@@ -287,6 +287,20 @@ def test_a_decoder_that_a_run_describes_wrongly_is_refused_in_one_line(folders, 
     assert "this decoder cannot be made: " in refusal(AnyDecoder, config)
 
 
+@pytest.mark.parametrize(
+    "base",
+    [
+        '{"model_type":"gpt2","_attn_implementation":"someone/kernel"}',
+        '{"model_type": "gpt2", "\\u005fattn_implementation": "someone/kernel"}',
+    ],
+)
+def test_a_kernel_to_fetch_is_seen_however_a_run_writes_its_name(base):
+    from accelerated.any_decoder import package_config
+
+    with pytest.raises(ValueError, match="names kernels of its own"):
+        package_config(base)
+
+
 def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsys):
     begun = ["--init", folders["llama"][1], "--data", book, "--out", tmp_path / "run"]
     message = "--segment 30 is longer than the position table; max_positions is 24"
