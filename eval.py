@@ -209,7 +209,9 @@ def heading(run: TrainedRun, cleared: bool) -> list[str]:
 
     part = "" if run.splits[run.split].whole else "a part of "
     read = f"{part}{run.split} split of {run.data}"
-    step = f"{run.checkpoint.get('file', '')}step {run.checkpoint['step']:,}"
+    step = f"step {run.checkpoint['step']:,}"
+    if "file" in run.checkpoint:
+        step = f"{run.checkpoint['file']} of {step}"
     memory = run.memory(cleared)
     lines.append(f"{run.settings.model} from {Path(run.path)}, {step}, {read}, {memory}")
     return lines

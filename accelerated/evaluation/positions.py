@@ -88,15 +88,17 @@ def position_lines(readings: dict[str, list[dict]]) -> list[str]:
         "bits per byte by the position of the predicted token in its document",
         f"{'position':>21} {'documents':>10}  {'tokens':>13}{''.join(columns)}",
     ]
+    is_alone = False
     for rows in zip(*readings.values(), strict=True):
         first = rows[0]
         place = f"{first['start']:,} to {first['stop'] - 1:,}"
-        mark = "*" if first["documents"] == 1 else " "
+        is_alone = first["documents"] == 1
+        mark = "*" if is_alone else " "
         line = f"{place:>21} {first['documents']:10,d}{mark} {first['tokens']:13,d}"
         for row, column in zip(rows, columns, strict=True):
             line += f"{as_cell(row['bits_per_byte'], '.4f'):>{len(column)}}"
         lines.append(line)
-    if "1*" in lines[-1]:  # the last row has the fewest
+    if is_alone:  # the last row has the fewest
         lines.append("* of one document alone: of others it may differ")
     return lines
 

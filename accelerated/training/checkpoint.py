@@ -133,7 +133,7 @@ def load_weights(path: str | Path, checkpoint: str | None = "last") -> dict:
             return UNKNOWN | load_decoder(folder, described)
         return UNKNOWN | load_gpt2(weights, described)
     chosen = chosen_checkpoint(path, checkpoint)
-    return load_checkpoint(chosen) | {"file": f"{chosen.name} of "}
+    return load_checkpoint(chosen) | {"file": chosen.name}
 
 
 def load_exported(weights: Path, described: dict) -> dict:
