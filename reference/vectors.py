@@ -21,13 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from reference.check import GIVEN, VERSION, CheckError, exit_code
+from reference.check import GIVEN, LANES, STARTS, VERSION, CheckError, exit_code
 from reference.gradients import Case, fields_of
 from reference.rollout import Segment, named, rollout_forward, segments_backward
 
-LANES = 3
 SEGMENTS = 3
-STARTS = (2, 1, -1)  # the lane that starts a document, by segment
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
 LARGEST = 2**28  # the product of three sizes
 LENGTH = 300  # characters of --config that are said again
@@ -80,7 +78,7 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
         length = max(1, length - 2)
     tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
     scored = rng.random(tokens.shape) < 0.8
-    starts = np.arange(LANES) == STARTS[k]
+    starts = np.arange(LANES) == STARTS.get(k)
     if k and overlap:  # as windows overlap: read again, not scored again
         carried = ~starts
         tokens[carried, :overlap] = before[-1].tokens[carried, -overlap:][:, :length]

@@ -46,7 +46,7 @@ PARTS = {  # {file: sha256}
         "99b87a485a5820b23b879f04c2305b44b951b502fd64be915879d77a7e8fc6f1"
     ),
 }
-PIP = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+PIP = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
 PACKAGES = [  # commands that bring packages which hold parts, the small ones first
     ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
     [*PIP, "hypothesis==6.130.0", "sortedcontainers==2.4.0", "attrs==23.2.0"],
@@ -135,9 +135,7 @@ def ours() -> bytes:
     """
     paths = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
     content = io.BytesIO()
-    with zipfile.ZipFile(
-        content, "w"
-    ) as archive:  # not compressed: it is made when it is asked for
+    with zipfile.ZipFile(content, "w") as archive:  # not compressed: made when it is asked for
         for path in [*paths, *cases()]:
             archive.write(path, path.relative_to(ROOT))
     return content.getvalue()

@@ -30,9 +30,8 @@ OPTION = re.compile(r"(?<![^\s(\[=])--?[A-Za-z][\w-]*")  # it is not broken at i
 PANEL = re.compile(r"<!-- panel: (\w+) -->")
 REPLAY = "<!-- replay -->"
 CARDS = "<!-- cards -->"
-PAPER = re.compile(
-    r'(<g id="patch_[12]">\s*<path d="[^"]*"\s*style="fill: )#ffffff'
-)  # of a drawing
+# The white paper of a drawing
+PAPER = re.compile(r'(<g id="patch_[12]">\s*<path d="[^"]*"\s*style="fill: )#ffffff')
 LIVE = re.compile(r"^<!-- live: (\w+) -->$", re.M)  # where what Python runs in the browser is shown
 CLASSES = {
     Comment: "c",

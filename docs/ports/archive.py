@@ -14,8 +14,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from reference.check import GIVEN, STAGES, VERSION, exit_code, load
-from reference.vectors import SINGLE, TYPES, write
+from reference.check import GIVEN, STAGES, VERSION, CheckError, exit_code, load
+from reference.vectors import SINGLE, TYPES, write, write_whole
 
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT / "docs" / "vectors"
@@ -66,7 +66,9 @@ def as_text(about: dict) -> str:
 
 def write_archive(file: Path, single: bool) -> None:
     """Write FILE.zip; nothing is overwritten."""
-    with tempfile.TemporaryDirectory() as folder, open(file, "xb") as archive:
+    if file.exists() or file.is_symlink():
+        raise CheckError(f"{file} is there, and nothing is overwritten; give another name")
+    with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for path in sorted(VECTORS.glob("*/*.safetensors")):
             rows, _ = load(path)
@@ -81,7 +83,7 @@ def write_archive(file: Path, single: bool) -> None:
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
             for path in [*sorted(copy.rglob("*.*")), copy / "LICENSE"]:
                 packed.write(path, path.relative_to(copy))
-        archive.write(content.getvalue())
+        write_whole(file, content.getvalue())
 
 
 def main(argv: list | None = None) -> int:
@@ -96,7 +98,7 @@ def main(argv: list | None = None) -> int:
 
     def work() -> bool:
         if options.manifest:
-            (VECTORS / MANIFEST).write_text(as_text(manifest(VECTORS)), encoding="utf-8")
+            write_whole(VECTORS / MANIFEST, as_text(manifest(VECTORS)).encode())
         else:
             write_archive(options.file, options.float32)
             print(f"{options.file}: vectors {VERSION}, {options.file.stat().st_size:,} bytes")
