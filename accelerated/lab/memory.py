@@ -28,7 +28,14 @@ from torch.nn import functional
 
 from accelerated.compressive import Compressive
 from accelerated.data.lanes import Lanes
-from accelerated.data.recall import TELL, RecallConfig, RecallDocuments
+from accelerated.data.recall import (
+    ALPHABET,
+    ASK,
+    FILLER,
+    TELL,
+    RecallConfig,
+    RecallDocuments,
+)
 from accelerated.data.windows import Document
 from accelerated.lab.harness import origin, read_record, write_record
 from accelerated.memformer import Memformer
@@ -47,7 +54,7 @@ from accelerated.training.optimization import (
 from accelerated.training.settings import TrainingConfig
 
 SEEDS = (0, 1, 2, 3, 4)
-WEIGHTS = Path("docs/results/weights")  # of rows, float16
+WEIGHTS = Path("docs/results/weights")  # of Memformer and Block-Recurrent, which the book shows
 SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
 SEGMENT = 32
 BATCH = 16
@@ -386,17 +393,36 @@ def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
         keep(model, weights / f"{name}-{number + 1}.safetensors")
         (weights / f"{name}-{number}.safetensors").unlink(missing_ok=True)
         if seed == 0:
-            keep(model.half(), weights / f"{slug(row)}-{slug(stage)}.safetensors")
+            small = weights / f"{slug(row)}-{slug(stage)}.safetensors"
+            keep(model.half(), small, described(row, stage))
             model.float().load_state_dict(load_file(weights / f"{name}-{number + 1}.safetensors"))
         record["date"] = origin()["date"]
         write_record(path, record, indent=1)
         print(f"{row}, seed {seed}, {stage}: {bits} {answers} {seconds} s", flush=True)
 
 
-def keep(model: Model, path: Path) -> None:
-    """Write a model's weights."""
+def keep(model: Model, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a model's weights, and what their file says of them."""
     with written_whole(path) as temporary:
-        save_file(model.state_dict(), temporary)
+        save_file(model.state_dict(), temporary, metadata)
+
+
+def described(row: str, stage: str) -> dict[str, str]:
+    """What the file of a stage's weights says: the row, its config, and the task's bytes.
+
+    docs/book/try_one.py reads it, and the book offers each file that is copied to WEIGHTS.
+    """
+    name, changes, _ = ROWS[row]
+    return {
+        "row": row,
+        "stage": stage,
+        "model": name,
+        "config": json.dumps(SHARED | changes),
+        "alphabet": bytes(ALPHABET[: TOLD["pairs"] + TOLD["values"]]).decode(),
+        "filler": bytes(FILLER).decode(),
+        "tell": chr(TELL),
+        "ask": chr(ASK),
+    }
 
 
 def print_answers(path: Path) -> None:

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from accelerated.lab import memory
 from accelerated.program.errors import InputError
@@ -137,7 +136,6 @@ def test_kept_weights_answer_as_the_model_did(experiment, capsys):
     """The record's shares are those of the weights before they were rounded to float16."""
     recorded = experiment("--seeds 0")["runs"][ROW]["0"][0]["right"]["near"]
     path = experiment.folder / "weights" / f"{memory.slug(ROW)}-facts-first.safetensors"
-    save_file(load_file(path), path, {"row": ROW, "stage": "facts first"})
     memory.main(["--ask", str(path)])
     said = capsys.readouterr().out
     share = float(re.search(r"^near +([\d.]+)%$", said, re.M)[1]) / 100
