@@ -384,14 +384,14 @@ def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
         else:
             stages.clear()
     for number, stage in list(enumerate(STAGES))[len(stages) :]:
-        began = time.monotonic()
+        began = time.process_time()
         bits = [
             train(model, told, share * ROWS[row][2], steps, 100 * seed + 10 * number + part)
             for part, (told, steps, share) in enumerate(STAGES[stage])
         ]
-        trained = time.monotonic()
+        trained = time.process_time()
         answers = ask(model)
-        seconds = [round(trained - began), round(time.monotonic() - trained)]
+        seconds = [round(trained - began), round(time.process_time() - trained)]
         stages.append({"stage": stage, "bits": bits, "right": answers, "seconds": seconds})
         keep(model, weights / f"{name}-{number + 1}.safetensors")
         (weights / f"{name}-{number}.safetensors").unlink(missing_ok=True)

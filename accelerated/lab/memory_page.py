@@ -77,7 +77,7 @@ def takes(record: dict) -> str:
         for stages in runs.values()
         if len(stages) == len(record["settings"]["stages"])
     ]
-    minutes = mean_of(seconds) / 60 if seconds else 20
+    minutes = statistics.median(seconds) / 60 if seconds else 20
     hours = SEEDS * len(record["settings"]["rows"]) * minutes / 60
     return f"""about {hours:.0f} hours of one core, goes on where it was interrupted, and writes
     `memory.json`. The second one makes one row with one seed, in about {minutes:.0f} minutes, and
