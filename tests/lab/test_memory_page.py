@@ -33,15 +33,18 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
     record["runs"][ROW] = {"0": stages(4, hold=0.2), "1": stages(2)}
     record["runs"][OTHER] = {"0": stages(3)}
     answer = memory_page.answer(record)
-    assert f"{ROW} (one seed) waits and overwrites and sees past noise." in answer
+    assert "Who holds a fact for 8,192 tokens? None." in answer
+    assert f"Who waits 8,192 tokens for one? {ROW}." in answer
+    assert "Seeds a row: 1 of 5 that are planned." in answer
     assert OTHER not in answer, "its last stage is missing"
     assert "Transformer-XL" not in memory_page.page(record)
 
 
 def test_what_was_not_learned_is_said_and_nothing_else_is(record):
     record["runs"][ROW] = {str(seed): stages(4, near=0.3 + seed / 10) for seed in range(3)}
-    words = f"{ROW} (3 seeds) has not learned the task at 32 tokens, so no more is told of it."
-    assert words in memory_page.answer(record)
+    answer = memory_page.answer(record)
+    assert f"Not learned even at 32 tokens, so no more is told of it: {ROW}." in answer
+    assert "Who holds a fact for 8,192 tokens? None." in answer
 
 
 def test_a_table_has_the_mean_and_the_spread_of_its_seeds(record):
