@@ -611,60 +611,85 @@ def question_windows():
     save("pretrained_recurrence_questions", -0.2, 12.8, -0.95, 6.0)
 
 
-def colour_of(age, kept, n, has_vectors, compressed):
-    """(colour, strength) of a position, which is `age` positions before the segment that is read.
+MOMENTS = 8  # segments of a document
+N = 3  # positions of a segment, where memories are shown
+SLOTS = {  # {position that a slot has taken: the moments at which it holds it}, an example
+    1: range(2, MOMENTS),
+    4: range(3, 6),
+    8: range(4, MOMENTS),
+    9: range(5, 7),
+    14: range(6, MOMENTS),
+    17: range(7, MOMENTS),
+}
 
-    The age is negative in the segment. `kept` positions before it are as they were.
+
+def in_the_queue(moment):
+    """(place, width, height, strength) of each compressed row, by the reference's own queues.
+
+    It stands for several positions, and is drawn over all of them.
     """
-    if age < 0:
-        return TOKEN, 1.0
-    if age < kept:
-        return PREVIOUS, 1.0
-    if has_vectors:
-        return STATE, 0.75 ** ((age - kept) // n)
-    return (STATE, 0.6) if compressed else (HIDDEN, 1.0)
+    sizes = {"segment": N, "memory": N, "compressed_memory": 4, "compression_rate": N}
+    config = compressive.Config(**sizes, compression="mean_pooling")
+    rows = positions_in_memory(config, MOMENTS)[moment][:4]
+    return [(held[0], len(held) - 0.2, 1.7, 1.0) for held in rows if len(held)]
 
 
-MEMORIES = {  # title, positions kept as they were, whether vectors hold the rest, what the state is
+def behind_the_gate(moment):
+    """The same of Block-Recurrent: a gate lets go of a share of what came before, at each block."""
+    blocks = range(moment - 1)
+    return [(N * t + i, 1, 1.7, 0.7 ** (moment - 2 - t)) for t in blocks for i in range(N)]
+
+
+def in_the_slots(moment):
+    """The same of Memformer: what a slot took, until it takes something else."""
+    return [(place, 1, 1.7, 1.0) for place, held in SLOTS.items() if moment in held]
+
+
+def in_the_vector(moment):
+    """The same of GPT-2: one vector of the last window, which had seen that of the one before."""
+    return [(N * t, N + 0.1, 0.6, 0.6 ** (moment - 1 - t)) for t in range(moment)]
+
+
+MEMORIES = {  # title, positions kept as they were, what holds older ones, what that is
     "compressive": (
         "Compressive",
-        3,
-        False,
-        "the last rows as they were,\nolder ones 3 in 1, then nothing",
+        N,
+        in_the_queue,
+        "a queue; what leaves it is\ncompressed, 3 rows to 1",
     ),
     "block_recurrent": (
         "Block-Recurrent",
-        3,
-        True,
-        "the last block, and vectors\nthat a gate rewrites",
+        N,
+        behind_the_gate,
+        "a few vectors; a gate mixes\nthe old with the new",
     ),
-    "memformer": ("Memformer", 3, True, "the last segment, and slots\nthat attend to each new one"),
+    "memformer": (
+        "Memformer",
+        N,
+        in_the_slots,
+        "four slots; each takes what\nit attends to, and holds it",
+    ),
     "pretrained_recurrence": (
         "GPT-2 with recurrence",
         0,
-        True,
-        "one vector, pooled from\nall layers and positions",
+        in_the_vector,
+        "one vector, the mean\nof a whole window",
     ),
 }
-MOMENTS = 8  # segments of a document
 
 
-def memory_cells(name, left=0, top=0, n=3):
-    """What a memory holds of a document: rows are moments, a segment apart, columns positions.
-
-    The compressive one comes from the reference's own queues.
-    """
-    sizes = {"segment": n, "memory": n, "compressed_memory": 4, "compression_rate": n}
-    config = compressive.Config(**sizes, compression="mean_pooling")
-    shown = positions_in_memory(config, MOMENTS)
-    _, kept, has_vectors, _ = MEMORIES[name]
-    for row, column in np.ndindex(MOMENTS, MOMENTS * n):
-        age = row * n - 1 - column
-        if age < -n:  # it is read later
-            continue
-        compressed = any(column in positions for positions in shown[row][:4])
-        colour, strength = colour_of(age, kept, n, has_vectors, compressed)
-        frame(left + column, top - 1.9 * row, 0.9, 1.7, colour, alpha=strength)
+def memory_cells(name, left=0, top=0):
+    """What a memory holds of a document: rows are moments, a segment apart, columns positions."""
+    _, kept, held, _ = MEMORIES[name]
+    for moment in range(MOMENTS):
+        y = top - 1.9 * moment
+        for place in range(N * moment + N):
+            age = N * moment - 1 - place  # positions before the segment, negative in it
+            colour = TOKEN if age < 0 else PREVIOUS if age < kept else HIDDEN
+            frame(left + place, y, 0.9, 1.7, colour)
+        for place, width, height, strength in held(moment):
+            middle = y + 0.85 - height / 2
+            frame(left + place, middle, width - 0.1, height, STATE, alpha=strength)
 
 
 def cards():
@@ -678,7 +703,7 @@ def cards():
 def four_memories():
     """What each memory holds of a document, segment by segment: README's picture."""
     new_figure(5.6, 6.6)
-    width = 3 * MOMENTS
+    width = N * MOMENTS
     for place, (name, (title, _, _, what)) in enumerate(MEMORIES.items()):
         left = (place % 2) * (width + 4)
         top = -(place // 2) * 26
@@ -691,13 +716,12 @@ def four_memories():
         (0, -48.4, TOKEN, 1, "read now"),
         (0, -51.0, PREVIOUS, 1, "kept as it was"),
         (0, -53.6, HIDDEN, 1, "gone"),
-        (19, -48.4, STATE, 0.6, "compressed, 3 to 1"),
-        (19, -51.0, STATE, 0.95, "mixed into a few vectors, whose"),
+        (19, -48.4, STATE, 1, "held, in fewer vectors"),
+        (19, -51.0, STATE, 0.35, "fading: newer text is mixed in"),
     )
     for x, y, colour, strength, text in legend:
         frame(x, y, 1.6, 1.5, colour, alpha=strength)
         label(x + 2.4, y + 0.75, text, size=11, ha="left")
-    label(21.4, -52.85, "number is fixed; how it fades is learned", size=11, ha="left")
     save("four_memories", -3, 2 * width + 5, -54.4, 5)
 
 
