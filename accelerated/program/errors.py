@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 OUT_OF_MEMORY = (
@@ -79,43 +79,24 @@ def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool =
     """Run main(*given).
 
     An InputError prints one line to stderr and exits with code 2, Ctrl-C with 130. An output that
-    is full or gone stops it only if it must be `heard`; a full one is answered at the end.
+    is full or gone stops it only if it must be `heard`.
     """
-    signal.signal(signal.SIGINT, lambda _, frame: interrupt(name, frame))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with errors_in_one_line(name, heard):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
-        if Unheard.full:
-            raise Unheard.full
     if "WORLD_SIZE" in os.environ:
         # Of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
         os._exit(0)
 
 
-def interrupt(name: str, frame: FrameType | None) -> NoReturn:
-    """Raise KeyboardInterrupt; end the program if the frame imports a module.
-
-    Some import others from C++ code, which an exception would abort: torch._dynamo does.
-    """
-    while frame:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            end_interrupted(name)
-        frame = frame.f_back
-    raise KeyboardInterrupt
-
-
 class Unheard(io.FileIO):
     """An output that drops what cannot be written: its reader may go away, its disk be full."""
 
-    full: OSError | None = None  # the error of a stdout that is full
-
     def write(self, data: Any) -> int:
-        try:
+        with contextlib.suppress(OSError):
             return super().write(data)
-        except OSError as error:
-            if self.fileno() == 1 and not isinstance(error, BrokenPipeError):
-                Unheard.full = error
-            return memoryview(data).nbytes
+        return len(data)
 
 
 def open_outputs(heard: bool) -> None:
@@ -128,7 +109,7 @@ def open_outputs(heard: bool) -> None:
         pass
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # nobody has put another there
+        if type(stream) in (io.TextIOWrapper, type(None)):  # nobody has put another there
             kind = io.FileIO if heard and number == 1 else Unheard
             output = io.BufferedWriter(kind(number, "w", closefd=False))
             encoding = stream and stream.encoding

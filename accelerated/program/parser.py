@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import NoReturn
 
 MOST = 1 << 63
-NO_TEXT = re.compile("[\0\ud800-\udbff]")  # NUL, and halves of pairs that no file's name has
 SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 
 
@@ -28,11 +27,9 @@ class OptionParser(argparse.ArgumentParser):
         """As of argparse; an empty word, such as an unset variable, stands for no default."""
         words = list(args or ())
         for before, word in pairwise(["a word", *words]):
-            option = word.removesuffix("=") if word.startswith("--") else before
-            if word in ("", f"{option}="):
+            if re.fullmatch(r"|--[\w-]+=", word):
+                option = word.removesuffix("=") or before
                 self.error(f"{option} is empty; give a value, or leave it out")
-            if NO_TEXT.search(word):
-                self.error(f"{word!r} is no text; give another")
         return super().parse_known_args(words, namespace)
 
     def parse(

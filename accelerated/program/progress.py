@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 SECONDS = 5.0  # between plain lines
 LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
+LINES = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS, "bar_format": LINE}
+BAR = {"mininterval": 0.5}
 
 
 class Progress(tqdm):
@@ -33,21 +35,10 @@ class Progress(tqdm):
         show: bool = True,
     ):
         self.lines = not sys.stderr.isatty()
-        pace: dict[str, Any] = {"mininterval": 0.5}
-        if self.lines:
-            pace = dict.fromkeys(("delay", "mininterval", "maxinterval"), SECONDS)
-            pace["bar_format"] = LINE
-        super().__init__(
-            over,
-            desc=title,
-            total=total,
-            unit=unit,
-            initial=done,
-            unit_scale=unit in ("token", "B"),
-            leave=False,
-            disable=not show,
-            **pace,
-        )
+        given: dict[str, Any] = {"initial": done, "unit": unit, "disable": not show}
+        given["unit_scale"] = unit in ("token", "B")
+        given |= LINES if self.lines else BAR
+        super().__init__(over, title, total, leave=False, **given)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Show the state, a bar or a line.

@@ -26,20 +26,15 @@ NAMES = {
 }
 MADE = "--model memorizing --config"
 ROWS = [
-    ("train", "--data NUL", "is no text"),
     ("train", "--data HALF", "no such file or folder"),
     ("train", "--data PIPE", "no such file or folder"),
-    ("train", "--data book --tokenizer NUL", "is no text"),
-    ("train", "--data book --out NUL", "is no text"),
     ("train", "--data book --out LONG", "File name too long"),
     ("train", "--data book --out LINK", "File exists"),
     ("train", "--data book --out PIPE", "File exists"),
     ("train", "--data book --device xla", "device is 'xla'; it must be one of auto"),
     ("train", "--data book --device meta", "device is 'meta'; it must be one of"),
-    ("train", "--resume NUL", "is no text"),
     ("train", "--resume LONG", "File name too long"),
     ("train", "--init PIPE", "no checkpoint at"),
-    ("eval", "view RIGHT --out NUL", "is no text"),
     ("eval", "score LONG", "File name too long"),
     ("load", "NUL", "no checkpoint at"),
     ("load", "LONG", "File name too long"),

@@ -97,19 +97,6 @@ def test_an_interrupt_ends_with_one_line_from_the_beginning_to_the_end(tmp_path,
     assert found == (130, "before\n", "\neval.py: interrupted\n")
 
 
-def test_an_interrupt_while_a_module_is_imported_raises_nothing_there(tmp_path):
-    """C++ code that imports one, as some of torch does, would abort the program."""
-    (tmp_path / "slow.py").write_text(f"import os, signal\n{INTERRUPT}\n")
-    found = program(
-        f"sys.path.append({str(tmp_path)!r})",
-        "def main():",
-        "    try: import slow",
-        "    except KeyboardInterrupt: print('raised')",
-        "run_program('eval.py', main)",
-    )
-    assert found == (130, "", "\neval.py: interrupted\n")
-
-
 BEGUN = "begin_program('eval.py', 'some')"
 WITHIN = "run_program('eval.py', lambda: __import__('torch'))"  # as --resume finds out
 
@@ -160,15 +147,8 @@ def main():
 
 run_program("train.py", main)
 """
-OUTPUTS = {  # {what a shell does with the outputs: the exit code}
-    ">&-": 0,
-    "2>&-": 0,
-    "<&- >&- 2>&-": 0,
-    "| true": 0,
-    "2>&1 | true": 0,
-    "2>/dev/full": 0,
-    ">/dev/full": 2,
-}
+# What a shell does with the outputs
+OUTPUTS = [">&-", "2>&-", "<&- >&- 2>&-", "| true", "2>&1 | true", "2>/dev/full", ">/dev/full"]
 
 
 @pytest.mark.parametrize("outputs", OUTPUTS)
@@ -179,7 +159,7 @@ def test_a_program_works_although_nobody_listens(tmp_path, outputs, buffered):
     line = f'"{sys.executable}" -c "$CODE" {outputs}; exit ${{PIPESTATUS[0]}}'
     path = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": buffered, "CODE": code}
     run = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=os.environ | path, timeout=60)
-    assert run.returncode == OUTPUTS[outputs]
+    assert run.returncode == 0
     assert (tmp_path / "done").read_text() == "on True"
 
 

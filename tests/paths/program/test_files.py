@@ -4,12 +4,11 @@ import ast
 import errno
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, remove_unfinished, written_whole
+from accelerated.program.files import remove_unfinished, written_whole
 from tests.conftest import ROOT
 
 
@@ -71,16 +70,6 @@ def test_a_disk_error_or_an_interrupt_half_way_leaves_the_old_file(tmp_path, err
         raise KeyboardInterrupt
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-UNREADABLE = Path("/proc/self/mem")  # it opens
-
-
-@pytest.mark.skipif(not UNREADABLE.exists(), reason="Linux has it")
-def test_a_file_that_cannot_be_read_is_named():
-    with pytest.raises(OSError) as caught:
-        file_checksum(UNREADABLE)
-    assert caught.value.filename == str(UNREADABLE)
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
