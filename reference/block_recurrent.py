@@ -175,7 +175,6 @@ def state_update_forward(p, config, states, projected, keys, values):
 
 # c' = gating(c, [self; cross]): dc and d[self; cross] by the gates; each half by its attention
 def state_update_backward(config, dnext_states, cache):
-    """Gradients of states (by the carry), {name: of projected}, keys, values and parameters."""
     self_cache, cross_cache, gating_cache = cache
     dstates, dattended, grads = config.operations.gating_backward(
         config, dnext_states, gating_cache
@@ -198,7 +197,6 @@ def gating_forward(p, config, states, attended):
 
 
 def gating_backward(config, dnext_states, cache):
-    """Gradients of states, attended and the parameters."""
     dstates, dattended, dgate = fixed_gate_backward(dnext_states, cache)
     return dstates, dattended, prefixed("attention_gate.", dgate)
 
@@ -214,7 +212,6 @@ def fixed_gate_forward(p, carry, hidden):
 
 # c' = c g + z (1 - g), g = sigmoid(b): dc = dc' g, dz = dc' (1 - g), db = g (1 - g) Σ dc' (c - z)
 def fixed_gate_backward(dout, cache):
-    """Gradients of the carry, of hidden and of the parameters."""
     linear_cache, carry, z, g = cache
     dcarry = dout * g
     dz = dout * (1 - g)
@@ -276,7 +273,6 @@ def output_forward(params, config, y, rng):
 
 # logits = norm(y) M^T / sqrt(D): dy = norm'(dlogits M) / sqrt(D), dM = dlogits^T norm(y) / sqrt(D)
 def output_backward(config, dlogits, cache):
-    """Gradients of y and of the parameters."""
     norm_cache, linear_cache = cache
     dscaled, dembedding = linear_backward(dlogits, linear_cache)
     dnormed = dscaled * config.width**-0.5
@@ -284,53 +280,9 @@ def output_backward(config, dlogits, cache):
     return dy, grads | {"embedding": dembedding}
 
 
-def initial_state(params, config, batch):
-    """What a document starts with: the learned states; keys and values of zero.
-
-    Zeros are read like any other keys (decision 7: unmasked zeros before).
-    """
-    states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
-    for r, layer in enumerate(config.recurrent_layers):
-        states[:, r] = params[f"layers.{layer - 1}.state.initial"]
-    shape = (batch, config.layers, config.heads, config.window, config.head_width)
-    return State(states, np.zeros(shape), np.zeros(shape))
-
-
-def initial_state_backward(config, dstate):
-    """Gradient of the learned initial states, summed over lanes.
-
-    Set dstate to zero in lanes that do not start a document.
-    """
-    grads = {}
-    for r, layer in enumerate(config.recurrent_layers):
-        grads[f"layers.{layer - 1}.state.initial"] = dstate.states[:, r].sum(0)
-    return grads
-
-
 def stack_forward(params, config, x, state, rng):
     """All layers over x (B, N, D): y (B, N, D), the next State and the cache."""
     states = states_by_layer(config, state)
-    return layer_by_layer_forward(params, config, x, state, states, rng)
-
-
-def stack_backward(config, dy, dnext, cache):
-    """Gradients of x, of the incoming State and of all layers' parameters."""
-    dx, dstate, dstates, grads = layer_by_layer_backward(config, dy, dnext, cache)
-    for r, layer in enumerate(config.recurrent_layers):
-        dstate.states[:, r] = dstates[layer - 1]
-    return dx, dstate, grads
-
-
-def states_by_layer(config, state):
-    """The states (B, S, D) of each layer; None of one that is not recurrent."""
-    states = [None] * config.layers
-    for r, layer in enumerate(config.recurrent_layers):
-        states[layer - 1] = state.states[:, r]
-    return states
-
-
-def layer_by_layer_forward(params, config, x, state, states, rng):
-    """All layers over x (B, N, D), of which each reads its own of the list states."""
     next_state = State(*map(np.zeros_like, state))
     next_states = states_by_layer(config, next_state)
     caches = []
@@ -339,32 +291,43 @@ def layer_by_layer_forward(params, config, x, state, states, rng):
         previous = (state.keys[:, layer], state.values[:, layer])
         x, last, after, cache = layer_forward(p, config, x, previous, states[layer], rng)
         next_state.keys[:, layer], next_state.values[:, layer] = last
-        if next_states[layer] is not None:
+        if after is not None:
             next_states[layer][:] = after
         caches.append(cache)
     return x, next_state, caches
 
 
-def layer_by_layer_backward(config, dy, dnext, caches):
-    """Gradients of x, State's keys and values, the states that each layer read, and parameters."""
+def stack_backward(config, dy, dnext, caches):
+    """Gradients of x, of the incoming State and of all layers' parameters."""
+    dafter = states_by_layer(config, dnext)
     dstate = State(*map(np.zeros_like, dnext))
-    dstates = states_by_layer(config, dnext)
+    dstates = states_by_layer(config, dstate)
     grads = {}
     for layer in reversed(range(config.layers)):
         dlast = (dnext.keys[:, layer], dnext.values[:, layer])
-        dy, dprevious, dstates[layer], dlayer = layer_backward(
-            config, dy, dlast, dstates[layer], caches[layer]
+        dy, dprevious, dbefore, dlayer = layer_backward(
+            config, dy, dlast, dafter[layer], caches[layer]
         )
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
+        if dbefore is not None:
+            dstates[layer][:] = dbefore
         grads |= prefixed(f"layers.{layer}.", dlayer)
-    return dy, dstate, dstates, grads
+    return dy, dstate, grads
+
+
+def states_by_layer(config, state):
+    """The states (B, S, D) of each layer, not copied; None of one that is not recurrent."""
+    states = [None] * config.layers
+    for r, layer in enumerate(config.recurrent_layers):
+        states[layer - 1] = state.states[:, r]
+    return states
 
 
 def layer_forward(p, config, x, previous, states, rng):
     """y (B, N, D), the last block's keys and values, the next states, and the cache.
 
-    previous: keys and values (B, H, W, E) of the block before. states: (B, S, D) of a recurrent
-    layer, else None.
+    previous: keys and values (B, H, W, E) of the block before. states: (B, S, D), or None of a
+    layer that has none.
     """
     projected, projection_cache = token_projection_forward(p, config, x, rng)
     previous_keys, previous_values = previous
@@ -374,7 +337,7 @@ def layer_forward(p, config, x, previous, states, rng):
     attended = merge_heads(local)  # (B, N, HE)
 
     cross_cache = None
-    if states is not None:
+    if "cross_query" in p:
         cell = subtree(p, "state.")
         cross_query = projected["cross_query"]
         cross, states, cross_cache = config.operations.recurrence_forward(
@@ -390,7 +353,7 @@ def layer_forward(p, config, x, previous, states, rng):
 
 # tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four
 def layer_backward(config, dy, dlast, dstates, cache):
-    """Gradients of x, previous, states (None unless the layer reads any) and the parameters."""
+    """Gradients of x, previous, states (None if the layer has none) and the parameters."""
     projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
@@ -515,7 +478,6 @@ def token_projection_forward(p, config, x, rng):
 
 
 def token_projection_backward(dprojected, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
     dnormed = dnormed * dropout_mask
@@ -536,7 +498,6 @@ def token_mlp_forward(p, config, x, rng):
 
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dout = dy * dropout_mask
     dhidden, doutput = linear_backward(dout, output_cache)
@@ -547,30 +508,28 @@ def token_mlp_backward(dy, cache):
 
 
 # ----------------------------------------------------------------------------
-# through segments: a document's loss, back-propagated through all of it
-def loss_and_gradients(params, config, segments):
-    """Mean loss of a document cut into segments [(tokens, targets)], and its gradients."""
-    total = 0.0
-    count = 0
-    caches = []
-    state = initial_state(params, config, len(segments[0][0]))
-    for tokens, targets in segments:
-        logits, state, cache = forward(params, config, tokens, state)
-        scored = np.ones(targets.shape, bool)
-        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-        total += loss
-        count += targets.size
-        caches.append((cache, loss_cache))
+# through segments: what a document starts with
+def initial_state(params, config, batch):
+    """What a document starts with: the learned states; keys and values of zero.
 
+    Zeros are read like any other keys (decision 7: unmasked zeros before).
+    """
+    states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
+    for r, layer in enumerate(config.recurrent_layers):
+        states[:, r] = params[f"layers.{layer - 1}.state.initial"]
+    shape = (batch, config.layers, config.heads, config.window, config.head_width)
+    return State(states, np.zeros(shape), np.zeros(shape))
+
+
+def initial_state_backward(config, dstate):
+    """Gradient of the learned initial states, summed over lanes.
+
+    Set dstate to zero in lanes that do not start a document.
+    """
     grads = {}
-    dstate = None
-    # decision 14: an extension, with the gradient passed on between segments
-    for cache, loss_cache in reversed(caches):
-        dlogits = cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        add_into(grads, dparams)
-    add_into(grads, initial_state_backward(config, dstate))
-    return total / count, grads
+    for r, layer in enumerate(config.recurrent_layers):
+        grads[f"layers.{layer - 1}.state.initial"] = dstate.states[:, r].sum(0)
+    return grads
 
 
 # ----------------------------------------------------------------------------
@@ -595,7 +554,6 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=True, rate=0.0, r
 # u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T),
 # dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
-    """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
     query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
     dvalue = dropped.mT @ dout
     ddropped = dout @ value.mT  # (B, H, N, K)
@@ -700,7 +658,6 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
     name, standard, inverse, scale = cache
     dstandard = dy * scale
     mean = dstandard.mean(-1, keepdims=True)
@@ -721,7 +678,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last

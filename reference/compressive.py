@@ -167,7 +167,6 @@ def conv_forward(p, config, evicted, usage):
 
 # y = W x, x the c rows end to end: dx = W^T dy, dW = sum of dy x^T
 def conv_backward(dnew, cache):
-    """Gradients of evicted and of the weight."""
     linear_cache, shape, n = cache
     dflat, dweight = linear_backward(dnew, linear_cache)
     return groups_backward(dflat.reshape(shape), n), {"weight": dweight}
@@ -265,13 +264,6 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     return grads, dstate
 
 
-def initial_state(params, config, batch):
-    """What a document starts with: zeros (Alg. 1, l.1-2; decision 3: zeros are read)."""
-    memory = np.zeros((batch, config.layers, config.memory, config.width))
-    compressed = np.zeros((batch, config.layers, config.compressed_memory, config.width))
-    return State(memory, compressed)
-
-
 def layer_state(config, state, layer):
     """A layer's memory (B, M, D) and compressed memory (B, C, D): the state's own, no copies."""
     return State(state.memory[:, layer], state.compressed[:, layer])
@@ -302,7 +294,6 @@ def all_layers_forward(params, config, h, state, rng):
 
 
 def all_layers_backward(config, dh, dnext_state, caches):
-    """Gradients of h, of the incoming state and of the parameters."""
     operations = config.operations
     dstate = State(*map(np.zeros_like, dnext_state))
     grads = {}
@@ -358,7 +349,6 @@ def embedding_forward(params, config, tokens):
 
 # h = e_id: de_id = sum of dh over the places of id
 def embedding_backward(config, dh, tokens):
-    """{name: gradient} of the embedding."""
     dembedding = np.zeros((config.vocabulary, config.width))
     np.add.at(dembedding, tokens, dh)
     return {"embedding": dembedding}
@@ -370,7 +360,6 @@ def logits_forward(params, config, x):
 
 
 def logits_backward(config, dlogits, cache):
-    """Gradients of x and of the embedding by name."""
     dx, dembedding = linear_backward(dlogits, cache)
     return dx, {"embedding": dembedding}
 
@@ -394,7 +383,6 @@ def layer_forward(p, config, h, remembered, rng):
 # a = norm(attend(h) + h), y = norm(mlp(a) + a):
 # dt = norm'(dy), ds = norm'(dt + mlp'(dt)), dh = ds + attend'(ds)
 def layer_backward(config, dy, cache):
-    """Gradients of h, of remembered and of the parameters."""
     attend_cache, norm_cache, mlp_cache, mlp_norm_cache = cache
     dmlp_sum, dmlp_norm = layer_norm_backward(dy, mlp_norm_cache)
     da, grads = mlp_backward(dmlp_sum, mlp_cache)
@@ -420,7 +408,6 @@ def attend_forward(p, config, h, remembered, rng):
 
 # attend(h) = W_o y, y of all heads: dy = W_o^T dout, then what y's parts pass on
 def attend_backward(config, dout, cache):
-    """dh (B, N, D), those of compressed memory and memory, and the parameters' gradients."""
     projections_cache, distance_cache, attention_cache, output_cache, dropout_mask = cache
     dattended, doutput = linear_backward(dout * dropout_mask, output_cache)
     dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(
@@ -480,7 +467,6 @@ def relative_attention_forward(
 
 # y = w x: dx = w^T dy, dw = dy x^T; q is in both scores: dq = that by content + that by distance
 def relative_attention_backward(dout, cache):
-    """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
     value, dropped, dropout_mask, weights_cache, distance_cache = cache
     dvalue = dropped.mT @ dout
     dweights = dout @ value.mT * dropout_mask  # (B, H, N, K)
@@ -552,38 +538,12 @@ def relative_shift_backward(dout, cache):
 
 
 # ----------------------------------------------------------------------------
-# through segments: a whole document, forwards and then backwards
-# through segments: a whole document, forwards and then backwards
-def loss_and_gradients(params, config, segments, state=None):
-    """Mean loss of segments [(tokens, targets)], compression loss, their sum's gradients, state.
-
-    The first segment reads the given state, or that of a document's start; the last one's next
-    state is returned.
-    """
-    total = 0.0
-    count = 0
-    compression = 0.0
-    caches = []
-    if state is None:
-        state = initial_state(params, config, len(segments[0][0]))
-    for tokens, targets in segments:
-        logits, state, cache = forward(params, config, tokens, state)
-        scored = np.ones(targets.shape, bool)
-        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-        losses, auxiliary_cache = auxiliary_forward(params, config, cache)
-        total += loss
-        count += targets.size
-        compression += sum(losses.values())
-        caches.append((cache, loss_cache, auxiliary_cache))
-
-    grads = {}
-    dstate = None
-    for cache, loss_cache, auxiliary_cache in reversed(caches):
-        dlogits = cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        add_into(grads, dparams)
-        add_into(grads, auxiliary_backward(config, 1.0, auxiliary_cache))
-    return total / count, compression, grads, state
+# through segments: what a document starts with
+def initial_state(params, config, batch):
+    """What a document starts with: zeros (Alg. 1, l.1-2; decision 3: zeros are read)."""
+    memory = np.zeros((batch, config.layers, config.memory, config.width))
+    compressed = np.zeros((batch, config.layers, config.compressed_memory, config.width))
+    return State(memory, compressed)
 
 
 # ----------------------------------------------------------------------------
@@ -630,7 +590,6 @@ def distance_keys_forward(p, config, length):
 
 # r_t = W_R R_t: dW_R = sum of dr_t R_t^T
 def distance_keys_backward(config, ddistance_key, cache):
-    """{name: gradient} of W_R."""
     _, dweight = project_heads_backward(ddistance_key[None], cache)
     return {"distance_key": dweight}
 
@@ -642,7 +601,6 @@ def error_forward(difference):
 
 # loss = mean(x^2): dx = 2 x / size
 def error_backward(dloss, cache):
-    """Gradient of the difference."""
     difference = cache
     return dloss * 2 * difference / difference.size
 
@@ -678,7 +636,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last
@@ -698,7 +655,6 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
     name, standard, inverse, scale = cache
     dstandard = dy * scale
     mean = dstandard.mean(-1, keepdims=True)
@@ -747,7 +703,6 @@ def mlp_forward(p, config, x, rng):
 
 # relu passes the gradient where hidden > 0
 def mlp_backward(dout, cache):
-    """Gradients of x and of the parameters."""
     hidden_cache, passes, output_cache, dropout_mask = cache
     dout = dout * dropout_mask
     dhidden, doutput = linear_backward(dout, output_cache)
@@ -895,11 +850,6 @@ def operations_with(**replaced):
     return SimpleNamespace(**(globals() | replaced))
 
 
-def variants():
-    """The module of the variants, which is imported for a config that asks for one."""
-    return importlib.import_module("reference.variants.compressive")
-
-
 def is_published(config):
     """Whether a config asks for no variant."""
     published = all(getattr(config, name) == value for name, value in PUBLISHED.items())
@@ -908,7 +858,9 @@ def is_published(config):
 
 def operations_of(config):
     """The published operations; a config that asks for a variant gets that variant's."""
-    return operations_with() if is_published(config) else variants().operations_of(config)
+    if is_published(config):
+        return operations_with()
+    return importlib.import_module("reference.variants.compressive").operations_of(config)
 
 
 def stopped(config):
@@ -928,8 +880,7 @@ def check_config(config):
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    if not is_published(config):
-        variants().check_config(config)
+    operations_of(config)  # raises ValueError for a variant that there is not
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(
             f"width {config.width} is odd; "

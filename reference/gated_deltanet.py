@@ -5,7 +5,7 @@ up what it answers to the token's key, and adds what is missing to the token's v
 gets a new value, and other keys keep theirs. `forward` maps (tokens, state) to (logits, next
 state). `backward` maps the gradient of the next state to that of the incoming state. `params` are
 all parameters, {dotted name: array}, and `p` those of one part, without its prefix. A first reading
-ends with the demonstration. Decisions are numbered in docs/decisions/gated_deltanet.md.
+ends with the model. Decisions are numbered in docs/decisions/gated_deltanet.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens         token ids of one segment; their vectors are x                (B, N); x: (B, N, D)
@@ -135,7 +135,6 @@ def gates_forward(p, asked, step):
 # s = σ(u): du = ds s (1 - s). a = exp(l), l = -e^A softplus(z): dl = da a, dA = l dl,
 # dz = -e^A σ(z) dl
 def gates_backward(dstrength, ddecay, cache):
-    """Gradients of asked, step and the parameters."""
     rate, step, strength, decay = cache
     dasked = dstrength * strength * (1 - strength)
     dlog = ddecay * decay
@@ -229,7 +228,6 @@ def layer_forward(p, config, x, before, rng):
 
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy))
 def layer_backward(config, dy, dafter, cache):
-    """Gradients of x, before and parameters."""
     norm_cache, mixer_cache, dropout_mask, mlp_cache = cache
     dx, grads = swiglu_backward(dy, mlp_cache)
     dnormed, dbefore, dmixer = mixer_backward(config, dx * dropout_mask, dafter, mixer_cache)
@@ -258,24 +256,21 @@ def mixer_forward(p, config, x, before):
     read, matrix, rule_cache = delta_rule_forward(query, key, value, strength, decay, matrix)
 
     normed, norm_cache = rms_norm_forward(read, p["read_norm"])  # decision 7: norm and gate
-    flat = merge_heads(normed)  # (B, N, HP)
-    gate, gate_cache = silu_forward(opened)
-    out, output_cache = linear_forward(flat * gate, p["output"])
-    inner_caches = (projected_cache, taps_cache, active_cache, query_cache, key_cache, gates_cache)
-    outer_caches = (rule_cache, norm_cache, flat, gate, gate_cache, output_cache)
-    return out, (matrix, inputs), (inner_caches, outer_caches)
+    gated, gated_cache = silu_gate_forward(opened, merge_heads(normed))  # (B, N, HP)
+    out, output_cache = linear_forward(gated, p["output"])
+    caches_of_rows = (projected_cache, taps_cache, active_cache, query_cache, key_cache)
+    caches = (*caches_of_rows, gates_cache, rule_cache, norm_cache, gated_cache, output_cache)
+    return out, (matrix, inputs), caches
 
 
 # q, k, v, g, b, a are columns of one product: their gradients, side by side, are the product's
 def mixer_backward(config, dout, dafter, cache):
-    """Gradients of x, before and parameters."""
-    inner_caches, outer_caches = cache
-    projected_cache, taps_cache, active_cache, query_cache, key_cache, gates_cache = inner_caches
-    rule_cache, norm_cache, flat, gate, gate_cache, output_cache = outer_caches
+    projected_cache, taps_cache, active_cache, query_cache, key_cache, *caches = cache
+    gates_cache, rule_cache, norm_cache, gated_cache, output_cache = caches
     dmatrix, dinputs = dafter
     dgated, doutput = linear_backward(dout, output_cache)
-    dopened = silu_backward(dgated * flat, gate_cache)
-    dread, dnorm = rms_norm_backward(split_heads(dgated * gate, config.heads), norm_cache)
+    dopened, dnormed = silu_gate_backward(dgated, gated_cache)
+    dread, dnorm = rms_norm_backward(split_heads(dnormed, config.heads), norm_cache)
 
     *drows, dstrength, ddecay, dmatrix = delta_rule_backward(dread, dmatrix, rule_cache)
     dasked, dstep, grads = gates_backward(dstrength, ddecay, gates_cache)
@@ -307,30 +302,6 @@ def initial_state(params, config, batch):
     return State(matrices, np.zeros((batch, c.layers, TAPS - 1, mixed)))
 
 
-def loss_and_gradients(params, config, segments):
-    """Mean loss of a document cut into segments [(tokens, targets)], and its gradients."""
-    total = 0.0
-    count = 0
-    caches = []
-    state = initial_state(params, config, len(segments[0][0]))
-    for tokens, targets in segments:
-        logits, state, cache = forward(params, config, tokens, state)
-        scored = np.ones(targets.shape, bool)
-        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-        total += loss
-        count += targets.size
-        caches.append((cache, loss_cache))
-
-    grads = {}
-    dstate = None
-    # decision 9: whole gradient, through all segments
-    for cache, loss_cache in reversed(caches):
-        dlogits = cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        add_into(grads, dparams)
-    return total / count, grads
-
-
 # ----------------------------------------------------------------------------
 # what every Transformer has: norms, MLP, linear layers, loss; known before
 TAPS = 4  # of a convolution
@@ -342,19 +313,17 @@ def swiglu_forward(p, config, x, rng):
     normed, norm_cache = rms_norm_forward(x, p["mlp_norm"])
     both, hidden_cache = linear_forward(normed, p["mlp_hidden"])
     opened, hidden = np.split(both, 2, axis=-1)  # (B, N, F)
-    gate, silu_cache = silu_forward(opened)
-    out, output_cache = linear_forward(gate * hidden, p["mlp_output"])
+    gated, gated_cache = silu_gate_forward(opened, hidden)
+    out, output_cache = linear_forward(gated, p["mlp_output"])
     out, dropout_mask = dropout(out, config.dropout, rng)
-    return x + out, (norm_cache, hidden_cache, hidden, gate, silu_cache, output_cache, dropout_mask)
+    return x + out, (norm_cache, hidden_cache, gated_cache, output_cache, dropout_mask)
 
 
 # y = x + W_2 (silu(g) h): d = W_2^T dy, dg = silu'(h d), dh = silu(g) d
 def swiglu_backward(dy, cache):
-    """Gradients of x and of the parameters."""
-    norm_cache, hidden_cache, hidden, gate, silu_cache, output_cache, dropout_mask = cache
-    dproduct, doutput = linear_backward(dy * dropout_mask, output_cache)
-    dopened = silu_backward(dproduct * hidden, silu_cache)
-    dboth = np.concatenate([dopened, dproduct * gate], axis=-1)
+    norm_cache, hidden_cache, gated_cache, output_cache, dropout_mask = cache
+    dgated, doutput = linear_backward(dy * dropout_mask, output_cache)
+    dboth = np.concatenate(silu_gate_backward(dgated, gated_cache), axis=-1)
     dnormed, dhidden = linear_backward(dboth, hidden_cache)
     dx, dnorm = rms_norm_backward(dnormed, norm_cache)
     return dy + dx, {"mlp_norm": dnorm, "mlp_hidden": dhidden, "mlp_output": doutput}
@@ -369,12 +338,24 @@ def rms_norm_forward(x, scale):
 
 # n = x / r: dx = (dn - n mean(n dn)) / r
 def rms_norm_backward(dy, cache):
-    """Gradients of x and of the scale."""
     standard, inverse, scale = cache
     dstandard = dy * scale
     along = (dstandard * standard).mean(-1, keepdims=True)
     dscale = (dy * standard).sum(tuple(range(dy.ndim - 1)))
     return inverse * (dstandard - standard * along), dscale
+
+
+def silu_gate_forward(opened, x):
+    """silu(g) x, of g what the gate is opened by."""
+    gate, silu_cache = silu_forward(opened)
+    return gate * x, (gate, x, silu_cache)
+
+
+# y = silu(g) x: dg = silu'(x dy), dx = silu(g) dy
+def silu_gate_backward(dy, cache):
+    """Gradients of opened and x."""
+    gate, x, silu_cache = cache
+    return silu_backward(dy * x, silu_cache), dy * gate
 
 
 def silu_forward(x):
@@ -408,7 +389,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last
@@ -519,11 +499,6 @@ def check_config(config):
             raise ValueError(f"{name} is {value}; it must be at least 1")
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
-
-
-def stopped(config):
-    """{function: what is data to it}, for --check: nothing."""
-    return {}
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]

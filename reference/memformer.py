@@ -9,8 +9,9 @@ stores only the slots of a rollout and computes each step again on the way back.
 
 `cross_attention_forward` reads memory and `slot_attention_forward` writes it; `forward` is the
 whole model, from (tokens, state) to (logits, next state); `memory_replay` trains it. `params` are
-all parameters, {dotted name: array}, and `p` those of one part, without its prefix; `grads` and
-`d..._params` are gradients by name. reference/variants/memformer.py has other tasks and models.
+all parameters, {dotted name: array}, and `p` those of one part, without its prefix. A backward
+function returns the gradients of what its forward function is given, in that order, parameters'
+last and by name. reference/variants/memformer.py has other tasks and models.
 
 Glossary of step t: code symbol, meaning, symbol, shape
     tokens            token ids of one segment of N tokens              s_t        (B, N)
@@ -118,16 +119,13 @@ def cross_attention_forward(p, config, x, source, rng, mask=True):
 
 
 def cross_attention_backward(config, dy, cache):
-    """Gradients of x, of source and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     dquery, dkey, dvalue = masked_attention_backward(dout, attention_cache)
-    dnormed, dsource, dprojection_params = projections_backward(
-        dquery, dkey, dvalue, projections_cache
-    )
+    dnormed, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     dx, dnorm_params = layer_norm_backward(dnormed, norm_cache)
-    grads |= dprojection_params | dnorm_params
+    grads |= dprojections | dnorm_params
     return dy + dx, dsource, grads
 
 
@@ -151,7 +149,6 @@ def slot_attention_forward(p, config, memory, encoded, mask=True):
 
 
 def slot_attention_backward(config, dnew, cache):
-    """Gradients of memory, of encoded and of the parameters."""
     norm_cache, source_cache, projections_cache, self_key_cache, scores_cache, mean_cache = cache
     dnew = split_heads(dnew, config.heads)  # (B, H, S, D/H)
     dscores, dself_value, dvalue = slot_mean_backward(dnew, mean_cache)
@@ -182,7 +179,6 @@ def slot_scores_forward(query, self_key, key, mask):
 # z* = c q·k*, z = c q k^T, c = 1/sqrt(E):
 # dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q
 def slot_scores_backward(dscores, cache):
-    """Gradients of query, self_key and key (B, H, S or N, E)."""
     query, self_key, key = cache
     scale = query.shape[-1] ** -0.5
     dself_score = dscores[..., :1]  # (B, H, S, 1)
@@ -202,7 +198,6 @@ def slot_mean_forward(scores, slots, value):
 
 # y = w* m + w v, [w*, w] = softmax(z): dm = w* dy, dv = w^T dy, dz = softmax'([m·dy, dy v^T])
 def slot_mean_backward(dnew, cache):
-    """Gradients of scores, slots and value."""
     weights, slots, value = cache
     dself_weight = (slots * dnew).sum(-1, keepdims=True)  # (B, H, S, 1)
     dothers = dnew @ value.mT  # (B, H, S, N)
@@ -224,13 +219,10 @@ def forward(params, config, tokens, state, rng=None, task=None):
     """
     check_segment(config, tokens)
     config = with_task(config, task)
-    operations = config.operations
-    encoded, next_state, read_cache = operations.encoder_forward(
-        params, config, tokens, state, rng
-    )  # Eq. 5
-    hidden, prediction_cache = operations.prediction_forward(
-        params, config, tokens, encoded, rng
-    )  # Eq. 6
+    read = config.operations.encoder_forward
+    encoded, next_state, read_cache = read(params, config, tokens, state, rng)  # Eq. 5
+    predict = config.operations.prediction_forward
+    hidden, prediction_cache = predict(params, config, tokens, encoded, rng)  # Eq. 6
 
     # decision 10: one embedding, here without the special tokens
     embedding = params["embedding"][: config.vocabulary]
@@ -245,17 +237,16 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     latter at the segment's end. Token ids have no gradient: dstate.previous is zeros.
     """
     config, read_cache, prediction_cache, output_cache = cache  # the config knows of its task
-    operations = config.operations
     zero_state = State(*map(np.zeros_like, initial_state(params, config, len(dlogits))))
     if dnext_state is None:
         dnext_state = zero_state
 
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
-    dencoded, grads = operations.prediction_backward(params, config, dhidden, prediction_cache)
-    dmemory, dread_params = operations.encoder_backward(
-        params, config, dencoded, dnext_state, read_cache
-    )
+    predict_backward = config.operations.prediction_backward
+    dencoded, grads = predict_backward(params, config, dhidden, prediction_cache)
+    read_backward = config.operations.encoder_backward
+    dmemory, dread_params = read_backward(params, config, dencoded, dnext_state, read_cache)
     add_into(grads, dread_params)  # the embedding is in both
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's third gradient
 
@@ -312,7 +303,6 @@ def encoder_forward(params, config, tokens, state, rng):
 
 
 def encoder_backward(params, config, dencoded, dnext_state, cache):
-    """Gradients of memory (B, 1, S, D) and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
     dnext_memory = dnext_state.memory[:, 0]
     write_backward = config.operations.slot_attention_backward
@@ -341,7 +331,6 @@ def prediction_forward(params, config, tokens, encoded, rng):
 
 
 def prediction_backward(params, config, dhidden, cache):
-    """Gradients of encoded and of the parameters."""
     batch, length, width = dhidden.shape
     drows = np.zeros((batch, length + 1, width))
     drows[:, 1:] = dhidden
@@ -362,7 +351,6 @@ def decoder_forward(params, config, prompt, encoded, rng):
 
 
 def decoder_backward(params, config, dhidden, cache):
-    """Gradients of encoded, summed over the layers, and of the parameters."""
     prompt, caches, norm_cache = cache
     dx, ddecoder_params = layer_norm_backward(dhidden, norm_cache)
     dencoded = 0.0
@@ -394,7 +382,6 @@ def encoder_layer_forward(p, config, x, memory, rng):
 
 
 def encoder_layer_backward(config, dx, cache):
-    """Gradients of x, of memory and of the parameters."""
     attention_cache, memory_cache, read_cache, mlp_cache = cache
     dx, grads = relu_mlp_backward(dx, mlp_cache)
     dx, dnormed_memory, dread_params = cross_attention_backward(config, dx, read_cache)
@@ -421,7 +408,6 @@ def decoder_layer_forward(p, config, x, encoded, rng):
 
 
 def decoder_layer_backward(config, dx, cache):
-    """Gradients of x, of encoded and of the parameters."""
     attention_cache, cross_cache, mlp_cache = cache
     dx, grads = relu_mlp_backward(dx, mlp_cache)
     dx, dencoded, dcross_params = cross_attention_backward(config, dx, cross_cache)
@@ -446,17 +432,14 @@ def self_attention_forward(p, config, x, causal, rng, mask=True):
 
 
 def self_attention_backward(config, dy, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
     attend_backward = config.operations.simplified_attention_backward
     dquery, dkey, dvalue, dposition_params = attend_backward(dout, attention_cache)
-    dnormed, dsource, dprojection_params = projections_backward(
-        dquery, dkey, dvalue, projections_cache
-    )
+    dnormed, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     dx, dnorm_params = layer_norm_backward(dnormed + dsource, norm_cache)
-    grads |= dposition_params | dprojection_params | dnorm_params
+    grads |= dposition_params | dprojections | dnorm_params
     return dy + dx, grads
 
 
@@ -476,7 +459,6 @@ def relu_mlp_forward(p, config, x, rng):
 
 
 def relu_mlp_backward(dy, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dnormed, dhidden_params = affine_backward(dhidden * (hidden > 0), hidden_cache)
@@ -507,7 +489,6 @@ def simplified_attention_forward(p, query, key, value, distances, mask, rate, rn
 # s = q R^T, y = w v + a R, a is w by distance:
 # dv = w^T dy, da = dy R^T, dR = ds^T q + a^T dy, dq = (dq of w) + ds R
 def simplified_attention_backward(dout, cache):
-    """Gradients of query, key, value and, from both of its roles, of R."""
     query, table, value, weights, by_distance, index, weights_cache = cache
     dweights = dout @ value.mT  # (B, H, N, K)
     dweights_by_position, _ = by_key_forward(dout @ table.T, index)  # (B, H, N, N)
@@ -538,7 +519,6 @@ def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
 # z = (q k^T + t) / sqrt(E), w = softmax(z):
 # dz = softmax'(dw), dq = dz k / sqrt(E), dk = dz^T q / sqrt(E), dt = dz / sqrt(E)
 def relative_weights_backward(dweights, cache):
-    """Gradients of query, of key and of by_distance (B, H, N, R)."""
     query, key, weights, dropout_mask, by_key_cache = cache
     dscaled = softmax_backward(dweights * dropout_mask, weights)
     dscores = dscaled * query.shape[-1] ** -0.5  # (B, H, N, K)
@@ -558,10 +538,7 @@ def by_key_forward(by_distance, index):
 # t_ij = s_i[r], r = index_ij:
 # ds_i[r] = sum of dt_ij over the keys j with index_ij = r, clipped duplicates included
 def by_key_backward(dout, cache):
-    """By key (B, H, N, N) -> by distance (B, H, N, R): the sum over the keys at each distance.
-
-    It serves gradients, and weights too.
-    """
+    """By key (B, H, N, N) -> by distance (B, H, N, R): the sum over the keys at each distance."""
     index, distances = cache
     at_row = index[..., None] == np.arange(distances)  # (N, N, R)
     return np.einsum("bhqk,qkr->bhqr", dout, at_row)
@@ -648,7 +625,6 @@ def segment_forward(params, config, segment, state, rng):
 
 
 def segment_backward(params, config, dloss, dnext_state, cache):
-    """Gradients of the parameters and of the state before the segment."""
     forward_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
     return backward(params, config, forward_cache, dlogits, dnext_state)
@@ -680,7 +656,6 @@ def projections_forward(p, heads, x, source):
 
 # q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
 def projections_backward(dquery, dkey, dvalue, cache):
-    """Gradients of x, of source and of the parameters."""
     query_cache, key_cache, value_cache = cache
     dx, grads = affine_backward(merge_heads(dquery), query_cache)
     dsource_by_key, dkey_params = affine_key_backward(merge_heads(dkey), key_cache)
@@ -727,7 +702,6 @@ def affine_forward(p, name, x):
 
 # y = x W^T + b: dx = dy W, dW = dy^T x, db = sum of dy
 def affine_backward(dy, cache):
-    """Gradients of x, and of the weight and the bias by name."""
     name, biased, linear_cache = cache
     dx, dweight = linear_backward(dy, linear_cache)
     grads = {name: dweight}
@@ -753,7 +727,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last
@@ -773,7 +746,6 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
     name, standard, inverse, scale = cache
     dstandard = dy * scale
     mean = dstandard.mean(-1, keepdims=True)

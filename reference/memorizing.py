@@ -142,7 +142,6 @@ def memory_gate_forward(local, found, bias):
 
 # y = φ g + λ (1 - g), g = sigmoid(b): dφ = dy g, dλ = dy (1 - g), db = g (1 - g) Σ dy (φ - λ)
 def memory_gate_backward(dmixed, cache):
-    """Gradients of local, found and bias (H,)."""
     local, found, g = cache
     dlocal = dmixed * (1 - g)
     dfound = dmixed * g
@@ -172,7 +171,6 @@ def local_attention_forward(p, config, query, keys, values, rng):
 
 
 def local_attention_backward(dout, cache):
-    """dquery, dkeys, dvalues, and the gradients of scale and position_bias."""
     attention_cache, bias_cache = cache
     dquery, dkeys, dvalues, dscale, dbias = attention_backward(dout, attention_cache)
     dtable = position_bias_backward(dbias, bias_cache)
@@ -181,13 +179,6 @@ def local_attention_backward(dout, cache):
 
 # ----------------------------------------------------------------------------
 # the model: the whole of it first, then a layer
-def initial_state(params, config, batch):
-    """What a document starts with: zero keys and values (decision 6: empty rows)."""
-    cache = np.zeros((batch, config.layers, config.heads, config.segment, config.head_width))
-    memory = np.zeros((batch, config.heads, config.memory, config.head_width))
-    return State(cache, cache, memory, memory)
-
-
 def forward(params, config, tokens, state, rng=None):
     """Logits (B, N, V), the next state, and the cache for `backward`.
 
@@ -279,7 +270,6 @@ def layer_forward(p, config, x, previous, memory, rng):
 
 # the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale too
 def layer_backward(config, dy, dlast, cache):
-    """Gradients of x, previous and parameters."""
     projection_cache, local_cache, memory_cache, output_cache, mlp_cache = cache
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
@@ -306,39 +296,12 @@ def layer_backward(config, dy, dlast, cache):
 
 
 # ----------------------------------------------------------------------------
-# through segments: a document's loss, back-propagated through all of it
-def loss_and_gradients(params, config, segments, held=None):
-    """Mean loss of segments [(tokens, targets)], its gradients, and the memories they read.
-
-    A segment reads what the one before it left, or the memory (keys, values) of its number in held.
-    """
-    total = 0.0
-    count = 0
-    memories = []
-    caches = []
-    state = initial_state(params, config, len(segments[0][0]))
-    for number, (tokens, targets) in enumerate(segments):
-        memory = (state.memory_keys, state.memory_values)
-        if held is not None:
-            memory = held[number]
-        memories.append(memory)
-        state = State(state.keys, state.values, *memory)
-
-        logits, state, cache = forward(params, config, tokens, state)
-        scored = np.ones(targets.shape, bool)
-        loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-        total += loss
-        count += targets.size
-        caches.append((cache, loss_cache))
-
-    grads = {}
-    dstate = None
-    # decision 10: an extension passes the gradient on between segments
-    for cache, loss_cache in reversed(caches):
-        dlogits = cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        add_into(grads, dparams)
-    return total / count, grads, memories
+# through segments: what a document starts with
+def initial_state(params, config, batch):
+    """What a document starts with: zero keys and values (decision 6: empty rows)."""
+    cache = np.zeros((batch, config.layers, config.heads, config.segment, config.head_width))
+    memory = np.zeros((batch, config.heads, config.memory, config.head_width))
+    return State(cache, cache, memory, memory)
 
 
 # ----------------------------------------------------------------------------
@@ -363,7 +326,6 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=True, rate=0.0, r
 # u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T),
 # dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
-    """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
     query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
     dvalue = dropped.mT @ dout
     ddropped = dout @ value.mT  # (B, H, N, K)
@@ -425,7 +387,6 @@ def projection_forward(p, config, x, rng):
 
 # y = W dropout(norm(x)): dx = norm'(dropout'(W^T dy))
 def projection_backward(dprojected, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
     dnormed = dnormed * dropout_mask
@@ -489,7 +450,6 @@ def token_mlp_forward(p, config, x, rng):
 
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
-    """Gradients of x and of the parameters."""
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dout = dy * dropout_mask
     dhidden, doutput = linear_backward(dout, output_cache)
@@ -519,7 +479,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last
@@ -539,7 +498,6 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
     name, standard, inverse, scale = cache
     dstandard = dy * scale
     mean = dstandard.mean(-1, keepdims=True)

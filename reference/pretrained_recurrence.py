@@ -122,7 +122,6 @@ def pool_forward(params, config, outputs):
 
 # z = pooling(mix(h)): dh = mix'(pooling'(dz))
 def pool_backward(config, dpooled, cache):
-    """Gradients of outputs and of the parameters."""
     mix_cache, pooling_cache = cache
     dmixed, grads = config.operations.mean_over_positions_backward(dpooled, pooling_cache)
     dlayer_scores, doutputs = mix_backward(dmixed, mix_cache)  # (L,), (L, B, N, D)
@@ -145,7 +144,6 @@ def module_forward(p, config, pooled):
 
 # h_prev = W_out gelu(.. gelu(W_1 z + b_1) ..) + b_out: from the last matrix to the first
 def module_backward(dinserted, cache):
-    """Gradients of z and of the parameters."""
     caches, output_cache = cache
     dflat = dinserted.reshape(len(dinserted), -1)
     dhidden, grads = affine_backward(dflat, output_cache)
@@ -169,7 +167,6 @@ def window_attention_forward(p, config, x, inserted, present, rng):
 
 # y = x + W_o attention([h | x]): dx = dy + what its query, key and value pass on
 def window_attention_backward(config, dy, cache):
-    """Gradients of x, of inserted (B, S, D) and of the parameters."""
     projections_cache, attention_cache, output_cache, dropout_mask = cache
     dout, grads = affine_backward(dy * dropout_mask, output_cache)
     dout = split_heads(dout, config.heads)
@@ -321,7 +318,6 @@ def layer_forward(p, config, x, inserted, present, rng):
 
 
 def layer_backward(config, dy, cache):
-    """Gradients of x, of inserted and of the parameters."""
     attention_cache, norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dy * dropout_mask, output_cache)
     dbefore = gelu_backward(dhidden, gelu_cache)
@@ -457,7 +453,6 @@ def linear_forward(x, weight):
 
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
-    """Gradients of x (..., in) and of the weight (out, in)."""
     x, weight = cache
     dx = dy @ weight
     rows = tuple(range(dy.ndim - 1))  # all axes but the last
@@ -490,7 +485,6 @@ def affine_forward(p, name, x):
 
 # y = x W^T + b: dx = dy W, dW = dy^T x, db = sum of dy
 def affine_backward(dy, cache):
-    """Gradients of x, and of the weight and the bias by name."""
     name, biased, linear_cache = cache
     dx, dweight = linear_backward(dy, linear_cache)
     grads = {name: dweight}
@@ -512,7 +506,6 @@ def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    """Gradients of x, and of the scale and the bias by name."""
     name, standard, inverse, scale = cache
     dstandard = dy * scale
     mean = dstandard.mean(-1, keepdims=True)

@@ -107,8 +107,6 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
         yield reference.loss_and_gradients, *given, windows
         yield function_of(reference, "checkpointed"), *given, windows
         yield function_of(reference, "greedy_continuation"), *given, document, 2
-    else:
-        yield reference.loss_and_gradients, *given, pairs
 
 
 def default_case(paper: str) -> str:

@@ -159,13 +159,6 @@ def init_gated_mlp(config, rng, fan_in):
 
 # ----------------------------------------------------------------------------
 # feedback: block by block, layers without states read what the last recurrent one left
-class SharedStates(NamedTuple):
-    """What a layer without states of its own reads; and, of its gradient, the same two."""
-
-    key: np.ndarray  # K_s (B, H, S, E)
-    value: np.ndarray  # V_s
-
-
 def feedback_stack_forward(params, config, x, state, rng):
     """All layers over x (B, N, D), block by block (decision 12: feedback, block by block)."""
     outs = []
@@ -194,9 +187,10 @@ def feedback_block_forward(params, config, x, state, rng):
     # decision 12: the last recurrent layer's own matrices project what the block before left
     owner = paper.subtree(params, owner_of(config))
     projected, projection_cache = paper.state_projection_forward(owner, config, state.states[:, -1])
-    shared = SharedStates(projected["key"], projected["value"])
-    states = [shared if own is None else own for own in paper.states_by_layer(config, state)]
-    y, next_state, caches = paper.layer_by_layer_forward(params, config, x, state, states, rng)
+    shared = {f"shared_{name}": projected[name] for name in ("key", "value")}  # (B, H, S, E)
+    for layer in range(config.layers):
+        params = params | paper.prefixed(f"layers.{layer}.state.", shared)
+    y, next_state, caches = paper.stack_forward(params, config, x, state, rng)
     return y, next_state, (projection_cache, caches)
 
 
@@ -204,13 +198,12 @@ def feedback_block_forward(params, config, x, state, rng):
 def feedback_block_backward(config, dy, dnext, cache):
     """Gradients of x, of the incoming State and of all layers' parameters."""
     projection_cache, caches = cache
-    dx, dstate, dread, grads = paper.layer_by_layer_backward(config, dy, dnext, caches)
-    for r, layer in enumerate(config.recurrent_layers):
-        dstate.states[:, r] = dread[layer - 1]
+    dx, dstate, grads = paper.stack_backward(config, dy, dnext, caches)
     dshared = {}
-    for dstates in reversed(dread):
-        if isinstance(dstates, SharedStates):
-            paper.add_into(dshared, dstates._asdict())
+    for name in [*grads]:
+        _, is_shared, read = name.partition("shared_")
+        if is_shared:
+            paper.add_into(dshared, {read: grads.pop(name)})
     if dshared:  # empty if every layer is recurrent
         dlast_states, downer = paper.state_projection_backward(dshared, projection_cache)
         dstate.states[:, -1] += dlast_states
@@ -225,18 +218,20 @@ def owner_of(config):
 
 def reading_recurrence_forward(p, config, cross_query, cross_scale, keys, values, states):
     """The recurrence; a layer without states of its own only reads the shared ones."""
-    if not isinstance(states, SharedStates):
+    if states is not None:
         return paper.recurrence_forward(p, config, cross_query, cross_scale, keys, values, states)
-    out, cache = paper.attention_forward(cross_query, states.key, states.value, cross_scale)
+    out, cache = paper.attention_forward(
+        cross_query, p["shared_key"], p["shared_value"], cross_scale
+    )
     return out, None, cache
 
 
 def reading_recurrence_backward(config, dout, dstates, cache, dkeys, dvalues):
-    """Gradients as `recurrence_backward` has them; those of shared states are SharedStates."""
-    if dstates is not None:  # the layer's own
+    """Gradients as `recurrence_backward` has them; those of shared states are parameters'."""
+    if dstates is not None:
         return paper.recurrence_backward(config, dout, dstates, cache, dkeys, dvalues)
     dquery, dkey, dvalue, dscale, _ = paper.attention_backward(dout, cache)
-    return dquery, dscale, SharedStates(dkey, dvalue), {}
+    return dquery, dscale, None, {"shared_key": dkey, "shared_value": dvalue}
 
 
 def every_layer(config):

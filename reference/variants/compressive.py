@@ -609,7 +609,11 @@ NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences
 
 
 def operations_of(config):
-    """The paper's operations, with those that the config asks for in the place of some."""
+    """The paper's operations, with those that the config asks for in the place of some.
+
+    Raises ValueError, naming the field, for variants that there are not or cannot work.
+    """
+    check_config(config)
     replaced = {
         "layer_config": config_of_layer,
         "layer_state": last_rows,

@@ -90,14 +90,12 @@ OWN = {  # what a paper defines for itself
     "layers_backward",
     "layer_forward",
     "layer_backward",
-    "loss_and_gradients",
     "demonstrate",
     "check_config",
     "stopped",
     "operations_of",
     "operations_with",
     "is_published",
-    "variants",
 }
 
 
