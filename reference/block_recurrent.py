@@ -102,10 +102,7 @@ class State(NamedTuple):
 # ----------------------------------------------------------------------------
 # the method: a layer's states, which each block's tokens read, then rewrite through a gate
 def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states):
-    """Run the cell over all blocks (3.2).
-
-    Returns what tokens read of the states (B, H, N, E), the states after the last block, caches.
-    """
+    """What tokens read of the states, (B, H, N, E), block by block, and the last states (3.2)."""
     outs = []
     caches = []
     for own, tile in blocks_of(cross_query.shape[2], config.window):
@@ -245,9 +242,9 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state.
 
-    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
-    the gradient at the segment's end (decision 14: none across segments): "the final set of state
-    vectors from the last block are stored in a non-differentiable cache" (3.2).
+    dnext_state None stops the gradient at the segment's end (decision 14: none across segments):
+    "the final set of state vectors from the last block are stored in a non-differentiable cache"
+    (3.2).
     """
     tokens, stack_cache, output_cache = cache
     if dnext_state is None:
@@ -288,7 +285,7 @@ def stack_forward(params, config, x, state, rng):
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
-        previous = (state.keys[:, layer], state.values[:, layer])
+        previous = np.stack([state.keys[:, layer], state.values[:, layer]])
         x, last, after, cache = layer_forward(p, config, x, previous, states[layer], rng)
         next_state.keys[:, layer], next_state.values[:, layer] = last
         if after is not None:
@@ -304,7 +301,7 @@ def stack_backward(config, dy, dnext, caches):
     dstates = states_by_layer(config, dstate)
     grads = {}
     for layer in reversed(range(config.layers)):
-        dlast = (dnext.keys[:, layer], dnext.values[:, layer])
+        dlast = np.stack([dnext.keys[:, layer], dnext.values[:, layer]])
         dy, dprevious, dbefore, dlayer = layer_backward(
             config, dy, dlast, dafter[layer], caches[layer]
         )
@@ -326,13 +323,13 @@ def states_by_layer(config, state):
 def layer_forward(p, config, x, previous, states, rng):
     """y (B, N, D), the last block's keys and values, the next states, and the cache.
 
-    previous: keys and values (B, H, W, E) of the block before. states: (B, S, D), or None of a
+    previous (2, B, H, W, E): keys and values of the block before. states: (B, S, D), or None of a
     layer that has none.
     """
     projected, projection_cache = token_projection_forward(p, config, x, rng)
-    previous_keys, previous_values = previous
-    keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
-    values = np.concatenate([previous_values, projected["value"]], axis=2)
+    own = np.stack([projected["key"], projected["value"]])
+    keys_and_values = np.concatenate([previous, own], axis=3)  # (2, B, H, W + N, E)
+    keys, values = keys_and_values
     local, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
     attended = merge_heads(local)  # (B, N, HE)
 
@@ -347,7 +344,7 @@ def layer_forward(p, config, x, previous, states, rng):
 
     out, output_cache = linear_forward(attended, p["output"])
     y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
-    last = (keys[:, :, -config.window :], values[:, :, -config.window :])
+    last = keys_and_values[..., -config.window :, :]
     return y, last, states, (projection_cache, self_cache, cross_cache, output_cache, mlp_cache)
 
 
@@ -358,10 +355,9 @@ def layer_backward(config, dy, dlast, dstates, cache):
     dx, grads = token_mlp_backward(dy, mlp_cache)
     dattended, grads["output"] = linear_backward(dx, output_cache)
 
-    dlast_keys, dlast_values = dlast
-    before_last = ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))
-    dkeys = np.pad(dlast_keys, before_last)  # (B, H, W + N, E)
-    dvalues = np.pad(dlast_values, before_last)
+    before_last = ((0, 0), (0, 0), (0, 0), (dy.shape[1], 0), (0, 0))
+    dkeys_and_values = np.pad(dlast, before_last)  # (2, B, H, W + N, E)
+    dkeys, dvalues = dkeys_and_values  # to which each reader adds
     dprojected = {}
     if cross_cache is not None:
         dattended, dcross = np.split(dattended, 2, axis=-1)
@@ -374,9 +370,8 @@ def layer_backward(config, dy, dlast, dstates, cache):
 
     dlocal = split_heads(dattended, config.heads)
     dprojected["query"], dself = sliding_attention_backward(dlocal, self_cache, dkeys, dvalues)
-    dprojected["key"] = dkeys[:, :, config.window :]
-    dprojected["value"] = dvalues[:, :, config.window :]
-    dprevious = (dkeys[:, :, : config.window], dvalues[:, :, : config.window])
+    dprojected["key"], dprojected["value"] = dkeys_and_values[..., config.window :, :]
+    dprevious = dkeys_and_values[..., : config.window, :]
     dinput, dprojection = token_projection_backward(dprojected, projection_cache)
     return dx + dinput, dprevious, dstates, grads | dself | dprojection
 
@@ -423,10 +418,7 @@ def sliding_attention_backward(dout, cache, dkeys, dvalues):
 
 
 def blocks_of(length, window):
-    """[(own, tile)] of each block: slices of its tokens in the segment, and of its keys.
-
-    A tile has the keys of the previous block and the block's own.
-    """
+    """[(own, tile)]: slices of a block's tokens, and of its keys, which begin a block before it."""
     blocks = []
     for at in range(0, length, window):
         own = slice(at, at + window)
@@ -510,10 +502,7 @@ def token_mlp_backward(dy, cache):
 # ----------------------------------------------------------------------------
 # through segments: what a document starts with
 def initial_state(params, config, batch):
-    """What a document starts with: the learned states; keys and values of zero.
-
-    Zeros are read like any other keys (decision 7: unmasked zeros before).
-    """
+    """The learned states; keys and values that are read (decision 7: unmasked zeros before)."""
     states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
     for r, layer in enumerate(config.recurrent_layers):
         states[:, r] = params[f"layers.{layer - 1}.state.initial"]
@@ -522,10 +511,7 @@ def initial_state(params, config, batch):
 
 
 def initial_state_backward(config, dstate):
-    """Gradient of the learned initial states, summed over lanes.
-
-    Set dstate to zero in lanes that do not start a document.
-    """
+    """Gradient of the learned states, over lanes; dstate is zero in lanes that do not start."""
     grads = {}
     for r, layer in enumerate(config.recurrent_layers):
         grads[f"layers.{layer - 1}.state.initial"] = dstate.states[:, r].sum(0)
@@ -703,11 +689,8 @@ def softmax_backward(dweights, weights):
 
 
 def dropout(x, rate, rng):
-    """(x with random entries dropped and the others enlarged, what each is multiplied by).
-
-    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
-    """
-    if rng is None or rate == 0:
+    """x with random entries dropped and the others enlarged, and by what: its gradient is, too."""
+    if rng is None or rate == 0:  # rng is None in evaluation
         return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)

@@ -173,10 +173,7 @@ def conv_backward(dnew, cache):
 
 
 def groups_forward(rows, c):
-    """Every c of the rows (B, n, D) as a group (B, n/c, c, D), and n.
-
-    The newest n mod c rows are cut off (decision 7: rounded down).
-    """
+    """Every c rows of (B, n, D) as a group, (B, n/c, c, D), and n (decision 7: rounded down)."""
     batch, n, d = rows.shape
     count = n // c
     return rows[:, : count * c].reshape(batch, count, c, d), n
@@ -244,9 +241,7 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state.
 
-    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
-    the gradient at the segment's end. dnext_state.memory is not read: memory is written without
-    gradient.
+    dnext_state None stops the gradient at the segment's end; its memory is data and is not read.
     """
     embedding_cache, caches, logits_cache = cache
     if dnext_state is None:
@@ -313,10 +308,7 @@ def all_layers_backward(config, dh, dnext_state, caches):
 
 
 def auxiliary_forward(params, config, cache):
-    """{name: loss} of every layer's compression, whose sum trains it (Alg. 2, l.1-2), and caches.
-
-    cache is forward's.
-    """
+    """Of forward's cache: {name: loss} of each layer's compression (Alg. 2, l.1-2), and caches."""
     _, layer_caches, _ = cache
     losses = {}
     caches = []
@@ -367,8 +359,7 @@ def logits_backward(config, dlogits, cache):
 def layer_forward(p, config, h, remembered, rng):
     """The next layer's input, weights (B, H, N, K) and the cache (decision 1: norm after skip).
 
-    h (B, N, D) is the layer's input, remembered its compressed memory (B, C, D) and memory
-    (B, M, D).
+    remembered: the layer's compressed memory (B, C, D) and memory (B, M, D).
     """
     # Alg. 1, l.6
     attended, weights, attend_cache = config.operations.attend_forward(
@@ -450,12 +441,11 @@ def all_projections_backward(dquery, dkey, dvalue, cache):
 def relative_attention_forward(
     query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None
 ):
-    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, (B, H, N, E) (Transformer-XL, Eq. 1).
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j (Transformer-XL, Eq. 1), and weights.
 
     Query i sees the keys j of [compressed | memory | segment] up to itself. query (B, H, N, E), key
     and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
-    i - j counts a compressed row as one (decision 6: one distance throughout). Returns the weights
-    too.
+    i - j counts a compressed row as one (decision 6: one distance throughout).
     """
     content_query = query + content_bias[:, None]  # for Transformer-XL's terms a and c
     by_key, distance_cache = distance_scores_forward(query, distance_key, distance_bias)  # b and d
@@ -527,10 +517,7 @@ def relative_shift_forward(by_distance):
 # out[i, j] = x[i, j + N - 1 - i]: dx[i, n] = dout[i, n - N + 1 + i] of column n,
 # and 0 if no key has its distance
 def relative_shift_backward(dout, cache):
-    """The same numbers put back; dout must be zero wherever the mask hides.
-
-    Otherwise some would land in the next row.
-    """
+    """The numbers put back; dout must be zero where the mask hides, or it lands elsewhere."""
     batch, heads, n, k = dout.shape
     zeros = np.zeros((batch, heads, n))
     flat = np.concatenate([zeros, dout.reshape(batch, heads, -1)], axis=-1)
@@ -681,11 +668,8 @@ def softmax_backward(dweights, weights):
 
 
 def dropout(x, rate, rng):
-    """(x with random entries dropped and the others enlarged, what each is multiplied by).
-
-    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
-    """
-    if rng is None or rate == 0:
+    """x with random entries dropped and the others enlarged, and by what: its gradient is, too."""
+    if rng is None or rate == 0:  # rng is None in evaluation
         return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
@@ -864,10 +848,7 @@ def operations_of(config):
 
 
 def stopped(config):
-    """{function: what is data to it}, for --check.
-
-    The next compressed memory, a result, is data to the task loss, unless a variant's is not.
-    """
+    """{function: what is data to it}, for --check; the next compressed memory, unless by bptt."""
     remember = ("h", "memory", "weights")
     if config.operations.remember_backward is remember_backward:
         remember += ("return.1",)

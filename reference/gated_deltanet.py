@@ -397,11 +397,8 @@ def linear_backward(dy, cache):
 
 
 def dropout(x, rate, rng):
-    """(x with random entries dropped and the others enlarged, what each is multiplied by).
-
-    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
-    """
-    if rng is None or rate == 0:
+    """x with random entries dropped and the others enlarged, and by what: its gradient is, too."""
+    if rng is None or rate == 0:  # rng is None in evaluation
         return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)

@@ -231,10 +231,9 @@ def forward(params, config, tokens, state, rng=None, task=None):
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state.
+    """Gradients of the parameters and of the incoming state, whose token ids get zeros.
 
-    They come from the gradients of the logits and of the next state; dnext_state None stops the
-    latter at the segment's end. Token ids have no gradient: dstate.previous is zeros.
+    dnext_state None stops the gradient at the segment's end.
     """
     config, read_cache, prediction_cache, output_cache = cache  # the config knows of its task
     zero_state = State(*map(np.zeros_like, initial_state(params, config, len(dlogits))))
@@ -367,10 +366,7 @@ def decoder_backward(params, config, dhidden, cache):
 
 
 def encoder_layer_forward(p, config, x, memory, rng):
-    """A layer's x (B, N, D), which also reads memory (B, S, D) (Fig. 2a).
-
-    Self-attention, memory cross-attention, feed-forward (decision 4: in this order).
-    """
+    """Self-attention, memory (B, S, D), feed-forward (Fig. 2a; decision 4: in this order)."""
     attention = subtree(p, "attention.")
     attend = config.operations.self_attention_forward
     x, attention_cache = attend(attention, config, x, causal=False, rng=rng)
@@ -394,10 +390,7 @@ def encoder_layer_backward(config, dx, cache):
 
 
 def decoder_layer_forward(p, config, x, encoded, rng):
-    """A layer's x (B, N + 1, D), which also reads encoded (B, N, D).
-
-    Causal self-attention, cross-attention to the encodings, feed-forward.
-    """
+    """Causal self-attention, cross-attention to encoded (B, N, D), feed-forward."""
     attention = subtree(p, "attention.")
     x, attention_cache = self_attention_forward(attention, config, x, causal=True, rng=rng)
     cross = subtree(p, "cross.")
@@ -545,10 +538,7 @@ def by_key_backward(dout, cache):
 
 
 def distance_index(length, distances):
-    """The row of `distances` for query i and key j of `length` tokens, (N, N).
-
-    It is that of i - j, or the nearest.
-    """
+    """The row of R for query i and key j, (N, N): that of the distance i - j, or the nearest."""
     distance = np.arange(length)[:, None] - np.arange(length)[None, :]
     return np.clip(distance, distances[0], distances[-1]) - distances[0]
 
@@ -566,8 +556,8 @@ def clipped_distances(config, causal):
 def memory_replay(params, config, segments, state, seed=None):
     """Algorithm 1 (decision 14: K segments, 0 to K - 1), with one segment's cache at a time.
 
-    segments are K pairs of tokens and targets, (B, N) each. A seed turns dropout on. Returns what
-    `through_time` does: mean loss, its gradients, that of the first state, next state.
+    segments are K pairs of tokens and targets, (B, N) each. A seed turns dropout on. Returns the
+    mean loss, its gradients, that of the first state, the next state.
     """
     share = 1 / sum(targets.size for _, targets in segments)
 
@@ -595,11 +585,7 @@ def memory_replay(params, config, segments, state, seed=None):
 
 
 def through_time(params, config, segments, state, seed=None):
-    """Full back-propagation through a rollout.
-
-    Returns the mean loss, its gradients, that of the rollout's first state, and the next state. At
-    a document's start `initial_state_backward` takes the gradient of the state.
-    """
+    """The same by full back-propagation, which holds the caches of all segments."""
     share = 1 / sum(targets.size for _, targets in segments)
     loss = 0.0
     caches = []
@@ -641,10 +627,7 @@ NORM_EPSILON = 1e-6  # under the square root of layer_norm
 
 
 def projections_forward(p, heads, x, source):
-    """Query of x (B, N, D); key and value of source (B, K, D), by head (Eq. 2).
-
-    Their shapes are (B, H, N, E), (B, H, K, E) and, of a value, (B, H, K, E) or (B, H, K, D/H).
-    """
+    """Query (B, H, N, E) of x (B, N, D); key, value (B, H, K, E) of source (B, K, D) (Eq. 2)."""
     query, query_cache = affine_forward(p, "query", x)
     key, key_cache = affine_forward(p, "key", source)
     value, value_cache = affine_forward(p, "value", source)
@@ -665,10 +648,7 @@ def projections_backward(dquery, dkey, dvalue, cache):
 
 
 def masked_attention_forward(query, key, value, mask, rate, rng):
-    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E).
-
-    mask is true where a query sees a key, and broadcasts to (B, H, N, K).
-    """
+    """softmax(q·k / sqrt(E)) v over the keys of the mask: (B, H, N, E)."""
     similarity = query @ key.mT * query.shape[-1] ** -0.5  # (B, H, N, K)
     scores = np.where(mask, similarity, -np.inf)
     weights, _ = softmax_forward(scores)
@@ -784,11 +764,8 @@ def softmax_backward(dweights, weights):
 
 
 def dropout(x, rate, rng):
-    """(x with random entries dropped and the others enlarged, what each is multiplied by).
-
-    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
-    """
-    if rng is None or rate == 0:
+    """x with random entries dropped and the others enlarged, and by what: its gradient is, too."""
+    if rng is None or rate == 0:  # rng is None in evaluation
         return x, 1.0
     kept = rng.random(x.shape) >= rate
     dropout_mask = kept / (1 - rate)
@@ -844,22 +821,20 @@ def init_params(config, rng):
 def init_encoder_decoder(config, rng):
     """Parameters of the model (decision 10: one embedding; decision 8: the memory is learned)."""
     d = config.width
-    params = {}
-    params["embedding"] = rng.normal(0, 1, (config.vocabulary + len(SPECIALS), d))
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary + len(SPECIALS), d))}
     params["initial_memory"] = rng.normal(0, 1, (1, config.slots, d))
     for layer in range(config.encoder_layers):
-        p = init_layer(config, rng, causal=False, reader="read")
-        params |= prefixed(f"encoder.layers.{layer}.", p)
+        params |= prefixed(f"encoder.layers.{layer}.", init_layer(config, rng, "read"))
     params |= init_norm("encoder.norm", d)
     params |= prefixed("writer.", init_writer(config, rng))
     for layer in range(config.decoder_layers):
-        p = init_layer(config, rng, causal=True, reader="cross")
-        params |= prefixed(f"decoder.layers.{layer}.", p)
+        params |= prefixed(f"decoder.layers.{layer}.", init_layer(config, rng, "cross"))
     return params | init_norm("decoder.norm", d)
 
 
-def init_layer(config, rng, causal, reader):
-    """Self-attention, a reader of memory or of the encodings, the feed-forward."""
+def init_layer(config, rng, reader):
+    """Self-attention, what reads memory or crosses to the encodings, the feed-forward."""
+    causal = reader == "cross"  # in the decoder
     attention = config.operations.init_attention(config, rng, config.distances(causal))
     p = prefixed("attention.", attention)
     p |= prefixed(f"{reader}.", init_attention(config, rng))
