@@ -111,6 +111,11 @@ class Row(NamedTuple):
         """Whether it agrees; NaN does not."""
         return self.error <= self.tolerance
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the port did not write it."""
+        return self.words.startswith("missing")
+
 
 class CheckError(Exception):
     """A file that cannot be read; the message says what to do."""
@@ -224,14 +229,12 @@ def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
 def first_wrong(rows: list[Row]) -> Row | None:
     """The first tensor that is wrong, or else the first that is missing; None if all agree."""
     wrong = [row for row in rows if not row.passes]
-    there = [row for row in wrong if not row.words.startswith("missing")]
-    candidates = there or wrong
-    return candidates[0] if candidates else None
+    return min(wrong, key=lambda row: row.is_missing, default=None)
 
 
 def hint_of(row: Row) -> str:
     """What to look at if this tensor is the first that is wrong."""
-    if row.words.startswith("missing"):
+    if row.is_missing:
         return "the name; tensors that may be left out are in docs/porting.md"
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         return "an operation in float32?"
@@ -249,11 +252,11 @@ def hint_of(row: Row) -> str:
 def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
     """Print the verdict, the first wrong tensor, and a table, whole or of some failures."""
     wrong = [row for row in rows if not row.passes]
-    missing = [row for row in wrong if row.words.startswith("missing")]
-    print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {len(missing)} missing")
+    missing = sum(row.is_missing for row in wrong)
+    print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {missing} missing")
     first = first_wrong(rows)
     if first:
-        is_what = "missing" if first in missing else "wrong"
+        is_what = "missing" if first.is_missing else "wrong"
         print(f"  begin with {first.name}, the first that is {is_what}: {first.words}")
         print(f"  look at: {hint_of(first)}")
         if all(row.name.startswith(INNER) for row in wrong):
@@ -368,7 +371,7 @@ def place_of(first: Row, inside: int) -> tuple:
     stage = [*STAGES].index(stage_of(first.name))
     number = segment_of(first.name)
     backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
-    return first.words.startswith("missing"), stage, -number if backwards else number, -inside
+    return first.is_missing, stage, -number if backwards else number, -inside
 
 
 def segment_of(name: str) -> int:

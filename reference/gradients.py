@@ -183,17 +183,13 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
 def held_functions(case: Case) -> Iterator[Holder]:
     """Inside the block the reference's functions hold what is stopped; gives the Holder."""
     holder = Holder()
-    before = []
-    for name, names in stopped(case).items():
-        module = module_of(case.reference, name)
-        function = getattr(module, name)
-        before.append((module, name, function))
-        setattr(module, name, holder.holding(function, names))
-    try:
+    with contextlib.ExitStack() as restored:
+        for name, names in stopped(case).items():
+            module = module_of(case.reference, name)
+            function = getattr(module, name)
+            restored.callback(setattr, module, name, function)
+            setattr(module, name, holder.holding(function, names))
         yield holder
-    finally:
-        for module, name, function in before:
-            setattr(module, name, function)
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
@@ -279,7 +275,10 @@ class Calls:
 
 
 def gradients_of(case: Case, calls: Calls | None = None) -> dict:
-    """{name: gradient} by hand; the calls that made them are noticed."""
+    """{name: gradient} by hand; the calls that made them are noticed.
+
+    Raises KeyError if `backward` leaves out a parameter or a field of the state.
+    """
     reference, config, params, state, segments = case
     if calls is not None:
         sys.setprofile(calls.notice)
@@ -288,7 +287,11 @@ def gradients_of(case: Case, calls: Calls | None = None) -> dict:
         grads, dstate = rollout_backward(reference, params, config, caches)
     finally:
         sys.setprofile(None)
-    return inputs_of(grads, dstate)
+    found = inputs_of(grads, dstate)
+    left_out = inputs_of(params, state).keys() - found.keys()
+    if left_out:
+        raise KeyError(f"backward leaves out {', '.join(sorted(left_out))}")
+    return found
 
 
 def mapped(value: Any, change: Callable, name: str = "") -> Any:
@@ -466,34 +469,30 @@ def check(paper: str, name: str) -> float:
     """Print what is found in a case, the verdict first; returns the largest relative error."""
     case = read_case(paper, name)
     calls = Calls(case.reference)
+    title = f"WRONG: {paper}, case {name}:"
     try:
         grads = gradients_of(case, calls)
-        left_out = inputs_of(case.params, case.state).keys() - grads.keys()
-        if left_out:
-            print(f"WRONG: {paper}, case {name}: backward leaves out {', '.join(sorted(left_out))}")
-            print_guilty(case, calls)
-            return np.inf
         errors = errors_of(case, grads, np.random.default_rng(0))
-    except Exception as error:  # of shapes that a fault makes
+    except Exception as error:  # of names and shapes that a fault makes
         place = traceback.extract_tb(error.__traceback__)[-1]
-        print(f"WRONG: {paper}, case {name}: {place.name} raises {type(error).__name__}: {error}")
+        print(f"{title} {place.name} raises {type(error).__name__}: {error}")
         print_guilty(case, calls)
         return np.inf
 
     wrong = [row for row, (_, _, error) in errors.items() if not error <= TOLERANCE]
-    largest = max(error for _, _, error in errors.values())
-    if wrong:
-        print(f"WRONG: {paper}, case {name}: {len(wrong)} of {len(errors)} gradients")
-        parameters = [row for row in wrong if row.startswith("grad/")]
-        candidates = parameters or wrong
-        first = candidates[-1]  # the nearest to the loss
-        _, index, by_hand, numeric = worst_entry(case, first, grads[first])
-        both = f"{by_hand:+.6e} by hand, {numeric:+.6e} by differences"
-        print(f"  {first} at {[*index]} is {both}")
-        print_guilty(case, calls)
-    else:
+    if not wrong:
+        largest = max(error for _, _, error in errors.values())
         print(f"{name:<40}{len(errors):>4} gradients right, relative error at most {largest:.1e}")
-    return np.inf if wrong else largest
+        return largest
+    print(f"{title} {len(wrong)} of {len(errors)} gradients")
+    parameters = [row for row in wrong if row.startswith("grad/")]
+    candidates = parameters or wrong
+    first = candidates[-1]  # the nearest to the loss
+    _, index, by_hand, numeric = worst_entry(case, first, grads[first])
+    both = f"{by_hand:+.6e} by hand, {numeric:+.6e} by differences"
+    print(f"  {first} at {[*index]} is {both}")
+    print_guilty(case, calls)
+    return np.inf
 
 
 def print_guilty(case: Case, calls: Calls) -> None:
@@ -533,21 +532,16 @@ def show(paper: str) -> bool:
     return is_right
 
 
-def parser_of(paper: str) -> argparse.ArgumentParser:
-    """The command line of a reference."""
+def main(paper: str, argv: list | None = None) -> int:
+    """Run the command line of a reference; returns the exit code."""
     words = "Without options: the demonstration."
     parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words)
     differences = "compare gradients with finite differences"
     parser.add_argument("--check", action="store_true", help=differences)
     parser.add_argument("--case", metavar="NAME", help="the case to check (default: all)")
-    return parser
-
-
-def main(paper: str, argv: list | None = None) -> int:
-    """Run the command line of a reference; returns the exit code."""
+    options = parser.parse_args(argv)
 
     def work() -> bool:
-        options = parser_of(paper).parse_args(argv)
         if options.case:
             return check(paper, options.case) <= TOLERANCE
         return check_all(paper) if options.check else show(paper)

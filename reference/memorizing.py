@@ -195,7 +195,7 @@ def forward(params, config, tokens, state, rng=None):
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
-        previous = (state.keys[:, layer], state.values[:, layer])
+        previous = np.stack([state.keys[:, layer], state.values[:, layer]])
         memory = None
         if config.memory and layer + 1 == config.memory_layer:
             memory = (state.memory_keys, state.memory_values)
@@ -233,7 +233,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dnormed = dscaled * config.width**-0.5 * dropout_mask
     dx, grads = layer_norm_backward(dnormed, norm_cache)
     for layer in reversed(range(config.layers)):
-        dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
+        dlast = np.stack([dnext_state.keys[:, layer], dnext_state.values[:, layer]])
         dx, dprevious, dlayer = layer_backward(config, dx, dlast, caches[layer])
         dstate.keys[:, layer], dstate.values[:, layer] = dprevious
         grads |= prefixed(f"layers.{layer}.", dlayer)
@@ -242,15 +242,14 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
 
 def layer_forward(p, config, x, previous, memory, rng):
-    """y (B, N, D), the segment's keys and values (B, H, N, E), and the cache.
+    """y (B, N, D), the segment's keys and values (2, B, H, N, E), and the cache.
 
     previous: the last segment's keys and values. memory: keys and values (B, H, M, E), or None.
     """
     projected, projection_cache = projection_forward(p, config, x, rng)
     query = projected["query"]
-    previous_keys, previous_values = previous
-    keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, 2N, E)
-    values = np.concatenate([previous_values, projected["value"]], axis=2)
+    own = np.stack([projected["key"], projected["value"]])
+    keys, values = np.concatenate([previous, own], axis=3)  # (B, H, 2N, E)
     attended, local_cache = local_attention_forward(p, config, query, keys, values, rng)
 
     memory_cache = None
@@ -264,8 +263,7 @@ def layer_forward(p, config, x, previous, memory, rng):
 
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
     y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
-    last = (projected["key"], projected["value"])
-    return y, last, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
+    return y, own, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
 
 
 # the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale too
@@ -286,12 +284,11 @@ def layer_backward(config, dy, dlast, cache):
         dlocal["scale"] = dlocal["scale"] + dscale_found
 
     n = dy.shape[1]
-    dlast_keys, dlast_values = dlast
-    dkey = dkeys[:, :, n:] + dlast_keys
-    dvalue = dvalues[:, :, n:] + dlast_values
+    dkeys_and_values = np.stack([dkeys, dvalues])  # (2, B, H, 2N, E)
+    dkey, dvalue = dkeys_and_values[..., n:, :] + dlast
     dprojected = {"key": dkey, "value": dvalue, "query": dquery}
     dinput, dprojection = projection_backward(dprojected, projection_cache)
-    dprevious = (dkeys[:, :, :n], dvalues[:, :, :n])
+    dprevious = dkeys_and_values[..., :n, :]
     return dx + dinput, dprevious, grads | dlocal | dprojection
 
 

@@ -42,19 +42,6 @@ def named(prefix: str, state: NamedTuple) -> dict:
     return {prefix + name: field for name, field in state._asdict().items()}
 
 
-def state_read(
-    reference: ModuleType, params: dict, config: object, segment: Segment, state: NamedTuple
-) -> NamedTuple:
-    """The state that a segment reads: carried, or the initial one where a document starts."""
-    initial = reference.initial_state(params, config, len(segment.starts))
-    return choose_lanes(segment.starts, initial, state)
-
-
-def task_of(segment: Segment) -> dict:
-    """The argument of `forward` for a segment's task, if it has one."""
-    return {} if segment.task is None else {"task": segment.task}
-
-
 def rollout_forward(
     reference: ModuleType,
     params: dict,
@@ -74,9 +61,11 @@ def rollout_forward(
     nats = 0.0
     auxiliary = 0.0
     for k, segment in enumerate(segments):
-        state = state_read(reference, params, config, segment, state)
+        # A lane that starts reads the initial state, and nothing of the state before
+        initial = reference.initial_state(params, config, len(segment.starts))
+        state = choose_lanes(segment.starts, initial, state)
         rng = rngs[k] if rngs else None
-        task = task_of(segment)
+        task = {} if segment.task is None else {"task": segment.task}
         logits, state, cache = reference.forward(params, config, segment.tokens, state, rng, **task)
         loss, loss_cache = reference.cross_entropy_forward(logits, segment.targets, segment.scored)
         losses = {}
@@ -138,7 +127,7 @@ def segments_backward(
         if auxiliary_cache:
             parts += [reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)]
 
-        # A lane that starts reads the initial state, and nothing of the state before
+        # A lane that starts has read the initial state
         zero = dstate._make(np.zeros_like(field) for field in dstate)
         if hasattr(reference, "initial_state_backward"):
             dinitial = choose_lanes(segment.starts, dstate, zero)
