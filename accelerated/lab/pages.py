@@ -25,17 +25,12 @@ def markdown_table(*rows: Sequence) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def mean_and_spread(values: list[float | None], form: str) -> str:
-    """'mean (least..most)' of the seeds, or their only value; or how many diverged."""
-    finite = [value for value in values if value is not None]
-    if len(finite) < len(values):
-        return f"{len(values) - len(finite)} of {len(values)} diverged"
-    least = min(finite)
-    most = max(finite)
-    mean = f"{statistics.mean(finite):{form}}"
+def mean_and_spread(values: list[float], form: str) -> str:
+    """'mean (least..most)' of the seeds, or their only value."""
+    mean, least, most = (f"{f(values):{form}}" for f in (statistics.mean, min, max))
     if least == most:
         return mean
-    return f"{mean} ({f'{least:{form}}'.rstrip('%')}..{f'{most:{form}}'.rstrip('%')})"
+    return f"{mean} ({least.rstrip('%')}..{most.rstrip('%')})"
 
 
 def laid_out(name: str, title: str, answer: str, parts: Sequence[str]) -> str:
@@ -43,8 +38,7 @@ def laid_out(name: str, title: str, answer: str, parts: Sequence[str]) -> str:
 
     Empty blocks are left out.
     """
-    bold = wrapped(f"**{answer}**") if answer else ""
-    blocks = [f"# {title}", f"![{title}]({name}.svg)", bold, *parts]
+    blocks = [f"# {title}", f"![{title}]({name}.svg)", wrapped(f"**{answer}**"), *parts]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -63,31 +57,16 @@ def commands(program: str, name: str, takes: str, row: str) -> str:
 
 
 def label_ends(axes: Any, ends: dict[str, tuple[Any, float]], colours: dict[str, str]) -> None:
-    """Write each line's name right of its end, with a thin line to it.
+    """Write each line's name right of its end (x, y), with a thin line to it.
 
-    Names that would overlap are moved up, of ends at about one height the later ones of `ends`.
+    Names that would overlap are moved up.
     """
     to_fractions = axes.transData + axes.transAxes.inverted()
     left, _ = axes.get_xlim()  # any x; a line's own may be a word
-    heights = {name: to_fractions.transform((left, y))[1] for name, (_, y) in ends.items()}
     height = -math.inf
     where = {"textcoords": "axes fraction", "va": "center", "fontsize": 8}
-    for name in bottom_up(heights):
-        height = max(heights[name], height + SPACE)
+    for name, end in sorted(ends.items(), key=lambda item: item[1][1]):
+        height = max(height + SPACE, to_fractions.transform((left, end[1]))[1])
         leader = {"arrowstyle": "-", "relpos": (0, 0.5), "color": colours[name], "linewidth": 0.5}
-        place = (1.08, height)
-        axes.annotate(name, ends[name], place, color=colours[name], arrowprops=leader, **where)
+        axes.annotate(name, end, (1.08, height), color=colours[name], arrowprops=leader, **where)
     axes.margins(x=0.05)
-
-
-def bottom_up(heights: dict[str, float]) -> list[str]:
-    """Names by height; those that would overlap the one before stay in the given order."""
-    order = list(heights)
-    groups: list[list[str]] = []
-    last = -math.inf
-    for name in sorted(heights, key=heights.__getitem__):
-        if heights[name] >= last + SPACE:
-            groups.append([])
-        groups[-1].append(name)
-        last = heights[name]
-    return [name for group in groups for name in sorted(group, key=order.index)]

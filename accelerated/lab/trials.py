@@ -74,7 +74,7 @@ class Workshop:
         Raises InputError if one cannot run.
         """
         by_folder = {self.folder(trial): trial for trial in trials}
-        missing = [trial for trial in by_folder.values() if not ended(self.log(trial))]
+        missing = [trial for trial in by_folder.values() if not final(self.log(trial))]
         self.in_parallel([(self.train_one, trial) for trial in missing])
 
     def train_one(self, trial: Trial) -> str:
@@ -93,7 +93,7 @@ class Workshop:
         elif code:
             raise InputError(f"{shlex.join(['train.py', *words])} ended with code {code}: {last}")
         records = self.log(trial)
-        if not ended(records):
+        if not final(records):
             raise InputError(
                 f"{folder} was stopped before its end; give the same command again to continue it"
             )
@@ -101,15 +101,15 @@ class Workshop:
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
 
     def diverged(self, trial: Trial) -> bool:
-        """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
-        return any("diverged" in record for record in self.log(trial))
+        """Whether a trial's loss became NaN or infinite."""
+        return "diverged" in final(self.log(trial))
 
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
-            if words != LOG and not file.exists() and not self.diverged(trial):
+            if words != LOG and not file.exists():
                 missing[file] = (self.evaluate_one, trial, words)
         self.in_parallel(list(missing.values()))
 
@@ -130,9 +130,7 @@ class Workshop:
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> Any:
-        """The JSON that eval.py answered, of LOG the run's records; None if it diverged."""
-        if self.diverged(trial):
-            return None
+        """The JSON that eval.py answered, of LOG the run's records."""
         if words == LOG:
             return self.log(trial)
         return json.loads(self.answer_file(trial, words).read_text(encoding="utf-8"))
@@ -195,15 +193,14 @@ def join(*options: str) -> str:
     return " ".join(filter(None, options))
 
 
-def ended(records: list[dict]) -> bool:
-    """Whether a run's log has its last report."""
-    return any(record.get("final") for record in records)
+def final(records: list[dict]) -> dict:
+    """The last report of a run's log, empty if it is missing."""
+    return next((record for record in reversed(records) if record.get("final")), {})
 
 
 def validation(records: list[dict]) -> float:
     """The validation of the last report, infinite if the run diverged or is missing."""
-    reports = [record for record in records if record.get("final")]
-    return reports[-1].get(VALIDATION, math.inf) if reports else math.inf
+    return final(records).get(VALIDATION, math.inf)
 
 
 def validations(records: list[dict]) -> list[float]:
@@ -224,16 +221,13 @@ def roughness(records: list[dict]) -> float:
 
 
 def training_loss(records: list[dict]) -> float:
-    """The mean training loss of the second half of the updates, infinite if it diverged."""
-    if "diverged" in records[-1]:
-        return math.inf
+    """The mean training loss of the second half of the updates."""
     losses = {record["step"]: record["bits_per_byte"] for record in records if "loss" in record}
     half = max(losses) / 2
     return statistics.mean(bits for step, bits in losses.items() if step > half)
 
 
 LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
-    "validation": validation,
     "validation after": validations,
     "best validation": lambda records: min(validations(records)),
     "last above best": last_above_best,

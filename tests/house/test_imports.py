@@ -45,8 +45,6 @@ ROOMS["export"] = ROOMS["lab"] | {"scripts"}  # a file of it is copied to a user
 ROOMS["scripts"] = ROOMS["lab"] | {"lab", "export"}
 # A config, its initial values, constants and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "SPECIALS"}
-# Those that RoBERTa's begin with
-FROM_REFERENCE |= {"DEVIATION", "init_affine", "init_gpt2", "init_norm", "prefixed"}
 every_module = pytest.mark.parametrize("module", TREES)
 
 

@@ -17,12 +17,6 @@ from accelerated.lab.systems import agent
 from tests.helpers.programs import refusal
 
 
-@pytest.fixture(autouse=True)
-def keep_threads(monkeypatch):
-    """A command sets those of its process, which is this one."""
-    monkeypatch.setattr(harness.torch, "set_num_threads", lambda count: None)
-
-
 @pytest.fixture
 def conduct(tmp_path):
     """conduct(words) is the command of an experiment.
@@ -38,8 +32,6 @@ def conduct(tmp_path):
 
     def conducted(words):
         toy = harness.Experiment(
-            program="toy",
-            about="A toy.",
             name="toy",
             rows=["a", "b", "c"],
             settings={"updates": 50},
@@ -48,7 +40,9 @@ def conduct(tmp_path):
             page=json.dumps,
             draw=lambda record, path: None,
         )
-        harness.conduct(toy, ["--out", str(tmp_path), *words.split()])
+        parser = harness.parser_of("toy", "A toy.")
+        harness.add_part(parser)
+        harness.conduct(toy, parser.parse(["--out", str(tmp_path), *words.split()]))
 
     conducted.trained = []
     conducted.interrupted = None
@@ -63,15 +57,18 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
     assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)]
     assert not (tmp_path / "toy.md").exists()
     conduct.interrupted = None
-    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", ""):
+    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2"):
         conduct(words)
+        assert not (tmp_path / "toy.md").exists(), "of a part"
+    conduct("")
     later = [f"{row}{seed}" for row, seed in conduct.trained[3:]]
     assert later == ["a1", "b10", "b2", "b0", "b1", "a2", "c2"]
     record = json.loads((tmp_path / "toy.json").read_text())
     assert record == json.loads((tmp_path / "toy.md").read_text())
     assert record["settings"] == {"updates": 50}
-    assert [*record["runs"]] == ["a", "b", "c"]
-    assert [*record["runs"]["b"]] == ["0", "1", "2", "10"]
+    trained = {row: {*runs} for row, runs in record["runs"].items()}
+    whole = {"0", "1", "2"}
+    assert trained == {"a": whole, "b": whole | {"10"}, "c": whole}
     assert record["machine"] == harness.machine()
     assert record["runs"]["b"]["10"]["value"] == 10
 
@@ -115,37 +112,22 @@ def test_without_matplotlib_nothing_is_trained(conduct, monkeypatch):
 def test_two_commands_do_not_write_one_record(conduct, tmp_path):
     with FileLock(tmp_path / "toy.lock"):
         error = refusal(conduct, "")
-    assert error.startswith(f"another process trains for {tmp_path / 'toy.md'}")
+    assert error.startswith(f"another process trains for {tmp_path / 'toy.json'}")
     assert not conduct.trained
 
 
 AGENTS = "compressive-figure-5"
 
 
-def test_a_command_writes_the_kept_page_of_the_kept_runs(tmp_path):
+def test_a_command_writes_the_kept_page_of_the_kept_runs(tmp_path, monkeypatch):
     """Of today's settings. It has all that the command trains."""
     kept = Path(__file__).parents[2] / "docs" / "results"
     shutil.copy(kept / f"{AGENTS}.json", tmp_path)
-    own = agent.EXPERIMENT._replace(train=None)  # nothing is missing
-    harness.conduct(own, ["--out", str(tmp_path)])
+    monkeypatch.setattr(agent, "EXPERIMENT", agent.EXPERIMENT._replace(train=None))
+    monkeypatch.setattr(agent.torch, "set_num_threads", lambda count: None)  # of this process
+    agent.main(["--out", str(tmp_path)])
     assert (tmp_path / f"{AGENTS}.md").read_text() == (kept / f"{AGENTS}.md").read_text()
     assert (tmp_path / f"{AGENTS}.svg").exists()
-
-
-def test_a_page_says_what_its_record_has():
-    """Of one run there is no answer, no seed beside it, and nothing that would change an answer."""
-    own = agent.EXPERIMENT
-    kept = Path(__file__).parents[2] / "docs" / "results" / f"{AGENTS}.json"
-    record = json.loads(kept.read_text())
-    [row, *_] = record["runs"]
-    whole = own.page(record)
-    record["runs"] = {row: {"1": record["runs"][row]["1"]}}
-    text = " ".join(own.page(record).split())
-    assert f"**A part: 1 of {len(own.rows)} rows, seed 1. The command makes the whole.**" in text
-    assert " is of seed 1," in text
-    for words in ("seeds 0", "smallest difference", "would change this answer"):
-        assert words in whole
-        assert words not in text
 
 
 def test_a_part_is_not_written_over_a_page(conduct, tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.lab.trials import LOG, LOG_NUMBERS, Trial, Workshop
-from accelerated.training.folder import read_metrics
+from accelerated.lab.trials import LOG, Trial, Workshop, validation
 from tests.helpers.programs import Rehearsal, refusal
 
 
@@ -35,10 +34,7 @@ def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
     trial = Trial("a", "--rate 9")
     for _ in range(2):
         shop.train([trial])
-        shop.evaluate([(trial, "score")])
-    log = read_metrics(shop.folder(trial))
-    assert LOG_NUMBERS["validation"](log) == math.inf
-    assert LOG_NUMBERS["second half"](log) == math.inf
+    assert validation(shop.log(trial)) == math.inf
     assert shop.diverged(trial)
     assert len(shop.calls) == 1
 

@@ -9,8 +9,7 @@ import pytest
 
 import accelerated
 from accelerated.data.named_sets import table_source
-from accelerated.lab.systems.roberta import Config
-from accelerated.lab.systems.roberta_weights import described_config, load_roberta
+from accelerated.lab.systems.roberta import load_roberta
 from accelerated.program.errors import InputError
 from accelerated.training.folder import EXPORT
 from reference import check
@@ -31,8 +30,7 @@ LOADERS = {
     "--data hf:": lambda folder: list(table_source(f"hf:{folder}").texts()),
     "eval.py": lambda folder: evaluate("score", folder),
     "load": lambda folder: accelerated.load(folder),
-    "a RoBERTa's sizes": lambda folder: described_config(folder, 16),
-    "a RoBERTa": lambda folder: load_roberta(folder, Config(), 0),
+    "a RoBERTa": lambda folder: load_roberta(folder, 16, False, 0),
     "reference.check": lambda folder: check.load(folder / "model.safetensors"),
 }
 

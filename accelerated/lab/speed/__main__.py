@@ -4,8 +4,6 @@ Measures or counts speed and memory and prints a table in Markdown.
 
     steps       one training step of a model and of its baseline
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
-    compile     one training step with each choice of train.py's --compile
-    packages    one training step beside that of a public package, if one is installed
     generation  time per generated token after 1,000 and after 100,000 tokens
     counts      what a step of the papers' sizes costs on a GPU, and each preset; needs no GPU
 
@@ -22,7 +20,7 @@ import torch
 from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
-from accelerated.lab.speed import counts, packages, steps
+from accelerated.lab.speed import counts, steps
 from accelerated.lab.speed.variants import MEASURED, options_of
 from accelerated.models import DEFAULT
 from accelerated.program.errors import InputError, run_program
@@ -32,8 +30,6 @@ from accelerated.training.settings import DEVICES
 OF_A_MODEL = {
     "steps": steps.report_steps,
     "horizons": steps.report_horizons,
-    "compile": steps.report_compiled,
-    "packages": packages.report_packages,
     "generation": steps.report_generation,
 }
 TABLES = [*OF_A_MODEL, "counts"]
@@ -43,33 +39,17 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     parser = parser_of("speed", __doc__)
     add = parser.add_argument
-    add(
-        "table", nargs="?", choices=TABLES, default="steps", metavar="TABLE", help="(default steps)"
-    )
-    add(
-        "--device",
-        choices=DEVICES,
-        default="auto",
-        help="auto takes a GPU if there is one (default)",
-    )
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default float32)")
-    add(
-        "--repeats", type=at_least(1), default=9, help="how often a variant is measured (default 9)"
-    )
+    add("table", nargs="?", choices=TABLES, default="steps", help="(default %(default)s)")
+    add("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--repeats", type=at_least(1), default=9, help="turns of each (default %(default)s)")
     no_later = "begin no turn of variants later than so long after the first (default no limit)"
     add("--seconds", type=float, default=math.inf, help=no_later)
     add("--model", choices=MEASURED, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
-    add(
-        "--horizons",
-        type=at_least(1),
-        nargs="+",
-        help="of the table horizons (default the model's)",
-    )
-    add(
-        "--plot",
-        metavar="FILE",
-        help="draw the memory of horizons: .png, .pdf or .svg (needs the extra plot)",
-    )
+    of_horizons = "of the table horizons (default the model's)"
+    add("--horizons", type=at_least(1), nargs="+", help=of_horizons)
+    drawn = "draw the memory of horizons: .png, .pdf or .svg (needs the extra plot)"
+    add("--plot", metavar="FILE", help=drawn)
     return parser.parse(argv)
 
 
@@ -94,8 +74,7 @@ def main(argv: list[str]) -> None:
     print(f"{device}, {threads} threads, torch {torch.__version__}, {options.dtype}\n")
     for model in options.model:
         measured = options_of(model, device, options.dtype)
-        report = OF_A_MODEL[options.table]
-        report(argparse.Namespace(**vars(options) | vars(measured)))
+        OF_A_MODEL[options.table](argparse.Namespace(**vars(options) | vars(measured)))
 
 
 if __name__ == "__main__":

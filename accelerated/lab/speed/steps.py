@@ -13,30 +13,21 @@ from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
 from accelerated.lab.pages import label_ends
 from accelerated.lab.speed.counts import meta_step, products, state_bytes
-from accelerated.lab.speed.timing import (
-    COLUMNS,
-    Measured,
-    large_product,
-    measured,
-    print_table,
-    rows_of,
-)
+from accelerated.lab.speed.timing import Measured, large_product, measured, print_measured
 from accelerated.lab.speed.variants import Variant, paper_settings, prepared_step, random_model
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
-from accelerated.training.settings import COMPILERS, TrainingConfig
+from accelerated.training.settings import TrainingConfig
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout in the table `horizons`
 POSITIONS = (1_000, 100_000)  # tokens before those that `generation` times
 TOKENS = 200  # timed together
 
 
-def step_variant(
-    config: Any, method: str, segments: int, options: Namespace, compiler: str = "auto"
-) -> Variant:
-    """A training step of our model, compiled as --compile says, with its plain path's FLOPs."""
+def step_variant(config: Any, method: str, segments: int, options: Namespace) -> Variant:
+    """A training step of our model, with its plain path's FLOPs."""
     network = random_model(options.model, config, options.device)
-    training = TrainingConfig(compile=compiler, backprop=method, horizon=segments)
+    training = TrainingConfig(backprop=method, horizon=segments)
     flops = products(meta_step(options.model, config, segments, options.batch, method))
     return prepared_step(network, training, options)._replace(flops=flops)
 
@@ -63,7 +54,7 @@ def report_steps(options: Namespace) -> None:
     makers["one large product"] = partial(large_product, options.device, dtype)
     title = f"{segments} segments of {options.batch} lanes: {model}, {config}"
     print(textwrap.fill(title, 118), end="\n\n")
-    print_table(("a step of", *COLUMNS), *rows_of(measured(makers, options)))
+    print_measured("a step of", measured(makers, options))
 
 
 def report_horizons(options: Namespace) -> None:
@@ -72,56 +63,43 @@ def report_horizons(options: Namespace) -> None:
     Speed and memory are relative to full BPTT.
     """
     facts = presets_of(options.model).BENCHMARK
-    horizons = options.horizons or facts.get("horizons", HORIZONS)
     found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         network = random_model(options.model, replace(options.config, **changes), options.device)
         megabytes = state_bytes(network, options.batch) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
         found[title] = {}
-        for horizon in horizons:
+        for horizon in options.horizons or facts.get("horizons", HORIZONS):
             makers = {}
             for way in BACKPROP:
                 training = TrainingConfig(backprop=way, horizon=horizon)
                 makers[way] = partial(prepared_step, network, training, options)
-            ways = measured(makers, options)
-            found[title][horizon] = ways
-            print_table((f"horizon {horizon}", *COLUMNS), *rows_of(ways))
+            found[title][horizon] = measured(makers, options)
+            print_measured(f"horizon {horizon}", found[title][horizon])
     if options.plot:
         draw_memory(found, options.plot)
 
 
-def draw_memory(found: dict[str, dict[int, dict[str, Measured | str]]], path: str) -> None:
+def draw_memory(found: dict[str, dict[int, dict[str, Measured]]], path: str) -> None:
     """Draw the peak memory of each way of back-propagation by horizon, a panel a model."""
     figure, all_axes = new_figure(len(found))
     for axes, (title, by_horizon) in zip(all_axes, found.items(), strict=True):
-        ends = {}  # {name: (x, y) of its line's end}
-        colours = {}
-        for way in BACKPROP:
-            name = way.replace("_", " ")
-            peaks = {}  # {horizon: MB}
-            for horizon, ways in by_horizon.items():
-                own = ways[way]
-                if isinstance(own, Measured):  # and not an error
-                    peaks[horizon] = own.peak / 1e6
-            [line] = axes.plot(peaks.keys(), peaks.values(), label=name, marker="o", markersize=4)
-            if peaks:
-                ends[name] = max(peaks.items())
-                colours[name] = line.get_color()
+        horizons = list(by_horizon)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(by_horizon), list(by_horizon))
+        axes.set_xticks(horizons, horizons)
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:,.0f}")
+        ends = {}  # {name: (x, y) of its line's end}
+        colours = {}
+        for number, way in enumerate(BACKPROP):
+            name = way.replace("_", " ")
+            peaks = [ways[way].peak / 1e6 for ways in by_horizon.values()]
+            colours[name] = f"C{number}"
+            axes.plot(horizons, peaks, "o-", label=name, markersize=4, color=colours[name])
+            ends[name] = (horizons[-1], peaks[-1])
         axes.set(title=title, xlabel="horizon, segments", ylabel="peak memory, MB")
         label_ends(axes, ends, colours)
     save_figure(figure, path)
-
-
-def report_compiled(options: Namespace) -> None:
-    """Print a row for each choice of --compile, of a step of one segment."""
-    step = partial(step_variant, options.config, "through_time", 1, options)
-    found = measured({name: partial(step, name) for name in COMPILERS}, options)
-    print_table((f"{options.model}, --compile", *COLUMNS), *rows_of(found))
 
 
 def continuation(position: int, options: Namespace) -> Variant:
@@ -144,5 +122,4 @@ def continuation(position: int, options: Namespace) -> Variant:
 def report_generation(options: Namespace) -> None:
     """Print what TOKENS generated tokens take after texts of both lengths."""
     makers = {f"after {n:,}": partial(continuation, n, options) for n in POSITIONS}
-    head = (f"{options.model}, {TOKENS} tokens", *COLUMNS)
-    print_table(head, *rows_of(measured(makers, options)))
+    print_measured(f"{options.model}, {TOKENS} tokens", measured(makers, options))

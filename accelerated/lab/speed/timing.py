@@ -6,22 +6,12 @@ import statistics
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from accelerated.lab.pages import markdown_table
 from accelerated.lab.speed.variants import Variant
-
-COLUMNS = (
-    "ms (least..most)",
-    "speed, pair by pair",
-    "peak MB",
-    "of the first's",
-    "GFLOP/s",
-    "turns",
-)
 
 
 def large_product(device: torch.device, dtype: torch.dtype) -> Variant:
@@ -65,7 +55,7 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
 
 def time_in_turn(
     steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf
-) -> dict:
+) -> dict[Any, list[float]]:
     """{name: [seconds of each repeat]} of {name: step}.
 
     The steps take turns, after two warm-ups each. After `budget` seconds no further turn begins, so
@@ -92,68 +82,38 @@ class Measured(NamedTuple):
     flops: float | None  # of a step; None if they are unknown
 
 
-def measured(
-    makers: dict[str, Callable[[], Variant]], options: Namespace
-) -> dict[str, Measured | str]:
+def measured(makers: dict[str, Callable[[], Variant]], options: Namespace) -> dict[str, Measured]:
     """{name: what was measured} of each variant that `makers` make, timed in turn.
 
-    Once all are made, that takes options.seconds at most. Of one that fails, while it is made or
-    while it runs, it is the error, and the others go on.
+    Once all are made, that takes options.seconds at most.
     """
-    steps = {}
-    flops = {}
+    variants = {}
     peaks = {}
-    errors = {}
-
-    def attempt(name: str, call: Callable[[], Any]) -> Any:
-        """What a call of a variant returns; None if the variant has failed, or fails now."""
-        if name in errors:
-            return None
-        try:
-            return call()
-        except Exception as error:
-            line = str(error).strip().partition("\n")[0].replace("|", "/")
-            errors[name] = f"{type(error).__name__}: {line}"[:60]
-        gc.collect()  # what the failed one held
-        torch.cuda.empty_cache()
-
     for name, make in makers.items():
-        variant = attempt(name, make)
-        if variant:
-            step = partial(attempt, name, variant.step)
-            steps[name] = step
-            flops[name] = variant.flops
-            if options.device.type == "cpu":
-                step()
-            # On a GPU of the first step: it records graphs, which keep their memory
-            peaks[name] = peak_memory(step, options.device)
-    steps = {name: step for name, step in steps.items() if name not in errors}
+        variants[name] = make()
+        step = variants[name].step
+        if options.device.type == "cpu":
+            step()
+        # On a GPU of the first step: it records graphs, which keep their memory
+        peaks[name] = peak_memory(step, options.device)
+    steps = {name: variant.step for name, variant in variants.items()}
     times = time_in_turn(steps, options.repeats, options.device, options.seconds)
-
-    found = {}
-    for name in makers:
-        found[name] = errors.get(name) or Measured(times[name], peaks[name], flops[name])
-    return found
+    return {name: Measured(times[name], peaks[name], variants[name].flops) for name in makers}
 
 
-def rows_of(found: dict[str, Measured | str]) -> list[tuple]:
-    """A row (name, *COLUMNS) of each variant; speed and memory are relative to the first one."""
+def print_measured(title: str, found: dict[str, Measured]) -> None:
+    """Print a row of each variant; speed and memory are relative to the first one."""
     first = next(iter(found.values()))
-    rows = []
+    times = ("ms (least..most)", "speed, pair by pair")
+    rows: list[tuple] = [(title, *times, "peak MB", "of the first's", "GFLOP/s", "turns")]
     for name, own in found.items():
-        if isinstance(own, str):
-            rows.append((name, own, *["-"] * (len(COLUMNS) - 1)))
-            continue
-        speed = "-"
-        memory = "-"
-        if isinstance(first, Measured):
-            speed = spread(paired_ratios(first.seconds, own.seconds), ".3f")
-            memory = f"{own.peak / first.peak:.2f}" if first.peak else "-"
+        speed = spread(paired_ratios(first.seconds, own.seconds), ".3f")
+        memory = f"{own.peak / first.peak:.2f}" if first.peak else "-"
         spent = spread([1e3 * each for each in own.seconds], ",.1f")
         rate = f"{own.flops / statistics.median(own.seconds) / 1e9:,.0f}" if own.flops else "-"
-        peak = f"{own.peak / 1e6:,.1f}"
-        rows.append((name, spent, speed, peak, memory, rate, len(own.seconds)))
-    return rows
+        turns = len(own.seconds)
+        rows.append((name, spent, speed, f"{own.peak / 1e6:,.1f}", memory, rate, turns))
+    print_table(*rows)
 
 
 def paired_ratios(first: list[float], second: list[float]) -> list[float]:

@@ -3,28 +3,25 @@
 A published RoBERTa is fine-tuned on HotpotQA's questions, with disjoint windows and with
 recurrence. The files are yours: --init is RoBERTa's folder, --train and --asked are
 hotpot_train_v1.1.json and hotpot_dev_distractor_v1.json. Answers are written as HotpotQA's own
-evaluation reads them. What is written is not trained again, so the same command continues.
+evaluation reads them. What is in the record is not trained again, so the same command continues.
 """
 
 import argparse
-import itertools
+import functools
 import json
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
-from accelerated.lab.harness import ADVICE, add_seeds, parser_of, read_record, write_record
-from accelerated.lab.speed.timing import print_table
+from accelerated.lab.harness import Experiment, add_part, conduct, parser_of, write_record
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.questions import ROWS
 from accelerated.lab.systems.reader import Example
-from accelerated.lab.systems.roberta import Config
-from accelerated.lab.systems.roberta_weights import EXPECTED, described_config, load_roberta
+from accelerated.lab.systems.roberta import EXPECTED, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, counted, run_program
 from accelerated.program.files import regular
@@ -43,11 +40,9 @@ SEGMENT = 512  # tokens of a window
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     parser = parser_of("systems.hotpotqa", __doc__)
-    add = parser.add_argument
     for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
-        add(name, type=Path, required=True, metavar=what)
-    add_seeds(parser, [0], "0")
-    add("--out", type=Path, default=Path("runs/hotpotqa"), help="(default runs/hotpotqa)")
+        parser.add_argument(name, type=Path, required=True, metavar=what)
+    add_part(parser)
     return parser.parse(argv)
 
 
@@ -92,11 +87,11 @@ def read_questions(path: Path) -> dict[str, Question]:
     return questions
 
 
-def open_vocabulary(folder: Path, config: Config) -> Tokenizer:
+def open_vocabulary(folder: Path, vocabulary: int) -> Tokenizer:
     """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
     has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
-    if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > config.vocabulary:
+    if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > vocabulary:
         raise InputError(f"{bpe.name} is not this RoBERTa's vocabulary; {EXPECTED}")
     return bpe
 
@@ -125,52 +120,38 @@ def cut_all(questions: Collection[Question], bpe: Tokenizer) -> list[Example]:
     return [reader.cut(question, bpe, SEGMENT, first=0) for question in bar]
 
 
+def experiment_of(options: argparse.Namespace) -> Experiment:
+    """What the files of a command line train and ask."""
+    asked = read_questions(options.asked)
+    drawn = chosen(read_questions(options.train))
+
+    @functools.cache
+    def examples() -> tuple[list[Example], list[Example]]:
+        model = load_roberta(options.init, SEGMENT, False, 0)
+        bpe = open_vocabulary(options.init, model.masked.config.vocab_size)
+        return cut_all(drawn, bpe), cut_all(asked.values(), bpe)
+
+    def train(row: str, seed: int) -> dict:
+        training, asked_examples = examples()
+        model = load_roberta(options.init, SEGMENT, ROWS[row], seed)
+        model.to(choose_device("auto"))
+        updates = math.ceil(EPOCHS * len(training) / BATCH)
+        reader.fine_tune(model, training, updates, BATCH, RATE, seed, f"{row}, seed {seed}")
+        answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
+        # as HotpotQA's evaluation reads it, without supporting facts
+        file = options.out / f"answers-{row}-{seed}.json"
+        write_record(file, {"answer": answers, "sp": {}})
+        pairs = [(answers[name], question.answer) for name, question in asked.items()]
+        return two_hops.scores(pairs)
+
+    settings = {name: str(getattr(options, name)) for name in ("init", "train", "asked")}
+    return Experiment("hotpotqa", list(ROWS), settings, train, two_hops.said)
+
+
 def main(argv: list[str]) -> None:
     """Train and ask what is missing; print F1 and exact match of each row and seed."""
     options = parse_options(argv)
-    config = described_config(options.init, SEGMENT)
-    bpe = open_vocabulary(options.init, config)
-    asked = read_questions(options.asked)
-    training = chosen(read_questions(options.train))
-    options.out.mkdir(parents=True, exist_ok=True)
-    # what all files of a folder must have in common
-    settings = {"init": str(options.init), "train": str(options.train)}
-    files = {}
-    for seed, row in itertools.product(options.seeds, ROWS):
-        files[row, seed] = options.out / f"answers-{row}-{seed}.json"
-    # others' are refused before anything is trained
-    scored = {file: scores(file, asked, settings) for file in files.values() if file.exists()}
-    examples = cut_all(training, bpe)
-    asked_examples = cut_all(asked.values(), bpe)
-    updates = math.ceil(EPOCHS * len(examples) / BATCH)
-
-    table = [("windows", "seed", "F1", "exact match")]
-    for (row, seed), file in files.items():
-        if not file.exists():
-            model = load_roberta(options.init, replace(config, recurrent=ROWS[row]), seed)
-            model.to(choose_device("auto"))
-            title = f"{row}, seed {seed}"
-            reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
-            answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
-            # as HotpotQA's evaluation reads it, without supporting facts
-            write_record(file, {"answer": answers, "sp": {}, "settings": settings})
-            scored[file] = scores(file, asked, settings)
-        table.append((row, seed, *scored[file]))
-    print_table(*table)
-
-
-def scores(file: Path, asked: dict[str, Question], settings: dict) -> tuple[str, str]:
-    """(F1, exact match), in percent, of a file of answers.
-
-    Raises InputError if it is damaged, or was written for other questions, or with other options.
-    """
-    content = read_record(file, {"answer"})
-    answers = content["answer"]
-    if content.get("settings") != settings or answers.keys() != asked.keys():
-        raise InputError(f"{file} is of other options or questions; {ADVICE}")
-    pairs = [(answers[name], question.answer) for name, question in asked.items()]
-    of_words, exact = two_hops.scores(pairs)
-    return f"{of_words:.2f}", f"{exact:.2f}"
+    conduct(experiment_of(options), options)
 
 
 if __name__ == "__main__":

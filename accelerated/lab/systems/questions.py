@@ -5,7 +5,8 @@ fine-tuned on generated questions of two hops, with disjoint windows and with re
 F1 and exact match as HotpotQA has them, in percent, and the exact match of parts of the answers.
 """
 
-import itertools
+import copy
+import functools
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,22 +17,24 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import Tokenizer, train_bpe
-from accelerated.lab.harness import SEEDS, add_seeds, parser_of
+from accelerated.lab.harness import Experiment, add_part, conduct, parser_of
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
-from accelerated.lab.systems.roberta import Config, Roberta
-from accelerated.program.errors import run_program
-from accelerated.program.progress import Progress
+from accelerated.lab.systems.roberta import UNREAD, Roberta
+from accelerated.program.errors import optional_package, run_program
 
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
+SEGMENT = 24
 SIZES = {
-    "width": 64,
-    "layers": 2,
-    "heads": 4,
-    "feed_forward": 256,
-    "segment": 24,
-    "module_width": 64,
-    "dropout": 0.0,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "max_position_embeddings": SEGMENT + UNREAD,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
 }
 VOCABULARY = 2048
 PRETRAINING = (300, 64, 0.003)  # updates, batch, rate
@@ -44,26 +47,31 @@ WINDOWS = (4, 8)  # least and most of a text of the task
 TOGETHER = "spans, hops in one window"
 APART = "spans, hops apart"
 YES_OR_NO = "yes or no"
-PARTS = (TOGETHER, APART, YES_OR_NO)
 
 
-def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
+def small_model(vocabulary: int) -> Roberta:
     """A small RoBERTa before its pretraining.
 
     RoBERTa's matrices begin at 0.02, which suits its width, 768; here they are larger, so that
     their outputs are as large. Positions begin as sinusoids, which so short a pretraining would not
     find.
     """
-    config = Config(vocabulary=vocabulary, recurrent=recurrent, **SIZES)
-    model = Roberta(config, seed)
-    half = SIZES["width"] // 2
-    angles = torch.arange(SIZES["segment"])[:, None] * 10_000 ** (-torch.arange(half) / half)
-    matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
+    transformers = optional_package("transformers", "this RoBERTa needs", "decoders")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.RobertaConfig(vocab_size=vocabulary, **SIZES)
+        masked = transformers.RobertaForMaskedLM(config)
+    width = SIZES["hidden_size"]
+    half = width // 2
+    angles = torch.arange(SEGMENT)[:, None] * 10_000 ** (-torch.arange(half) / half)
+    embeddings = masked.roberta.embeddings
     with torch.no_grad():
-        model.positions.copy_(0.02 * 2**0.5 * torch.cat([angles.sin(), angles.cos()], 1))
-        for weight in matrices:
-            weight *= (768 / SIZES["width"]) ** 0.5
-    return model
+        sinusoids = 0.02 * 2**0.5 * torch.cat([angles.sin(), angles.cos()], 1)
+        embeddings.position_embeddings.weight[UNREAD:] = sinusoids
+        for weight in masked.roberta.encoder.parameters():
+            if weight.dim() == 2:
+                weight *= (768 / width) ** 0.5
+    return Roberta(masked, False)
 
 
 class Task(NamedTuple):
@@ -77,47 +85,43 @@ class Task(NamedTuple):
 def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -> list[Example]:
     """Questions of two hops whose texts have as many windows as the task's."""
     least, most = WINDOWS
-    fitting = []
-    for question in two_hops.drawn(2 * count, lines, seed):
-        example = reader.cut(question, bpe, SIZES["segment"])
-        if least <= len(example.tokens) <= most:
-            fitting.append(example)
-    return fitting[:count]
+    questions = two_hops.drawn(2 * count, lines, seed)
+    examples = [reader.cut(question, bpe, SEGMENT) for question in questions]
+    return [each for each in examples if least <= len(each.tokens) <= most][:count]
 
 
+@functools.cache
 def make_task() -> Task:
     """The task and its pretrained model."""
     source = standard_library()
     lines, unseen = two_hops.prose()
     count, asked = QUESTIONS
     bpe = train_bpe(source, VOCABULARY)
-    pretrained = small_model(reader.FIRST + bpe.vocabulary + 1, False, 0)
+    pretrained = small_model(reader.FIRST + bpe.vocabulary + 1)
     text = tokenised(source, bpe, default_data_dir()).splits["train"]
     tokens = text.tokens  # pyright: ignore  # of text, not of recall
-    reader.pretrain(pretrained, tokens, *PRETRAINING)
+    reader.pretrain(pretrained, tokens, SEGMENT, *PRETRAINING)
 
     questions = two_hops.drawn(count, lines, 3, (0, 1))
-    short = [reader.cut(question, bpe, SIZES["segment"]) for question in questions]
+    short = [reader.cut(question, bpe, SEGMENT) for question in questions]
     examples = (short, task_examples(count, lines, bpe, 0))
     stages = list(zip(examples, UPDATES, strict=True))
     return Task(pretrained, stages, task_examples(asked, unseen, bpe, 2))
 
 
-def scored(task: Task, row: str, seed: int) -> list[float]:
-    """F1 and exact match of a row's answers, and the exact match of each of PARTS, in percent.
+def scored(row: str, seed: int) -> dict[str, float]:
+    """F1 and exact match of a row's answers, and the exact match of their parts, in percent.
 
     They are those of a model that was trained on all stages of the task.
     """
-    pretrained, stages, asked = task
-    model = small_model(pretrained.config.vocabulary, ROWS[row], seed)
-    weights = pretrained.state_dict()  # the seed draws those of the recurrence alone
-    model.load_state_dict(weights, strict=False)
+    pretrained, stages, asked = make_task()
+    model = Roberta(copy.deepcopy(pretrained.masked), ROWS[row], seed)
     title = f"{row}, seed {seed}"
     for examples, updates in stages:
         reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
 
     pairs = []
-    right = {part: [] for part in PARTS}
+    right = {TOGETHER: [], APART: [], YES_OR_NO: []}
     for example, given in zip(asked, reader.answers(model, asked), strict=True):
         answer = example.question.answer
         part = APART if example.distance else TOGETHER
@@ -125,21 +129,19 @@ def scored(task: Task, row: str, seed: int) -> list[float]:
             part = YES_OR_NO
         pairs.append((given, answer))
         right[part].append(two_hops.is_right(given, answer))
-    exact = [two_hops.percent(of_part) for of_part in right.values()]
-    return [*two_hops.scores(pairs), *exact]
+    parts = {part: two_hops.percent(of_part) for part, of_part in right.items()}
+    return two_hops.scores(pairs) | parts
+
+
+EXPERIMENT = Experiment("questions", list(ROWS), SIZES, scored, two_hops.said)
 
 
 def main(argv: list[str]) -> None:
-    """Train and ask each row with each seed; print a line for each."""
+    """Train and ask each row with each seed."""
     parser = parser_of("systems.questions", __doc__)
-    add_seeds(parser, SEEDS, "0 1 2")
-    options = parser.parse(argv)
+    add_part(parser)
     torch.set_num_threads(1)  # models so small are slower with more
-    Progress.say(" | ".join(["windows", "seed", "F1", "exact match", *PARTS]))
-    task = make_task()
-    for seed, row in itertools.product(options.seeds, ROWS):
-        cells = [f"{score:.1f}" for score in scored(task, row, seed)]
-        Progress.say(" | ".join([row, str(seed), *cells]))
+    conduct(EXPERIMENT, parser.parse(argv))
 
 
 if __name__ == "__main__":

@@ -128,8 +128,13 @@ def answers(model: Roberta, examples: Sequence[Example]) -> Iterator[str]:
     model.eval()
     for at in range(0, len(examples), LANES):
         some = examples[at : at + LANES]
-        spans, kinds = model.read(batched(some, model.embedding.device))
+        spans, kinds = model.read(batched(some, device_of(model)))
         yield from map(answer_text, some, spans.cpu().numpy(), kinds.cpu().numpy())
+
+
+def device_of(model: Roberta) -> torch.device:
+    """Where the model is."""
+    return model.kind.weight.device
 
 
 def masked(
@@ -143,30 +148,25 @@ def masked(
     scored = draw < MASKED
     scored[:, [0, -1]] = False
     scored[0, 1] |= not scored.any()
-    as_mask = how < AS_MASK
-    as_another = ~as_mask & (how < AS_MASK + AS_ANOTHER)
     another = FIRST + rng.integers(vocabulary, size=tokens.shape)
-    read = np.where(scored & as_mask, FIRST + vocabulary, tokens)
-    return np.where(scored & as_another, another, read), scored
+    changed = np.where(how < AS_MASK, FIRST + vocabulary, another)
+    return np.where(scored & (how < AS_MASK + AS_ANOTHER), changed, tokens), scored
 
 
 def pretrain(
-    model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: float
+    model: Roberta, ranks: np.ndarray, segment: int, updates: int, batch: int, rate: float
 ) -> list[float]:
     """Train on windows from anywhere in a text, ranks (tokens,) of the BPE.
 
     Returns the loss of each update, in nats.
     """
     rng = np.random.default_rng(0)
-    room = model.config.segment - 2
-    vocabulary = model.config.vocabulary - FIRST - 1
+    pieces = np.lib.stride_tricks.sliding_window_view(ranks, segment - 2)
+    vocabulary = model.masked.config.vocab_size - FIRST - 1
 
     def loss_of(update: int) -> Tensor:
-        starts = rng.integers(len(ranks) - room, size=(batch, 1))
-        targets = np.full((batch, room + 2), CLS)
-        targets[:, 1:-1] = ranks[starts + np.arange(room)]
-        targets[:, 1:-1] += FIRST
-        targets[:, -1] = SEP
+        drawn = FIRST + pieces[rng.integers(len(pieces), size=batch)].astype(np.int64)
+        targets = np.pad(drawn, ((0, 0), (1, 1)), constant_values=((0, 0), (CLS, SEP)))
         read, scored = masked(targets, vocabulary, rng)
         return model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
 
@@ -193,7 +193,7 @@ def fine_tune(
     def loss_of(update: int) -> Tensor:
         numbers = order[(update - 1) * batch : update * batch]
         some = [examples[number] for number in numbers]
-        device = model.embedding.device
+        device = device_of(model)
         answer = torch.tensor([example.answer for example in some], device=device)  # (B, 3)
         return model.answer_loss(batched(some, device), answer[:, 0], answer[:, 1:])
 

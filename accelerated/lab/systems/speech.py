@@ -12,16 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from accelerated.program.errors import InputError, counted, run_program
+from accelerated.evaluation.options import at_least
+from accelerated.program.errors import InputError, run_program
 from accelerated.program.files import written_whole
 from accelerated.program.parser import OptionParser
 
 MU = 255
 FULL_SCALE = 2**15  # of 16-bit samples
-MOST_RATE = 2**31  # of a .wav: its bytes per second, two a sample, are below 2^32
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
 TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
 CHUNK = 3840  # samples of a document in section 5.6
+WAYS = ((".wav", ".txt"), (".wav", ".jsonl"), (".txt", ".wav"))
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
@@ -54,26 +55,20 @@ def from_text(text: str) -> np.ndarray:
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
     """(mu-law values (n,), samples per second) of a .wav.
 
-    Raises InputError unless it is one whole channel of 16-bit samples.
+    Raises InputError unless it is one channel of 16-bit samples.
     """
     try:
         with wave.open(str(path), "rb") as file:
             channels, width, rate, count, *_ = file.getparams()
             frames = file.readframes(count)
+        if (channels, width, len(frames)) != (1, 2, 2 * count):
+            raise wave.Error(f"{channels} x {8 * width} bits, {len(frames):,} bytes of samples")
     except (EOFError, RuntimeError, wave.Error) as error:
         # RuntimeError is that of a chunk which is longer than the file
         raise InputError(
-            f"{path} is not a recording of 16-bit PCM ({str(error) or 'it is cut off'}); convert it"
+            f"{path} is not a whole recording of one channel of 16-bit PCM "
+            f"({str(error) or 'it is cut off'}); convert it"
         ) from None
-    if (channels, width) != (1, 2):
-        raise InputError(
-            f"{path} has {counted(channels, 'channel')} of {8 * width} bits; "
-            "convert it to one channel of 16 bits"
-        )
-    if len(frames) != width * count:
-        raise InputError(
-            f"{path} is cut off after {len(frames) // width:,} of {count:,} samples; fetch it again"
-        )
     return to_mu_law(np.frombuffer(frames, "<i2")), rate
 
 
@@ -90,17 +85,17 @@ def main(argv: list[str]) -> None:
     No file is written twice.
     """
     parser = OptionParser(prog="python -m accelerated.lab.systems.speech")
-    parser.add_argument("source", type=Path, help="a .wav (one channel, 16-bit PCM), or a .txt")
+    add = parser.add_argument
+    add("source", type=Path, help="a .wav (one channel, 16-bit PCM), or a .txt")
     target_help = "the .txt (a character a sample), the .jsonl (a row for 3,840), or the .wav"
-    parser.add_argument("target", type=Path, help=target_help)
+    add("target", type=Path, help=target_help)
     rate_help = "samples per second of a .wav that is written (default 22050)"
-    parser.add_argument("--rate", type=int, default=22050, help=rate_help)
+    add("--rate", type=at_least(1), default=22050, help=rate_help)
     source, target, rate = vars(parser.parse(argv)).values()
-    ways = ((".wav", ".txt"), (".wav", ".jsonl"), (".txt", ".wav"))
-    if not 1 <= rate < MOST_RATE or (source.suffix, target.suffix) not in ways:
+    if (source.suffix, target.suffix) not in WAYS:
         raise InputError(
-            f"cannot convert {source} to {target} at --rate {rate}; "
-            "give a .wav and a .txt or .jsonl, or a .txt and a .wav, and a rate from 1 to 2^31"
+            f"cannot convert {source} to {target}; "
+            "give a .wav and a .txt or .jsonl, or a .txt and a .wav"
         )
     if source.suffix == ".wav":
         values, rate = read_wav(source)
@@ -108,14 +103,14 @@ def main(argv: list[str]) -> None:
         values = from_text(source.read_text(encoding="utf-8", errors="replace"))
     if len(values) == 0:
         raise InputError(f"{source} has no samples; give a recording, or what this command wrote")
+    text = to_text(values)
+    if target.suffix == ".jsonl":
+        rows = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
+        text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
     with written_whole(target, "give another OUT", new=True) as temporary:
         if target.suffix == ".wav":
             write_wav(temporary, values, rate)
         else:
-            text = to_text(values)
-            if target.suffix == ".jsonl":
-                rows = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
-                text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
             temporary.write_text(text, encoding="utf-8")
     print(f"wrote 1 file, {rate:,} samples a second")
 

@@ -82,9 +82,15 @@ def percent(scores: Sequence[float]) -> float:
     return 100 * sum(scores) / len(scores) if scores else math.nan
 
 
-def scores(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
-    """(F1, exact match) of pairs (given, answer), in percent."""
-    return percent([f1(*pair) for pair in pairs]), percent([is_right(*pair) for pair in pairs])
+def scores(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """The F1 and the exact match of pairs (given, answer), in percent."""
+    found = {"F1": f1, "exact match": is_right}
+    return {name: percent([score(*pair) for pair in pairs]) for name, score in found.items()}
+
+
+def said(run: dict) -> str:
+    """The scores of a run, in a line."""
+    return ", ".join(f"{name} {score:.1f}" for name, score in run.items() if name != "seconds")
 
 
 def prose() -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ Every table tunes each of its rows alike on seed 0, then trains seeds 0, 1 and 2
 to 4, in one to three hours on two cores. What was interrupted is resumed by the same command; what
 was trained before, for this table or another, is not trained again. A record that has all of a
 table is not measured again: its page is written. With --rows or --seeds it is a part, at the rates
-of the published record.
+of the published record: its numbers are printed, and it has no page.
 """
 
 import argparse
@@ -50,12 +50,10 @@ def main(argv: list[str]) -> None:
     """Measure the table that the command line names."""
     options = parse_options(argv)
     begin()
-    workshop = Workshop(options.runs.absolute(), options.jobs)
     try:
-        measure(options.name, options.rows, options.seeds, workshop, options.out)
+        measure(options, Workshop(options.runs.absolute(), options.jobs))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("runs are saved; continue with the same command") from None
-    print(f"wrote {options.out / options.name}.md and .json")
 
 
 if __name__ == "__main__":

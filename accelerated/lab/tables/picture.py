@@ -1,28 +1,20 @@
 """A table's picture: its lines, or if it has none its orderings."""
 
-from contextlib import suppress
+import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, new_figure, save_figure
-from accelerated.lab.harness import mean_and_interval, mean_of, plus_minus
+from accelerated.lab.harness import mean_and_interval, plus_minus
 from accelerated.lab.pages import label_ends
-from accelerated.lab.tables.orderings import (
-    differences,
-    in_words,
-    orderings_in,
-    values_of,
-    verdict,
-)
+from accelerated.lab.tables.orderings import differences, in_words, values_of, verdict
 from accelerated.lab.tables.table import Panel, Table
 
 COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.5"}
 
 
 def draw(table: Table, record: dict, path: Path) -> None:
-    """Draw what a record has of a table's lines, or if it has none of its orderings."""
+    """Draw a table's lines, or if it has none its orderings."""
     if not table.picture:
         draw_orderings(table, record, path)
         return
@@ -41,12 +33,11 @@ def draw(table: Table, record: dict, path: Path) -> None:
 
 def draw_orderings(table: Table, record: dict, path: Path) -> None:
     """Draw the mean difference of each ordering with its interval, its words above it."""
-    orderings = orderings_in(record, table.orderings)
-    height = 0.5 * len(orderings) + 0.8
+    height = 0.5 * len(table.orderings) + 0.8
     figure = figure_class()(figsize=(FIGURE_WIDTH, height), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right", "left"]].set_visible(False)
-    for line, ordering in enumerate(orderings):
+    for line, ordering in enumerate(table.orderings):
         axes.plot([0, 0], [-line - 0.15, -line + 0.15], color="0.3", linewidth=1)
         by_seed = differences(record, ordering)
         mean, half = mean_and_interval(by_seed)
@@ -55,7 +46,7 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
         words = f"{in_words(record, ordering)}: {plus_minus(mean, half)}, {len(by_seed)} seeds"
         place = axes.get_yaxis_transform()
         axes.text(0, 0.25 - line, words, transform=place, fontsize=8, color=colour)
-    axes.set(ylim=(-len(orderings) + 0.5, 0.7), yticks=[])
+    axes.set(ylim=(-len(table.orderings) + 0.5, 0.7), yticks=[])
     words = (
         f"{table.measures[0].title}: how far the first is ahead, 95% over seeds;\n"
         "blue: ahead, orange: behind, grey: cannot be told; the upright line: level"
@@ -67,49 +58,42 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
 def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -> None:
     """Draw a panel's lines of means over seeds, each with its name at its end, and a guess."""
     ends = {}  # {name: (x, y) of its line's end}
-    levels = {}  # {name: the sum of its means}
     for number, name in enumerate(panel.names):
         places, of_seeds = points_of(record, panel, name)
-        if not places:
-            continue
-        means = [mean_of(values) for values in of_seeds]
-        seeds = np.array(of_seeds, float)  # (places, seeds), NaN where a run is missing
-        axes.plot(places, seeds, color=colours[name], linewidth=0.5, alpha=0.4)
-        line = "--" if number % 2 else "-"
-        marker = "osv^D<>PX"[number]
-        axes.plot(places, means, linestyle=line, marker=marker, markersize=4, color=colours[name])
+        means = [statistics.mean(values) for values in of_seeds]
+        axes.plot(places, of_seeds, color=colours[name], linewidth=0.5, alpha=0.4)
+        style = ("-", "--")[number % 2] + "osv^D<>PX"[number]
+        axes.plot(places, means, style, markersize=4, color=colours[name])
         ends[name] = (places[-1], means[-1])
-        levels[name] = sum(means)
     numbers = [place_of(x) for x in panel.sides]
     if isinstance(numbers[0], int) and numbers[-1] > 10 * numbers[0]:
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, list(panel.sides), fontsize=7)
-    label_ends(axes, {name: ends[name] for name in sorted(ends, key=levels.__getitem__)}, colours)
+    label_ends(axes, ends, colours)
+    small = {"color": "0.4", "fontsize": 7, "va": "bottom"}
     for known, shares in record.get("chances", {}).items():
         height = next(iter(shares.values()))
         axes.axhline(height, color="0.5", linewidth=1, linestyle=":")
-        style = {"color": "0.4", "fontsize": 7, "va": "bottom"}
-        axes.text(0.01, height, known, transform=axes.get_yaxis_transform(), **style)
+        axes.text(0.01, height, known, transform=axes.get_yaxis_transform(), **small)
     if panel.seen:
         seen = float(panel.seen)
         axes.axvspan(seen / 2, seen, color="0.93", zorder=0)
         axes.set_xlim(left=seen / 2)  # the axis is logarithmic
         place = axes.get_xaxis_transform()
-        axes.text(seen / 2, 1.0, "seen in training", transform=place, fontsize=7)
+        axes.text(seen / 2, 1.0, "seen in training", transform=place, **small)
 
 
 def points_of(record: dict, panel: Panel, name: str) -> tuple[list, list[list]]:
-    """The places of a line's points that a record has, and their values by seed."""
+    """The places of a line's points, and their values by seed."""
     places = []
     of_seeds = []
     for x, side in panel.sides.items():
         side = side.replace("*", name)
-        with suppress(KeyError):
-            of_seeds.append([*values_of(record, side).values()])
-            place = place_of(x)
-            if panel.across:
-                place = mean_of(values_of(record, f"{side} @ {panel.across}").values())
-            places.append(place)
+        of_seeds.append([*values_of(record, side).values()])
+        place = place_of(x)
+        if panel.across:
+            place = statistics.mean(values_of(record, f"{side} @ {panel.across}").values())
+        places.append(place)
     return places, of_seeds
 
 

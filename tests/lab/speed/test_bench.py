@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import packages, steps, timing
-from accelerated.lab.speed.timing import measured, rows_of
+from accelerated.lab.speed import steps, timing
+from accelerated.lab.speed.timing import measured, print_measured
 from accelerated.lab.speed.variants import MEASURED, Variant
 from accelerated.models import presets_of
 from accelerated.program.errors import InputError
 from accelerated.replay import BACKPROP
-from accelerated.training.settings import COMPILERS
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
@@ -96,70 +95,15 @@ def test_the_type_that_is_asked_for_is_measured(monkeypatch):
     assert [options.dtype for options in given] == ["float32", "bfloat16"]
 
 
-@pytest.mark.parametrize("model", packages.PACKAGES)
-def test_a_step_of_a_public_package_stands_beside_ours(model, capsys, monkeypatch):
-    """Each at sizes that both can have."""
-    package, _ = packages.PACKAGES[model]
-    pytest.importorskip(package, reason=f"needs {package} (docs/public.md)")
-    config = presets_of(model).Config
-    both = {"width": 16, "heads": 2, "head_width": 8, "feed_forward": 32, "memory": 8, "window": 4}
-    names = {field.name for field in dataclasses.fields(config)}
-    sizes = presets_of(model).BENCHMARK["sizes"] | {
-        name: value for name, value in both.items() if name in names
-    }
-    monkeypatch.setitem(presets_of(model).BENCHMARK, "sizes", sizes)
-    [(head, rows)] = tables(capsys, "packages", "--model", model, "--repeats", "2")
-    assert head == f"a step of {model}"
-    assert [(row[0], row[-1]) for row in rows] == [("ours", "2"), (package, "2")]
-
-
-def test_a_package_that_is_not_installed_takes_one_line(capsys, monkeypatch):
-    monkeypatch.setitem(packages.PACKAGES, "compressive", ("no_such_package", None))
-    monkeypatch.setitem(packages.PACKAGES, "memformer", ("no_such_package", packages.memformer))
-    bench.main(["packages", "--model", "compressive", "memformer", "--device", "cpu"])
-    _, _, compressive, _, memformer, *_ = capsys.readouterr().out.split("\n")
-    assert compressive == "compressive: no package is timed beside it"
-    assert memformer.startswith("memformer: no_such_package is not installed")
-
-
-def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
-    """A CUDA graph of a segment cannot be used again before its backward pass."""
-    horizons = []
-    prepared_step = steps.prepared_step
-
-    def noted(model, training, options):
-        horizons.append(training.horizon)
-        return prepared_step(model, training, options)
-
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(steps, "prepared_step", noted)
-    [(_, rows)] = tables(capsys, "compile", "--model", "compressive", "--repeats", "2")
-    assert [row[0] for row in rows if row[-1] == "2"] == list(COMPILERS)
-    assert horizons == [1] * len(rows)
-
-
 def options(**changes):
     return argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
 
 
-def test_a_variant_that_fails_is_a_row():
-    """While it is made, in its first step or in a later one; the others are timed."""
-
-    def fail():
-        raise torch.OutOfMemoryError("CUDA out of memory.\nsecond line")
-
-    calls = iter(range(3))  # its first, that of its peak, and a warm-up
-    makers = {
-        "made": fail,
-        "good": lambda: Variant(lambda: None, 5e9),
-        "run": lambda: Variant(fail, 5e9),
-        "later": lambda: Variant(lambda: next(calls), 5e9),
-    }
-    made, good, run, late = rows_of(measured(makers, options()))
-    assert made[1] == run[1] == "OutOfMemoryError: CUDA out of memory."
-    assert late[1] == "StopIteration: "
-    assert good[2:5] == ("-", "1.0", "-")
-    assert good[-1] == 1, "the first has no time to compare with"
+def printed_rows(capsys, found):
+    """The rows of cells of the table that is printed of what was measured."""
+    print_measured("a step of", found)
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line]
 
 
 def test_a_late_variant_has_one_turn_at_least():
@@ -169,21 +113,21 @@ def test_a_late_variant_has_one_turn_at_least():
         time.sleep(0.05)
         return Variant(lambda: None)
 
-    rows = rows_of(measured({"a": make, "b": make}, options(seconds=0.01, repeats=10**6)))
-    assert 1 <= rows[0][-1] == rows[1][-1] < 10**6
+    found = measured({"a": make, "b": make}, options(seconds=0.01, repeats=10**6))
+    assert 1 <= len(found["a"].seconds) == len(found["b"].seconds) < 10**6
 
 
-def test_rows_compare_pair_by_pair(monkeypatch):
+def test_rows_compare_pair_by_pair(monkeypatch, capsys):
     spent = {"a": [1.0, 4.0, 9.0], "b": [2.0, 2.0, 3.0]}
     peaks = iter([2e6, 3e6])
     monkeypatch.setattr(timing, "time_in_turn", lambda *given: spent)
     monkeypatch.setattr(timing, "peak_memory", lambda *given: next(peaks))
     makers = dict.fromkeys("ab", lambda: Variant(lambda: None, 6e9))
-    first, second = rows_of(measured(makers, options()))
-    times = ("4,000.0 (1,000.0..9,000.0)", "1.000 (1.000..1.000)")
-    assert first == ("a", *times, "2.0", "1.00", "2", 3)
-    times = ("2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)")
-    assert second == ("b", *times, "3.0", "1.50", "3", 3)
+    first, second = printed_rows(capsys, measured(makers, options()))
+    times = ["4,000.0 (1,000.0..9,000.0)", "1.000 (1.000..1.000)"]
+    assert first == ["a", *times, "2.0", "1.00", "2", "3"]
+    times = ["2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)"]
+    assert second == ["b", *times, "3.0", "1.50", "3", "3"]
 
 
 def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_path):
@@ -221,18 +165,6 @@ def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_
         named = {text.get_text(): text.get_color() for text in axes.texts}
         assert named == {line.get_label(): line.get_color() for line in axes.lines}
     assert megabytes == drawn
-
-
-def test_a_way_that_failed_has_no_line(monkeypatch):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    figures = []
-    monkeypatch.setattr(steps, "save_figure", lambda figure, path: figures.append(figure))
-    run = timing.Measured([1.0], 2_000_000, None)
-    ways = {"through_time": "OutOfMemoryError: ", "checkpointed": run, "memory_replay": run}
-    steps.draw_memory({"a model": {4: ways}}, "memory.svg")
-    [figure] = figures
-    [axes] = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["checkpointed", "memory replay"]
 
 
 @pytest.mark.parametrize("words", [["steps"], ["counts"], ["horizons", "--model", *MEASURED[:2]]])

@@ -10,19 +10,19 @@ from accelerated.lab.speed import counts
 from accelerated.lab.speed.variants import model_on_meta, paper_settings
 from accelerated.training.settings import TrainingConfig
 
-# kernels, saved MB and moved GB of one segment of a lane, forward and backward in bfloat16 with
-# dropout, from above
+# kernels and saved MB of one segment of a lane, forward and backward in bfloat16 with dropout, from
+# above
 MOST = {
     # 54 of the kernels, in memorizing 52, spread offsets over a tile, layer by layer: 1,200
     # and 680 before model files ceased to do it once for all layers on a kernel's behalf
-    "block_recurrent": (1254, 2300, 33.6),
-    # 850 of the kernels and 8 GB are dropout's, the norm's and what the authors' code adds
-    "compressive": (2331, 1500, 27.5),
+    "block_recurrent": (1254, 2300),
+    # 850 of the kernels are dropout's, the norm's and what the authors' code adds
+    "compressive": (2331, 1500),
     # Of the megabytes 32 are joined weights and 33 the output matrix's gradient, for any lanes
     # 110 of the kernels align the keys of a decoder of 65 tokens
-    "memformer": (1294, 108, 2.7),
-    "memorizing": (732, 590, 10.2),
-    "pretrained_recurrence": (542, 219, 4.4),
+    "memformer": (1294, 108),
+    "memorizing": (732, 590),
+    "pretrained_recurrence": (542, 219),
 }
 
 
@@ -34,10 +34,9 @@ def single_precision():
 @pytest.mark.parametrize("model", MOST)
 def test_a_step_costs_no_more(model):
     found = counts.counted(counts.meta_step(model, paper_settings(model)[0], 1))
-    kernels, megabytes, gigabytes = MOST[model]
+    kernels, megabytes = MOST[model]
     assert len(found.names) <= kernels
     assert found.saved_bytes <= 1e6 * megabytes
-    assert found.moved_bytes <= 1e9 * gigabytes
     assert found.saved_bytes < found.peak
 
 
@@ -73,13 +72,12 @@ def test_what_is_counted():
     y = torch.empty(4, 8, device="meta", requires_grad=True)
     found = counts.Dispatched()
     with found, torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
-        low = y.to(torch.bfloat16)  # reads 128 bytes, writes 64
+        low = y.to(torch.bfloat16)
         out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
         torch.empty_like(out)
     assert found.names == ["_to_copy.default", "_to_copy.default", "mm.default"]
     assert found.saved_bytes == 128
     assert found.flops == 256
-    assert found.moved_bytes == 2 * (128 + 64) + (64 + 64 + 32)
     assert found.live == 64 + 64 + 32
     assert found.peak == 64 + 64 + 32 + 32  # the copies, out, what is like it
     del out

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from accelerated.lab.systems import hotpotqa, reader
-from accelerated.lab.systems.roberta_weights import described_config
 from tests.helpers.programs import refusal
 
 ITEM = {
@@ -107,7 +106,7 @@ def test_windows_hold_robertas_own_ids(folder, monkeypatch):
     import transformers
 
     monkeypatch.setattr(hotpotqa, "SEGMENT", 40)
-    bpe = hotpotqa.open_vocabulary(folder, described_config(folder, 40))
+    bpe = hotpotqa.open_vocabulary(folder, 301)
     [example] = hotpotqa.cut_all([hotpotqa.question_of(ITEM)], bpe)
     theirs = transformers.RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
     asked = theirs(ITEM["question"], add_special_tokens=False)["input_ids"][:18]  # the most of 40
@@ -148,31 +147,24 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
     monkeypatch.setattr(reader, "fine_tune", fine_tune)
     for name, value in {"SEGMENT": 24, "BATCH": 4, "EPOCHS": 60, "RATE": 0.02}.items():
         monkeypatch.setattr(hotpotqa, name, value)
-    command = ["--init", folder, "--train", file, "--asked", asked, "--out", out]
+    command = ["--init", folder, "--train", file, "--asked", asked, "--out", out, "--seeds", 0]
     command = [str(word) for word in command]
     hotpotqa.main(command)
     assert {call.args[2] for call in fine_tune.call_args_list} == {75}, "60 passes of 5 by fours"
-    printed = capsys.readouterr().out
-    assert "| windows | seed | F1 | exact match |" in printed
+    record = json.loads((out / "hotpotqa.json").read_text())
+    assert record["settings"] == {"init": str(folder), "train": str(file), "asked": str(asked)}
     for row in ("disjoint", "recurrent"):
-        assert f"| {row} | 0 | 100.00 | 100.00 |" in printed
+        run = record["runs"][row]["0"]
+        assert (run["F1"], run["exact match"]) == (100, 100)
         written = json.loads((out / f"answers-{row}-0.json").read_text())
-        assert written["answer"] == QUESTIONS
-        assert written["sp"] == {}
+        assert written == {"answer": QUESTIONS, "sp": {}}
 
     monkeypatch.setattr(reader, "fine_tune", lambda *_: pytest.fail("trained again"))
-    read_record = Mock(wraps=hotpotqa.read_record)
-    monkeypatch.setattr(hotpotqa, "read_record", read_record)
     hotpotqa.main(command)
-    assert capsys.readouterr().out == printed
-    assert read_record.call_count == 2, "each file of answers is read once"
     other = str(questions_file(tmp_path / "other.json"))
-    assert f"{out}/answers-disjoint-0.json is of other options" in refusal(
-        hotpotqa.main, [*command, "--train", other, "--seeds", "7", "0"]
-    ), "before seed 7 is trained"
-    (out / "answers-disjoint-0.json").write_text('{"answer":')
-    damaged = refusal(hotpotqa.main, command)
-    assert "answers-disjoint-0.json is no record of runs" in damaged
+    assert "hotpotqa.json has runs of other settings" in refusal(
+        hotpotqa.main, [*command, "--train", other]
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,5 +175,5 @@ def test_another_vocabulary_is_refused(folder, tmp_path, added, monkeypatch):
     own = shutil.copytree(folder, tmp_path / "roberta")
     words = json.loads((own / "vocab.json").read_text())
     (own / "vocab.json").write_text(json.dumps(words | added))
-    error = refusal(hotpotqa.open_vocabulary, own, described_config(own, 40))
+    error = refusal(hotpotqa.open_vocabulary, own, 301)
     assert "is not this RoBERTa's vocabulary; expected" in error

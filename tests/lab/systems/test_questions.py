@@ -1,6 +1,5 @@
 """Table 3 of Adding Recurrence: questions of two hops, their reader, and the command."""
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -13,20 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems import questions, reader, two_hops
-from accelerated.lab.systems.roberta import Config, Roberta
+from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import Question, f1, normalised
 from tests.helpers.texts import MERGED
 
-SIZES = {
-    "width": 16,
-    "layers": 2,
-    "heads": 2,
-    "feed_forward": 32,
-    "segment": 10,
-    "module_width": 16,
-    "dropout": 0.0,
+SEGMENT = 10
+SIZES = questions.SIZES | {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
 }
-CONFIG = Config(vocabulary=4 + MERGED.vocabulary, **SIZES)
 TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 LINES = [f"Line number {number} says little." for number in range(9)]
 
@@ -164,17 +159,26 @@ def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(ends):
     assert reader.cut(question, MERGED, 10).distance == distance
 
 
+def small_roberta(seed=0, dropout=0.0):
+    """A RoBERTa with recurrence for windows of SEGMENT tokens of MERGED."""
+    transformers = pytest.importorskip("transformers", reason="it computes the RoBERTa: .[all]")
+    sizes = SIZES | {"hidden_dropout_prob": dropout}
+    config = transformers.RobertaConfig(vocab_size=4 + MERGED.vocabulary, **sizes)
+    torch.manual_seed(seed)
+    return Roberta(transformers.RobertaForMaskedLM(config), True, seed)
+
+
 def small_examples(count):
     """Examples of questions on short texts."""
     questions = two_hops.drawn(count, ["A line."], 0, (0, 1))
-    return [reader.cut(question, MERGED, CONFIG.segment) for question in questions]
+    return [reader.cut(question, MERGED, SEGMENT) for question in questions]
 
 
 def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(monkeypatch):
     """Batches are of LANES. Lanes of different lengths do not see each other's padding."""
     monkeypatch.setattr(reader, "LANES", 6)
-    model = Roberta(dataclasses.replace(CONFIG, dropout=0.5), 3)
-    model.answer.kind_bias.data[0] = 9.0  # a span
+    model = small_roberta(3, dropout=0.5)
+    model.kind.bias.data[0] = 9.0  # a span
     batch = small_examples(12)
     answers = list(reader.answers(model.train(), batch))
     assert not model.training, "answers were given with dropout"
@@ -201,15 +205,17 @@ def untrained(monkeypatch):
 
     monkeypatch.setattr(reader, "train", train)
     losses = {"masked_loss": returned, "answer_loss": returned}
-    return SimpleNamespace(config=CONFIG, embedding=torch.zeros(1), **losses)
+    config = SimpleNamespace(vocab_size=4 + MERGED.vocabulary)
+    masked = SimpleNamespace(config=config)
+    return SimpleNamespace(masked=masked, kind=torch.nn.Linear(1, 1), **losses)
 
 
 def test_the_pretraining_reads_pieces_from_anywhere_and_asks_for_masked_tokens(untrained):
     """Each between [CLS] and [SEP]; only what is asked for is read as something else."""
-    [update] = reader.pretrain(untrained, np.arange(200), 1, 4000, 0.1)
+    [update] = reader.pretrain(untrained, np.arange(200), SEGMENT, 1, 4000, 0.1)
     read, targets, scored = (rows.numpy() for rows in update)
     text = targets[:, 1:-1] - reader.FIRST
-    assert read.shape == targets.shape == scored.shape == (4000, CONFIG.segment)
+    assert read.shape == targets.shape == scored.shape == (4000, SEGMENT)
     assert (targets[:, 0] == reader.CLS).all()
     assert (targets[:, -1] == reader.SEP).all()
     assert (np.diff(text) == 1).all()
@@ -250,8 +256,8 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls():
 
     The loss of an update is of one parameter, or of the other.
     """
-    model = Roberta(CONFIG).eval()
-    own = [model.embedding, model.positions]
+    model = small_roberta().eval()
+    own = [model.span.weight, model.kind.weight]
     expected = [torch.nn.Parameter(parameter.detach().clone()) for parameter in own]
     adam = torch.optim.Adam(expected, betas=(0.9, 0.98), eps=1e-6)
     rates = [1, 2, 3, *(3 * left / 48 for left in range(47, 0, -1))]
@@ -280,10 +286,12 @@ def small(monkeypatch):
         "UPDATES": (1, 2),
         "QUESTIONS": (20, 10),
         "WINDOWS": (9, 12),
+        "make_task": questions.make_task.__wrapped__,
     }
     text = SimpleNamespace(tokens=np.arange(999, dtype=np.uint16) % 256)
     corpus = SimpleNamespace(splits={"train": text})
-    monkeypatch.setattr(questions, "SIZES", SIZES | {"segment": 24})
+    monkeypatch.setattr(questions, "SIZES", SIZES)
+    monkeypatch.setattr(questions, "SEGMENT", 24)
     for name, value in changed.items():
         monkeypatch.setattr(questions, name, value)
     monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: MERGED)
@@ -311,7 +319,7 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     stages = []
 
     def noted(model, *how):
-        assert model.config.recurrent
+        assert model.recurrent
         stages.append(list(how[:5]))
         return fine_tune(model, *how)
 
@@ -321,9 +329,10 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
         e._replace(distance=int(far)) for e, far in zip(task.asked, apart, strict=True)
     ]
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
+    monkeypatch.setattr(questions, "make_task", lambda: task)
     monkeypatch.setattr(reader, "fine_tune", noted)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    of_words, exact, *parts = questions.scored(task, "recurrent", 3)
+    run = questions.scored("recurrent", 3)
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
 
     def percent_right(numbers):
@@ -331,12 +340,13 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
         return pytest.approx(100 * sum(n < 5 for n in numbers) / len(numbers))
 
     spans = [n for n in range(10) if right[n] not in ("yes", "no")]
-    assert dict(zip(questions.PARTS, parts, strict=True)) == {
+    assert run == {
+        "F1": run["F1"],
+        "exact match": 50,
         questions.TOGETHER: percent_right([n for n in spans if not apart[n]]),
         questions.APART: percent_right([n for n in spans if apart[n]]),
         questions.YES_OR_NO: percent_right([n for n in range(10) if n not in spans]),
     }
-    assert exact == 50
     half_right = sum(n >= 5 for n in spans)  # one word of two is
     assert half_right > 0
-    assert of_words == pytest.approx(50 + half_right * 10 * 2 / 3)
+    assert run["F1"] == pytest.approx(50 + half_right * 10 * 2 / 3)

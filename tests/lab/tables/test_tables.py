@@ -12,7 +12,8 @@ import pytest
 
 from accelerated.evaluation.figures import new_figure
 from accelerated.lab import harness
-from accelerated.lab.harness import SEEDS, mean_and_interval, mean_of
+from accelerated.lab.harness import SEEDS, mean_and_interval
+from accelerated.lab.pages import label_ends, mean_and_spread
 from accelerated.lab.tables import measure as module
 from accelerated.lab.tables import table as table_module
 from accelerated.lab.tables.__main__ import main
@@ -26,11 +27,11 @@ from accelerated.lab.tables.orderings import (
     verdict,
 )
 from accelerated.lab.tables.page import page
-from accelerated.lab.tables.picture import draw, draw_panel
+from accelerated.lab.tables.picture import draw
 from accelerated.lab.tables.table import TABLES, Measure, Panel, Row
 from accelerated.lab.trials import LOG, Trial, Workshop, join
 from accelerated.program.errors import InputError
-from tests.helpers.programs import CARRIED, TWO, Rehearsal, evaluate, record_of, saved, train
+from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, train
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PUBLISHED = [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
@@ -194,7 +195,7 @@ def measured(text, tmp_path, monkeypatch, capsys):
         rows={"a": Row(sizes, asked="--clear-memory"), "b": Row(sizes)},
         measures=[
             Measure("test", "score --split test", "bits_per_byte"),
-            Measure("end", LOG, "validation"),
+            Measure("end", LOG, "second half"),
         ],
         grid=["--learning-rate 0.01"],
     )
@@ -215,12 +216,11 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypa
     a, b = record["rows"]
     folders = [*(tmp_path / "runs").iterdir()]
     assert len(folders) == 1, "rows with the same options share a run"
-    assert record["corpus"] == saved(folders[0])["corpus"] != ""
     assert a["measured"]["end"] == b["measured"]["end"]
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert a["parameters"] == b["parameters"] > 0
     assert len(a["step_seconds"]) == 45
-    assert (record["jobs"], record["python"]) == (3, platform.python_version())
+    assert record["python"] == platform.python_version()
     assert (tmp_path / "a-table.md").read_text() == page(TABLES["a-table"], record)
     assert (tmp_path / "a-table.svg").exists(), "the page shows it, of orderings too"
 
@@ -236,9 +236,8 @@ def test_a_small_table_from_the_command_to_the_page(measured, tmp_path, monkeypa
     assert json.loads(file.read_text()) == record, "what it has is not measured again"
 
 
-def test_a_part_is_measured_at_the_published_rates_and_written_beside_no_whole(
-    measured, tmp_path, monkeypatch
-):
+def test_a_part_is_measured_at_the_published_rates_and_has_no_page(measured, tmp_path, monkeypatch):
+    """What it has no page for cannot be said; it is not written over a whole."""
     monkeypatch.setitem(TABLES, "a-table", TABLES["a-table"]._replace(timed=False))
     measured("", tmp_path)
     kept = (tmp_path / "a-table.json").read_text()
@@ -246,61 +245,48 @@ def test_a_part_is_measured_at_the_published_rates_and_written_beside_no_whole(
     wider = TABLES["a-table"]._replace(grid=["--learning-rate 0.02", "--learning-rate 0.01"])
     monkeypatch.setitem(TABLES, "a-table", wider)
     part = tmp_path / "part"
-    measured("--rows b --seeds 0 1", part)
+    said = measured("--rows b --seeds 0 1", part)
     [b] = json.loads((part / "a-table.json").read_text())["rows"]
     assert (b["choice"], b["seeds"]) == ("--learning-rate 0.01", [0, 1])
     assert b["measured"]["test"][0] == record["rows"][1]["measured"]["test"][0]
-    assert "**A part: 1 of 2 rows, seeds 0 and 1." in (part / "a-table.md").read_text()
-    assert "was chosen on seed 0" not in (part / "a-table.md").read_text()
+    assert f"| b | {mean_and_spread(b['measured']['test'], '.3f')} |" in said
+    assert [path.name for path in part.iterdir()] == ["a-table.json"]
 
-    for words, folder, message in (
-        ("--rows b", tmp_path, "has the pages of whole tables"),
-        ("--rows a", part, "has more rows or seeds than are asked for"),
-        ("--rows b --seeds 0", part, "has more rows or seeds than are asked for"),
-    ):
-        with pytest.raises(InputError, match=message):
-            measured(words, folder)
+    with pytest.raises(InputError, match="has the pages of whole tables"):
+        measured("--rows b", tmp_path)
     assert (tmp_path / "a-table.json").read_text() == kept
     monkeypatch.setitem(TABLES, "a-table", wider._replace(options="--width 9"))
     with pytest.raises(InputError, match="has runs of other options than its table"):
         measured("", tmp_path)
-    (part / "a-table.json").write_text("{")
+    (tmp_path / "a-table.json").write_text("{")
     with pytest.raises(InputError, match="is no record of runs"):
-        measured("--rows b --seeds 0", part)
+        measured("", tmp_path)
 
 
-def test_a_page_is_of_the_rows_and_seeds_that_are_there(tmp_path):
-    """A part answers nothing. Orderings and lines without a partner are left out."""
-    table = TWO._replace(change="Another one.", orderings=["a < b", "b < a @ cleared"])
-    text = " ".join(page(table, record_of(a=[1.0, 1.1, 1.2], b=[1.5, 2.25, 2.0])).split())
+def test_a_row_that_diverges_at_its_best_rate_is_named(tmp_path):
+    """At another one it is not chosen, and its bits are infinite."""
+    line = "train.py: the loss is nan at step 3; x; try a lower --learning-rate"
+    grid = ["--rate 1", "--rate 2"]
+    shop = Rehearsal(tmp_path, fails={"--rate 2": line})
+    rows = dict.fromkeys(TWO.rows, grid)
+    tuning, _ = train_rows(TWO, shop, TWO.seeds, rows)
+    assert [*tuning.values()] == [{"--rate 1": 1.0, "--rate 2": math.inf}] * 2
+    shop = Rehearsal(tmp_path / "other", fails={"--seed 2": line})
+    with pytest.raises(InputError, match="a, seed 2, diverged; try lower rates"):
+        train_rows(TWO, shop, TWO.seeds, rows)
+
+
+def test_a_page_is_of_its_record():
+    """Rows of which a test scored no documents have no interval over them."""
+    table = TWO._replace(change="Another one.", orderings=["a < b", "b < a"])
+    record = record_of(a=[1.0, 1.1, 1.2], b=[1.5, 2.25, 2.0])
+    text = " ".join(page(table, record).split())
     assert "**It is about this.**" in text
     assert "means over seeds 0, 1, 2 (least..most)" in text
     assert "**What would change this answer.** Another one." in text
-
-    record = record_of(a=[1.0, 1.1])
-    record["rows"][0]["seeds"] = [3, 4]
-    part = " ".join(page(table, record).split())
-    assert "**A part: 1 of 2 rows, seeds 3 and 4. The command makes the whole.**" in part
-    assert "means over seeds 3, 4 (least..most)" in part
-    for words in ("about this", "What is it about?", "would change", "could see", "| b |"):
-        assert words not in part
-    draw(table, record, tmp_path / "drawn.svg")
-
-    record["rows"][0] |= {"seeds": [3], "measured": {CARRIED.title: [1.0]}}
-    assert "Numbers are of seed 3." in " ".join(page(table, record).split())
+    assert "over documents" not in text
     lines = TWO._replace(orderings=[], picture=[Panel("", "", {"1": "*"}, ["a", "b"])])
-    draw(lines, record, tmp_path / "drawn.svg")
-    both = record_of(a=[1.0, 1.5, None], b=[1.5, 2.25, 2.0])
-    assert "The widest: 1.500 to 2.250, b." in " ".join(page(lines, both).split())
-    assert "1 of 3 diverged" in page(lines, both)
-    draw(lines, both, tmp_path / "drawn.svg")
-
-    both["rows"][0]["measured"]["documents"] = [None]
-    both["rows"][1]["measured"]["documents"] = [[{"nats": 1.0, "text_bytes": 1}]]
-    both["rows"][0]["seeds"] = both["rows"][1]["seeds"] = [0]
-    for row in both["rows"]:
-        row["measured"][CARRIED.title] = [1.0]
-    assert "over documents" not in page(TWO, both), "a's were not scored"
+    assert "The widest: 1.500 to 2.250, b." in " ".join(page(lines, record).split())
 
 
 def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
@@ -308,9 +294,7 @@ def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
     by_luck = "all agree, as they do by luck one time in four: 0.030 ± 0.066"
     assert verdict([0.01, 0.02, 0.06]) == "cannot be told", by_luck
     assert verdict([0.5]) == "cannot be told"
-    assert verdict([math.inf] * 3) == "holds", "the worse one always diverged"
-    assert verdict([-math.inf] * 3) == "does not hold"
-    assert verdict([math.inf, 0.1, 0.1]) == "cannot be told"
+    assert verdict([-0.029, -0.031, -0.030]) == "does not hold"
 
 
 @pytest.mark.parametrize("seeds, student", [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776)])
@@ -325,16 +309,16 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 
     A side is of the first measure, or of the first row.
     """
-    record = record_of(a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 2.0])
+    record = record_of(a=[1.0, 2.5, 3.0, 4.0], b=[1.5, 2.25, 2.0])
     a, b = record["rows"]
-    a["measured"]["other"] = [9.0, 8.0, 7.0]
+    a["measured"]["other"] = [9.0, 8.0, 7.0, 6.0]
     b["measured"]["other"] = [10.0, 9.0, 9.0]
-    assert differences(record, "a < b") == [0.5, -math.inf, -1.0]
+    assert differences(record, "a < b") == [0.5, -0.25, -1.0]
     assert differences(record, "b < a @ other") == [7.5, 5.75, 5.0]
     assert differences(record, "b - a @ other < other") == [8.0, 7.0, 5.0]
-    assert values_of(record, "b - a") == {0: 0.5, 1: None, 2: -1.0}
+    assert values_of(record, "b - a") == {0: 0.5, 1: -0.25, 2: -1.0}
     b["seeds"] = [1, 3, 7]
-    assert differences(record, "a < b") == [-math.inf, -1.75], "by their seeds, not their places"
+    assert differences(record, "a < b") == [-1.0, -1.75], "by their seeds, not their places"
 
 
 def test_an_interval_over_documents_is_of_their_sums_and_of_the_seeds_means():
@@ -372,15 +356,12 @@ def test_an_ordering_in_words_names_a_measure_if_it_is_not_the_first():
     assert in_words(record, "a - b < b - a") == "a - b against b - a"
 
 
-def test_names_at_the_ends_of_lines_stand_apart_in_the_lines_order():
-    """Of ends at about one height the lower line's name is lower, whichever ends lower."""
-    heights = {"a: 1": 0.1, "a: 2": 0.1, "b: 1": 0.9, "b: 2": 0.09}
-    rows = [{"name": name, "measured": {"height": [y]}} for name, y in heights.items()]
-    drawn = Panel("", "", {"1": "*: 1", "2": "*: 2"}, ["b", "a"])
+def test_names_at_the_ends_of_lines_stand_apart():
     _, [axes] = new_figure()
-    draw_panel(axes, drawn, {"rows": rows}, {"a": "C0", "b": "C1"})
+    axes.set_ylim(0, 1)
+    label_ends(axes, {"a": (1, 0.1), "b": (1, 0.09), "c": (1, 0.9)}, dict.fromkeys("abc", "C0"))
     places = {text.get_text(): text.get_position()[1] for text in axes.texts}
-    assert places["b"] - places["a"] == pytest.approx(1 / 18)
+    assert places == pytest.approx({"b": 0.09, "a": 0.09 + 1 / 18, "c": 0.9})
 
 
 def test_a_table_of_a_library_is_refused_by_another_python(tmp_path, monkeypatch):
@@ -391,20 +372,16 @@ def test_a_table_of_a_library_is_refused_by_another_python(tmp_path, monkeypatch
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_page_says_what_diverged_and_what_a_training_takes():
+def test_a_page_says_what_a_training_takes():
     """What the published pages show, which are compared with their records, is not said again."""
-    record = record_of(a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75])
+    record = record_of(a=[1.0, 3.0, 4.0], b=[1.5, 2.25, 3.75])
     a, b = record["rows"]
     a["options"] += " --epochs 2"
     b["options"] += " --epochs 3"
-    text = page(TWO, record)
-    assert "| a | 1 of 4 diverged | 1.5 |" in text
-    assert "| 4.00 (3.00..5.00) | 6.00 |" in text, "of half as many tokens again"
-    assert "smallest difference" not in text, "a run diverged, so there is no interval"
+    assert "| 4.00 (3.00..5.00) | 6.00 |" in page(TWO, record), "of half as many tokens again"
     a["options"] += " --epochs 0 --steps 4 --segment 8"
     b["options"] += " --epochs 0 --steps 6 --segment 8 --overlap 2"
     assert "| 4.00 (3.00..5.00) | 4.50 |" in page(TWO, record), "of new tokens: 6 x 6 against 4 x 8"
-    assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
     record = record_of(a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
     half = 4.303 * 0.1 / math.sqrt(3)
     assert f"could see** is {half:.2g}" in " ".join(page(TWO, record).split())
