@@ -207,3 +207,11 @@ def text(tmp_path):
     content = (ROOT / "reference" / "block_recurrent.py").read_text("utf-8")
     path.write_text(content[:12_000], "utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """A run of each model, trained for two steps; tests leave them as they are."""
+    from tests.helpers.programs import trained_runs  # here: it imports much
+
+    return trained_runs(tmp_path_factory.mktemp("runs"))

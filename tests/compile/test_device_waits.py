@@ -124,6 +124,5 @@ def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypa
 
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    options = ["--batch", 2, "--accumulate", 2, "--update-every", 2, "--steps", 4]
-    options += ["--sample", 0, "--validation-tokens", 16]
-    train(*COMPRESSIVE, "--data", text, *options, "--out", tmp_path / "run")
+    options = "--batch 2 --accumulate 2 --update-every 2 --steps 4 --validation-tokens 16"
+    train(*COMPRESSIVE, options, f"--data {text} --out {tmp_path}/run")

@@ -29,49 +29,27 @@ from tests.helpers.programs import (
     WINDOWED,
     evaluate,
     train,
+    words,
 )
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
-REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
+REPLAY = words("--backprop memory_replay --optimizer adam --dtype bfloat16")
+ADAMW = words("--backprop through_time --optimizer adamw --clip 0.1")
 RUNS = {
     "block_recurrent": [*TINY, *REPLAY],
-    "compressive": [
-        *COMPRESSIVE,
-        "--backprop",
-        "through_time",
-        "--optimizer",
-        "adamw",
-        "--clip",
-        0.1,
-        "--checkpoint-layers",
-    ],
+    "compressive": [*COMPRESSIVE, *ADAMW, "--checkpoint-layers"],
     "memformer": [*MEMFORMER, *REPLAY],
-    "memorizing": [
+    "memorizing": words(
         *MEMORIZING,
-        "--backprop",
-        "checkpointed",
-        "--optimizer",
-        "adafactor",
-        "--accumulate",
-        3,
-        "--update-every",
-        2,
-    ],
-    "pretrained_recurrence": [
-        *WINDOWED,
-        "--backprop",
-        "through_time",
-        "--optimizer",
-        "adamw",
-        "--clip",
-        0.1,
-    ],
+        "--backprop checkpointed --optimizer adafactor --accumulate 3 --update-every 2",
+    ),
+    "pretrained_recurrence": [*WINDOWED, *ADAMW],
 }
 OPTIONS = {
-    "range": ["--segments", 2],
-    "overlap": ["--overlaps", "0,2"],
-    "dynamic": ["--learning-rate", 0.01],
-    "sample": ["--tokens", 20, "--top-p", 0.9],
+    "range": "--segments 2",
+    "overlap": "--overlaps 0,2",
+    "dynamic": "--learning-rate 0.01",
+    "sample": "--tokens 20 --top-p 0.9",
 }
 
 
@@ -81,10 +59,7 @@ class NoDoubles(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in tree_iter((args, kwargs, result)):
-            if isinstance(tensor, torch.Tensor) and tensor.dtype in (
-                torch.float64,
-                torch.complex128,
-            ):
+            if getattr(tensor, "dtype", None) in (torch.float64, torch.complex128):
                 raise AssertionError(f"{function} takes or returns {tensor.dtype}")
         return result
 
@@ -129,32 +104,21 @@ def test_training_and_reports_make_no_doubles(
     calls = []
     function_at = evaluation_script.function_at
     for name in ("train", "report", "sample"):
-        monkeypatch.setattr(
-            training_script, name, without_doubles(getattr(training_script, name), name, calls)
-        )
-    monkeypatch.setattr(
-        evaluation_script,
-        "function_at",
-        lambda place: without_doubles(function_at(place), place, calls),
-    )
-    options = [
-        "--steps",
-        2,
-        "--horizon",
-        2,
-        "--dropout",
-        0.2,
-        "--validation-tokens",
-        48,
-        "--sample",
-        12,
-    ]
-    train(*RUNS[model], "--data", text, *options, "--out", tmp_path / "run")
+        function = getattr(training_script, name)
+        monkeypatch.setattr(training_script, name, without_doubles(function, name, calls))
+
+    def of_a_report(place):
+        return without_doubles(function_at(place), place, calls)
+
+    monkeypatch.setattr(evaluation_script, "function_at", of_a_report)
+    options = "--steps 2 --horizon 2 --dropout 0.2 --validation-tokens 48 --sample 12"
+    run = tmp_path / "run"
+    train(*RUNS[model], options, f"--data {text} --out {run}")
     assert calls == ["train", "report", "sample"]
-    places = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
+    own = {"export": f"{tmp_path}/exported", "view": f"--out {tmp_path}/page.html"} | OPTIONS
     for name, report in REPORTS.items():
         if report.model in (None, model):
-            evaluate(name, tmp_path / "run", *places.get(name, OPTIONS.get(name, [])))
+            evaluate(name, run, own.get(name, ""))
             assert report.function in calls, name
 
 

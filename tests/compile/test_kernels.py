@@ -157,12 +157,32 @@ def test_the_kernel_equals_attention_written_out(case, rate):
     assert_small(errors)
 
 
+def both_paths(shapes, plain, by_kernel, monkeypatch):
+    """Fail unless an attention and every gradient are the same by its plain path and the kernel.
+
+    Each is a function of leaves of these shapes, of the same random numbers.
+    """
+    from accelerated.fast import paths
+
+    monkeypatch.setattr(paths, "takes_distance_attention", lambda query: True)
+    torch.manual_seed(1)
+    drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
+    found = []
+    for attention, dtype in ((plain, torch.float64), (by_kernel, DTYPE)):
+        leaves = [leaf.to(dtype, copy=True).requires_grad_() for leaf in drawn]
+        out = attention(*leaves)
+        dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
+        found.append([out, *torch.autograd.grad(out, leaves, dout)])
+    both = zip(*found, strict=True)
+    errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
+    assert_small(errors, 4 * TOLERANCE)  # 16-bit sums around the kernel round, too
+
+
 @pytest.mark.parametrize("has_own", [True, False], ids=["own distances", "one row a distance"])
 def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeypatch):
     """The output and every gradient; compressed rows may have distances of their own."""
     needs_kernels()
     from accelerated.attention import relative_shift
-    from accelerated.fast import paths
 
     heads = 2
     length = 20
@@ -174,51 +194,39 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     shapes = [(2, heads, length, width), *[(2, heads, keys, width)] * 2]
     shapes += [(heads, before + length, width), (heads, width), (heads, width)]
     shapes += [(heads, compressed + length, width), (heads, width)] * has_own
-    found = {}
-    for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
-        torch.manual_seed(1)
-        drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
-        leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
-        own = tuple(leaves[6:]) if has_own else None
-        if path == "plain":
-            out, _ = relative_shift.relative_attention_plain(*leaves[:6], own=own)
-        else:
-            monkeypatch.setattr(paths, "takes_distance_attention", lambda query: True)
-            out, _ = relative_shift.relative_attention(*leaves[:6], own=own)
-        dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
-        found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
-    both = zip(*found.values(), strict=True)
-    errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
-    assert_small(errors, 4 * TOLERANCE)  # 16-bit sums around the kernel round, too
+
+    def plain(*leaves):
+        own = leaves[6:] or None
+        return relative_shift.relative_attention_plain(*leaves[:6], own=own)[0]
+
+    def by_kernel(*leaves):
+        own = leaves[6:] or None
+        return relative_shift.relative_attention(*leaves[:6], own=own)[0]
+
+    both_paths(shapes, plain, by_kernel, monkeypatch)
 
 
 def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     """The output and every gradient; of the offsets by distance the kernel takes W."""
     needs_kernels()
     from accelerated.attention import sliding_window
-    from accelerated.fast import paths
 
     window = 16
     rows = (2, 3, 4 * window, 16)
     shapes = [(2, 3, 3 * window, 16), rows, rows, (3, 3 * window - 1)]
     _, seen = sliding_window.tables_by_distance(window, 4, 8)
-    found = {}
-    for path, dtype in (("plain", torch.float64), ("kernel", DTYPE)):
-        torch.manual_seed(1)
-        drawn = [torch.randn(shape, device=DEVICE).to(DTYPE) for shape in shapes]
-        leaves = [leaf.to(dtype).requires_grad_() for leaf in drawn]
-        by_distance = leaves[3].masked_fill(~seen.to(DEVICE), -math.inf)
-        if path == "plain":
-            offset = sliding_window.offset_of_tile(by_distance, dtype)
-            out = sliding_window.sliding_attention_plain(*leaves[:3], offset)
-        else:
-            monkeypatch.setattr(paths, "takes_distance_attention", lambda query: True)
-            out = sliding_window.sliding_attention(*leaves[:3], by_distance)
-        dout = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(dtype)
-        found[path] = [out, *torch.autograd.grad(out, leaves, dout)]
-    both = zip(*found.values(), strict=True)
-    errors = {number: relative_error(*pair) for number, pair in enumerate(both)}
-    assert_small(errors, 4 * TOLERANCE)
+    hidden = ~seen.to(DEVICE)
+
+    def plain(query, key, value, offset):
+        by_distance = offset.masked_fill(hidden, -math.inf)
+        tile = sliding_window.offset_of_tile(by_distance, query.dtype)
+        return sliding_window.sliding_attention_plain(query, key, value, tile)
+
+    def by_kernel(query, key, value, offset):
+        by_distance = offset.masked_fill(hidden, -math.inf)
+        return sliding_window.sliding_attention(query, key, value, by_distance)
+
+    both_paths(shapes, plain, by_kernel, monkeypatch)
 
 
 def test_dropout_draws_each_weight_alone():

@@ -3,12 +3,15 @@
 Beside them a workshop that trains nothing.
 """
 
+import contextlib
+import io
 import itertools
 import json
 import math
 import multiprocessing
 import os
 import pkgutil
+import shlex
 import signal
 import socket
 import sys
@@ -33,31 +36,61 @@ from accelerated.training.options import parse as parse_training
 
 ROOT = Path(__file__).parents[2]
 
+
+def words(*given):
+    """The words of a command line: a text is split as a shell does, anything else is one word."""
+    found = []
+    for each in given:
+        found += shlex.split(each) if isinstance(each, str) else [str(each)]
+    return found
+
+
 # The whole validation split is read once, at the end
-LITTLE = ["--width", 16, "--heads", 2, "--feed-forward", 32, "--warmup", 2, "--batch", 3]
-LITTLE += ["--validation-tokens", 0, "--validate-every", 0]
-BLOCKS = ["--head-width", 8, "--window", 8, "--segment", 16, "--states", 4, "--recurrent-layers", 2]
-ROWS = ["--head-width", 8, "--segment", 8, "--memory", 8, "--compressed-memory", 4]
-ROWS += ["--compression-rate", 2]
-SLOTS = ["--head-width", 8, "--segment", 8, "--encoder-layers", 1, "--decoder-layers", 1]
-SLOTS += ["--slots", 3, "--horizon", 3]
-KEYS = ["--head-width", 8, "--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3]
-WINDOWS = ["--segment", 8, "--max-positions", 12, "--horizon", 3]
-TINY = [*LITTLE, *BLOCKS, "--layers", 2, "--sample", 5]
-COMPRESSIVE = ["--model", "compressive", *LITTLE, *ROWS, "--layers", 2, "--sample", 0]
-MEMFORMER = ["--model", "memformer", *LITTLE, *SLOTS, "--sample", 0]
-MEMORIZING = ["--model", "memorizing", *LITTLE, *KEYS, "--layers", 2, "--sample", 0]
-WINDOWED = ["--model", "pretrained_recurrence", *LITTLE, *WINDOWS, "--layers", 2, "--sample", 0]
+LITTLE = "--width 16 --heads 2 --feed-forward 32 --warmup 2 --batch 3 --validation-tokens 0"
+LITTLE += " --validate-every 0"
+BLOCKS = "--head-width 8 --window 8 --segment 16 --states 4 --recurrent-layers 2 --layers 2"
+ROWS = "--head-width 8 --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2 --layers 2"
+SLOTS = "--head-width 8 --segment 8 --encoder-layers 1 --decoder-layers 1 --slots 3 --horizon 3"
+KEYS = "--head-width 8 --segment 8 --memory-layer 2 --memory 24 --retrieved 3 --layers 2"
+WINDOWS = "--segment 8 --max-positions 12 --horizon 3 --layers 2"
+TINY = words(LITTLE, BLOCKS, "--sample 5")
+COMPRESSIVE = words("--model compressive --sample 0", LITTLE, ROWS)
+MEMFORMER = words("--model memformer --sample 0", LITTLE, SLOTS)
+MEMORIZING = words("--model memorizing --sample 0", LITTLE, KEYS)
+WINDOWED = words("--model pretrained_recurrence --sample 0", LITTLE, WINDOWS)
+OVERLAPPING = words(*WINDOWED, "--overlap 2")
+PLAIN = words(*WINDOWED, "--vectors 0")
+BRIEF = words("--sample 0 --validation-tokens 48 --steps 2")
 
 
 def train(*argv):
     """Run train.py with these arguments."""
-    training_script.main(*parse_training([str(argument) for argument in argv]))
+    training_script.main(*parse_training(words(*argv)))
 
 
 def evaluate(*argv):
     """Run eval.py with these arguments."""
-    evaluation_script.main(*parse([str(argument) for argument in argv]))
+    evaluation_script.main(*parse(words(*argv)))
+
+
+def refusal(call, *arguments):
+    """The one line with which a call is refused.
+
+    It is an InputError's, or a system's error's, which a program turns into such a line; or it is
+    what is printed before exit code 2.
+    """
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        try:
+            code = call(*arguments)
+        except (InputError, OSError) as error:
+            assert "\n" not in str(error)
+            return str(error)
+        except SystemExit as end:
+            code = end.code
+    assert code == 2, "nothing refuses it"
+    line = printed.getvalue().removesuffix("\n")
+    assert "\n" not in line
+    return line
 
 
 def saved(run):
@@ -78,19 +111,12 @@ def equal(first, second):
     return True
 
 
-BRIEF = ["--sample", 0, "--validation-tokens", 48, "--steps", 2]
-
-
 def train_each(folder, options, **kinds):
     """Runs of two steps below a folder, {name: its folder} of kinds {name: options of its own}."""
     runs = {name: folder / name for name in kinds}
     for name, run in runs.items():
-        train(*kinds[name], *options, *BRIEF, "--out", run)
+        train(*kinds[name], options, *BRIEF, "--out", run)
     return runs
-
-
-OVERLAPPING = [*WINDOWED, "--overlap", 2]
-PLAIN = [*WINDOWED, "--vectors", 0]
 
 
 def trained_runs(folder):
@@ -101,7 +127,7 @@ def trained_runs(folder):
     book.write_text(" some common words ".join(pieces), "utf-8")
     runs = train_each(
         folder,
-        ["--data", book],
+        f"--data {book}",
         recurrent=TINY,
         compressive=COMPRESSIVE,
         memformer=MEMFORMER,
@@ -118,17 +144,9 @@ def joined_runs(folder):
     texts.mkdir()
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
-    options = ["--data", texts, "--carry-over-documents"]
+    options = f"--data {texts} --carry-over-documents"
     kinds = {"compressive": COMPRESSIVE, "windowed": OVERLAPPING, "plain": PLAIN}
     return SimpleNamespace(texts=texts, **train_each(folder, options, **kinds))
-
-
-def refusal(call, *arguments):
-    """The line of the InputError that a call raises."""
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def printed(capsys, *argv):
@@ -143,18 +161,8 @@ def as_json(capsys, *argv):
 
 
 def refused(capsys, *argv):
-    """The one-line error message, from the parser or from an InputError."""
-    capsys.readouterr()
-    with pytest.raises((InputError, SystemExit)) as caught:
-        evaluate(*argv)
-    error = caught.value
-    if isinstance(error, InputError):
-        line = str(error)
-    else:
-        assert error.code == 2
-        line = capsys.readouterr().err.rstrip("\n")
-    assert "\n" not in line
-    return line
+    """The one line with which eval.py refuses these arguments."""
+    return refusal(evaluate, *argv)
 
 
 PATIENCE = 120.0  # seconds
@@ -221,7 +229,7 @@ def start(argv, errors, output=None, hang=None, processes=1):
     for rank in range(processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         environment = together | own if processes > 1 else {}
-        given = ([*map(str, argv)], output or errors, errors, environment, hang)
+        given = (words(*argv), output or errors, errors, environment, hang)
         started.append(SERVER.Process(target=run_script, args=given, daemon=True))
     with pytest.MonkeyPatch.context() as patch:
         # The server, which the first start begins, imports from there

@@ -197,9 +197,6 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
     return found | grads | named("state", after)
 
 
-# The two methods in NumPy, over segments in which documents start and tasks are done
-
-
 # Both sides compared
 
 

@@ -32,7 +32,7 @@ from docs.excerpts import (
     with_excerpts,
 )
 from tests.conftest import ROOT
-from tests.helpers.programs import TINY, train
+from tests.helpers.programs import TINY, train, words
 
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", ROOT / "docs" / "book" / "front.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
@@ -70,7 +70,8 @@ def train_what_is_opened(page, folder):
     (folder / "book.txt").write_text("a page that was scraped and written again. " * 400)
     for run in set(re.findall(r'accelerated.load\("(\w\S*?)"', page.read_text())):
         of_page = (shlex.split(line)[2:] for line in commands(page) if f"--out {run}" in line)
-        train(*next(of_page, [*TINY, "--data", "book.txt", "--steps", 2, "--out", run]))
+        usual = words(*TINY, f"--data book.txt --steps 2 --out {run}")
+        train(*next(of_page, usual))
 
 
 @pages

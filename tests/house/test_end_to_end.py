@@ -15,7 +15,6 @@ from reference.memformer import subtree
 from reference.rollout import count_scored, rollout_backward, rollout_forward
 from tests.helpers import programs
 from tests.helpers.optimizers import adamw, clipped, norm_of
-from tests.helpers.programs import refusal
 
 SMALL = {
     "block_recurrent": programs.TINY,
@@ -25,7 +24,7 @@ SMALL = {
     "pretrained_recurrence": programs.WINDOWED,
 }
 TOLERANCE = 1e-9
-LANES = ["--batch", 3, "--horizon", 2, "--steps", 200, "--learning-rate", 0.01]
+LANES = "--horizon 2 --steps 200 --learning-rate 0.01"
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +41,8 @@ def documents(tmp_path_factory):
 
 def run(model, folder, documents):
     """Run the command with small sizes."""
-    sizes = [str(word) for word in (*SMALL[model], *LANES)]
-    end_to_end.main(["--model", model, *sizes, "--data", str(documents), "--out", str(folder)])
+    own = f"--model {model} --data {documents} --out {folder}"
+    end_to_end.main(programs.words(*SMALL[model], LANES, own))
 
 
 @pytest.fixture(scope="module", params=SMALL)
@@ -159,8 +158,3 @@ def test_two_runs_write_equal_files(tmp_path, documents):
         run("compressive", folder, documents)
     for path in (*one.glob("*.safetensors"), one / "trained.json"):
         assert path.read_bytes() == (two / path.name).read_bytes()
-
-
-def test_an_option_that_the_files_do_not_say_is_one_line():
-    words = refusal(end_to_end.main, ["--log-every", "2"])
-    assert "--log-every is 1 here; leave it out" in words

@@ -5,6 +5,7 @@ They are those of tests/house/retention, written as a contributor would write th
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 
 MODEL = Path(__file__).parent / "retention"
-SMALL = ["--width", 16, "--segment", 8, "--batch", 3, "--validation-tokens", 0]
+SMALL = "--width 16 --segment 8 --batch 3 --validation-tokens 0"
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -39,9 +40,9 @@ def project(tmp_path_factory):
     return folder
 
 
-def run(project, *words):
+def run(project, line):
     """What a program of the project prints; it must end well."""
-    command = [sys.executable, *map(str, words)]
+    command = [sys.executable, *shlex.split(line)]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,14 +61,14 @@ def printed_by_tests(project, *files):
 
 def test_it_is_trained_resumed_evaluated_and_generates(project):
     """By the programs, whose reports take a model that they have never seen."""
-    data = ["--data", "text.txt", "--out", "run", "--sample", 20]
-    trained = run(project, "train.py", "--model", "retention", *SMALL, *data, "--steps", 3)
+    begun = "--data text.txt --out run --sample 20 --steps 3"
+    trained = run(project, f"train.py --model retention {SMALL} {begun}")
     assert "bits per byte" in trained and "a sample:" in trained
-    assert "bits per byte" in run(project, "train.py", "--resume", "run", "--steps", 5)
-    assert "bits per byte" in run(project, "eval.py", "score", "run")
-    assert "1" in run(project, "eval.py", "positions", "run")
-    assert "a text" in run(project, "eval.py", "sample", "run", "--prompt", "a text", "--tokens", 9)
-    run(project, "eval.py", "view", "run", "--segments", 2, "--out", "page.html")
+    assert "bits per byte" in run(project, "train.py --resume run --steps 5")
+    assert "bits per byte" in run(project, "eval.py score run")
+    assert "1" in run(project, "eval.py positions run")
+    assert "a text" in run(project, "eval.py sample run --prompt 'a text' --tokens 9")
+    run(project, "eval.py view run --segments 2 --out page.html")
 
 
 def test_the_contract_runs_on_it(project):

@@ -91,9 +91,6 @@ def test_hints_are_given_one_by_one(capsys):
     assert first.endswith("more: python -m docs.practice --hint slot_scores 2\n")
     assert main(["--hint", "memformer.slot_scores", "3"]) == 0
     assert "sqrt(E)" in capsys.readouterr().out.replace(first, "")
-    for wrong in (["memformer"], ["slot_scores", "4"], ["slot_scores", "x"]):
-        assert main(["--hint", *wrong]) == 2
-        assert "give a task, and 1, 2 or 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file,planted", PLANTED, ids=lambda value: getattr(value, "task", value))
@@ -187,8 +184,6 @@ def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp
     mine = tmp_path / "mine"
     assert main(["--copy", str(mine)]) == 0
     assert main(["--copy", str(mine)]) == 2
-    assert main(["--copy", str(mine / "memformer.py" / "x")]) == 2
-    assert "Not a directory; give another" in capsys.readouterr().err
     shutil.copy(ANSWERS / "memformer.txt", mine / "memformer.py")
     broken = (mine / "memformer.py").read_text().replace("e = encode", "exit(0); e = encode")
     (mine / "memformer.py").write_text(broken)

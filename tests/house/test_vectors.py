@@ -132,19 +132,6 @@ def test_vectors_of_any_config_can_be_made(uneven, tmp_path):
     assert "0/logits" in check.load(file)[0]
 
 
-def test_a_model_without_a_memory_has_no_vectors(tmp_path, capsys):
-    command = ["--model", "gpt2", "--config", "{}", "--out", str(tmp_path / "a.safetensors")]
-    assert vectors.main(command) == 2
-    assert "--model gpt2 is none of block_recurrent, compressive" in capsys.readouterr().err
-
-
-def test_a_name_that_is_that_of_the_json_beside_it_is_refused(tmp_path, capsys):
-    command = ["--model", "memorizing", "--config", "{}", "--out", str(tmp_path / "a.json")]
-    assert vectors.main(command) == 2
-    assert "a.json: its name must end in .safetensors" in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
-
-
 def test_a_seed_draws_vectors_of_its_own_and_no_file_is_overwritten(tmp_path, capsys):
     """The same seed the same ones. A port's results may stand beside them, or the .json alone."""
     command = ["--model", "memorizing", "--config", '{"layers": 1, "memory_layer": 1}', "--out"]

@@ -19,7 +19,7 @@ from accelerated.training.folder import read_settings
 from accelerated.training.settings import settings_from
 from reference.pretrained_recurrence import Config
 from tests.helpers.comparison import LADDER, assert_agree
-from tests.helpers.programs import differences, equal, printed, refusal, refused, saved, train
+from tests.helpers.programs import differences, equal, evaluate, printed, refusal, saved, train
 from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torch_segments
 
 transformers = pytest.importorskip(
@@ -45,7 +45,7 @@ DECODERS = {
     "capped": transformers.Gemma2Config(**SIZES, **INNER, head_dim=8, final_logit_softcapping=1.0),
 }
 OTHERS = ("llama", "neox", "opt", "mistral")
-WINDOWS = ["--segment", 12, "--module-width", 16, "--batch", 2, "--horizon", 2, "--sample", 0]
+WINDOWS = "--segment 12 --module-width 16 --batch 2 --horizon 2 --sample 0"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,19 @@ def folders(tmp_path_factory):
     made["llama"][0].model.save_pretrained(headless)
     made["headless"] = None, headless
     return made
+
+
+@pytest.fixture
+def changed(folders, tmp_path):
+    """changed(name, **fields): a copy of a folder whose config.json has other fields."""
+
+    def copy(name, **fields):
+        folder = shutil.copytree(folders[name][1], tmp_path / "folder")
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(described | fields))
+        return folder
+
+    return copy
 
 
 @pytest.fixture
@@ -179,15 +192,15 @@ def test_an_inserted_vector_has_no_position_in_a_rotary_layer(folders):
 
 def test_such_a_run_is_trained_resumed_and_exported(folders, book, tmp_path, capsys):
     """A resumed run equals an unbroken one to the bit; OPT's own layerdrop of 0.9 is off."""
-    begun = ["--init", folders["opt"][1], "--data", book, *WINDOWS, "--save-every", 1]
-    train(*begun, "--steps", 4, "--out", tmp_path / "whole")
-    train(*begun, "--steps", 2, "--out", tmp_path / "run")
-    train("--resume", tmp_path / "run", "--steps", 4)
-    assert not differences(tmp_path / "whole", tmp_path / "run", besides=["metrics.jsonl"])
-    printed(capsys, "export", tmp_path / "run", tmp_path / "exported")
-    train("--init", tmp_path / "exported", *WINDOWS, "--steps", 0, "--out", tmp_path / "more")
-    parameters = saved(tmp_path / "whole")["parameters"]
-    assert equal(saved(tmp_path / "more")["parameters"], parameters)
+    whole, run, exported, more = (tmp_path / name for name in ("whole", "run", "exported", "more"))
+    begun = f"--init {folders['opt'][1]} --data {book} {WINDOWS} --save-every 1"
+    train(begun, f"--steps 4 --out {whole}")
+    train(begun, f"--steps 2 --out {run}")
+    train(f"--resume {run} --steps 4")
+    assert not differences(whole, run, besides=["metrics.jsonl"])
+    printed(capsys, "export", run, exported)
+    train(WINDOWS, f"--init {exported} --steps 0 --out {more}")
+    assert equal(saved(more)["parameters"], saved(whole)["parameters"])
 
 
 def test_bfloat16_keeps_rotary_frequencies(folders, book, tmp_path, capsys):
@@ -246,22 +259,20 @@ DESCRIBED = {  # what its config.json says: the message
 
 
 @pytest.mark.parametrize("what", [*REFUSED, *DESCRIBED])
-def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folders, tmp_path, what):
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(changed, what):
     name, missing, message = REFUSED.get(what, ("llama", [], ""))
-    changed, message = DESCRIBED.get(what, ({}, message))
-    folder = shutil.copytree(folders[name][1], tmp_path / "folder")
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(described | changed))
+    fields, message = DESCRIBED.get(what, ({}, message))
+    folder = changed(name, **fields)
     for file in missing:
         (folder / file).unlink()
     assert message in refusal(load_weights, folder)
 
 
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "bool"])
-def test_weights_that_are_no_plain_floats_are_refused(folders, tmp_path, kind):
+def test_weights_that_are_no_plain_floats_are_refused(changed, kind):
     """The package would convert them, and train what they are not; a mask may be of any type."""
     safetensors = pytest.importorskip("safetensors.torch")
-    folder = shutil.copytree(folders["llama"][1], tmp_path / "folder")
+    folder = changed("llama")
     tensors = safetensors.load_file(folder / "model.safetensors")
     masked = tensors | {"model.layers.0.self_attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)}
     safetensors.save_file(masked, folder / "model.safetensors")
@@ -272,43 +283,41 @@ def test_weights_that_are_no_plain_floats_are_refused(folders, tmp_path, kind):
     assert f"{name} is stored as " in refusal(load_weights, folder)
 
 
-def test_a_type_in_config_json_that_torch_does_not_have_does_not_matter(folders, tmp_path):
-    folder = shutil.copytree(folders["llama"][1], tmp_path / "folder")
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(described | {"dtype": "os"}))
+def test_a_type_in_config_json_that_torch_does_not_have_does_not_matter(changed):
+    folder = changed("llama", dtype="os")
     assert accelerated.load(folder).model.embedding.dtype == torch.float32
 
 
-@pytest.mark.parametrize("base", ["{", "[]", "{}", '{"model_type": "llama", "auto_map": {}}'])
+WRONG_BASES = {  # {what a run says of its decoder: a part of the message}
+    "{": "",
+    "[]": "",
+    "{}": "",
+    '{"model_type": "llama", "auto_map": {}}': "",
+    '{"model_type":"gpt2","_attn_implementation":"someone/kernel"}': "names kernels of its own",
+    # However its name is written
+    '{"model_type": "gpt2", "\\u005fattn_implementation": "a/b"}': "names kernels of its own",
+}
+
+
+@pytest.mark.parametrize("base", WRONG_BASES)
 def test_a_decoder_that_a_run_describes_wrongly_is_refused_in_one_line(folders, base):
     from accelerated.any_decoder import AnyDecoder
 
     config = dataclasses.replace(decoder_of(folders["llama"][1]).config, base=base)
-    assert "this decoder cannot be made: " in refusal(AnyDecoder, config)
+    line = refusal(AnyDecoder, config)
+    assert "this decoder cannot be made: " in line
+    assert WRONG_BASES[base] in line
 
 
-@pytest.mark.parametrize(
-    "base",
-    [
-        '{"model_type":"gpt2","_attn_implementation":"someone/kernel"}',
-        '{"model_type": "gpt2", "\\u005fattn_implementation": "someone/kernel"}',
-    ],
-)
-def test_a_kernel_to_fetch_is_seen_however_a_run_writes_its_name(base):
-    from accelerated.any_decoder import package_config
-
-    with pytest.raises(ValueError, match="names kernels of its own"):
-        package_config(base)
-
-
-def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path, capsys):
-    begun = ["--init", folders["llama"][1], "--data", book, "--out", tmp_path / "run"]
+def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path):
+    folder = folders["llama"][1]
+    begun = f"--init {folder} --data {book} --out {tmp_path}/run"
     message = "--segment 30 is longer than the position table; max_positions is 24"
-    assert message in refusal(train, *begun, "--segment", 30)
-    assert message in refused(capsys, "score", folders["llama"][1], "--data", book, "--segment", 30)
-    assert "--checkpoint-layers is for GPT-2" in refusal(train, *begun, "--checkpoint-layers")
+    assert message in refusal(train, begun, "--segment 30")
+    assert message in refusal(evaluate, f"score {folder} --data {book} --segment 30")
+    assert "--checkpoint-layers is for GPT-2" in refusal(train, begun, "--checkpoint-layers")
     for compiler in ("inductor", "cudagraphs"):
-        assert "--compile is for GPT-2" in refusal(train, *begun, "--compile", compiler)
+        assert "--compile is for GPT-2" in refusal(train, begun, f"--compile {compiler}")
 
 
 def test_a_mask_of_numbers_says_the_same_as_one_of_booleans():

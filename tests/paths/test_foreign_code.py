@@ -23,10 +23,10 @@ SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_atte
 SIZES |= {"intermediate_size": 16, "max_position_embeddings": 24}
 CLASSES = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoTokenizer")
 LOADERS = {
-    "--init": lambda folder: train("--init", folder, "--out", folder / "run"),
+    "--init": lambda folder: train(f"--init {folder} --out {folder}/run"),
     "--resume": lambda folder: train("--resume", folder),
-    "--tokenizer": lambda folder: train("--tokenizer", folder, "--out", folder / "run"),
-    "--data": lambda folder: train("--data", folder, "--steps", 1, "--out", folder / "run"),
+    "--tokenizer": lambda folder: train(f"--tokenizer {folder} --out {folder}/run"),
+    "--data": lambda folder: train(f"--data {folder} --steps 1 --out {folder}/run"),
     "--data hf:": lambda folder: list(table_source(f"hf:{folder}").texts()),
     "eval.py": lambda folder: evaluate("score", folder),
     "load": lambda folder: accelerated.load(folder),

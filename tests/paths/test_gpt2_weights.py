@@ -17,7 +17,7 @@ from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.settings import preset_settings
 from reference import pretrained_recurrence as ref
-from tests.helpers.programs import as_json, refusal, refused, train
+from tests.helpers.programs import as_json, evaluate, refusal, train
 
 safetensors = pytest.importorskip(
     "safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors"
@@ -121,9 +121,9 @@ def test_recurrence_is_added_to_the_same_weights(published, tmp_path):
     model, folder, tokens = published
     book = tmp_path / "book.txt"
     book.write_text(TEXT)
-    begun = ["--init", folder, "--data", book, "--steps", 0, "--segment", 12, "--module-width", 16]
-    begun += ["--insertion-layers", 2, "--batch", 2, "--horizon", 1, "--sample", 0]
-    train(*begun, "--out", tmp_path / "run")
+    begun = f"--init {folder} --data {book} --steps 0 --out {tmp_path}/run --sample 0"
+    sizes = "--segment 12 --module-width 16 --insertion-layers 2 --batch 2 --horizon 1"
+    train(begun, sizes)
     ours, _, settings = accelerated.load(tmp_path / "run")
     usual = preset_settings("pretrained_recurrence", "gpt2")  # the preset, with the folder's sizes
     assert settings.model_config.vectors == usual.model_config.vectors == 1
@@ -151,9 +151,9 @@ def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys):
         expected = theirs(text, split_special_tokens=True)["input_ids"]
         assert tokenizer.encode(text).tolist() == expected
     continuation = accelerated.generate(model, tokenizer, "a", tokens=6)
-    printed = as_json(capsys, "sample", folder, "--prompt", "a", "--tokens", 6)
+    printed = as_json(capsys, f"sample {folder} --prompt a --tokens 6")
     assert printed["continuation"] == continuation
-    assert "has no text of its own; give --data" in refused(capsys, "score", folder)
+    assert "has no text of its own; give --data" in refusal(evaluate, "score", folder)
 
 
 def test_the_forms_that_are_published(file):

@@ -47,7 +47,7 @@ def test_a_program_reads_segment_after_segment_in_any_number_of_lanes(name, tmp_
 
 def test_an_exported_folder_says_how_its_program_is_used(text, tmp_path, monkeypatch):
     """The code in its README runs as it stands."""
-    train(*MEMFORMER, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    train(*MEMFORMER, f"--data {text} --steps 1 --out {tmp_path}/run")
     evaluate("export", tmp_path / "run", tmp_path / "folder", "--program")
     monkeypatch.chdir(tmp_path / "folder")
     code = re.search(r"```python\n(.*?)```", (tmp_path / "folder" / "README.md").read_text(), re.S)
@@ -65,7 +65,7 @@ def test_an_exported_folder_says_how_its_program_is_used(text, tmp_path, monkeyp
 @pytest.fixture(params=[MEMFORMER, OVERLAPPING], ids=["memformer", "overlapping windows"])
 def folder(request, text, tmp_path):
     """The exported folder of a run of one step."""
-    train(*request.param, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    train(*request.param, f"--data {text} --steps 1 --out {tmp_path}/run")
     evaluate("export", tmp_path / "run", tmp_path / "folder")
     return tmp_path / "folder"
 

@@ -8,7 +8,7 @@ import torch
 
 import accelerated
 from accelerated.models import NAMES, model_class, presets_of
-from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, refused, train
+from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, train
 
 BELOW_ZERO = "it must be 0 for the most probable token, or at least 0.001"
 NO_SHARE = "it must be above 0 and at most 1"
@@ -26,7 +26,7 @@ REFUSED = [  # (argument, value, what is said of it)
 @pytest.fixture
 def run(text, tmp_path):
     """The folder of a run of two steps."""
-    train(*MEMFORMER, "--data", text, "--steps", 2, "--out", tmp_path / "run")
+    train(*MEMFORMER, f"--data {text} --steps 2 --out {tmp_path}/run")
     return tmp_path / "run"
 
 
@@ -56,7 +56,7 @@ def test_a_continuation_is_drawn_as_asked(run):
     assert greedy == generate(top_p=1e-9), "only the most probable token is in the nucleus"
 
 
-def test_what_generate_and_load_refuse_is_what_eval_refuses_in_its_words(run, capsys):
+def test_what_generate_and_load_refuse_is_what_eval_refuses_in_its_words(run):
     model, tokenizer, _ = accelerated.load(run)
     generate = partial(accelerated.generate, model, tokenizer)
     assert "the prompt is empty" in refusal(generate, "")
@@ -65,7 +65,7 @@ def test_what_generate_and_load_refuse_is_what_eval_refuses_in_its_words(run, ca
     for name, value, words in REFUSED:
         assert refusal(partial(generate, **{name: value}), "a") == name + words
         option = f"--{name.replace('_', '-')}"
-        said = refused(capsys, "sample", run, f"{option}={value}")
+        said = refusal(evaluate, "sample", run, f"{option}={value}")
         assert said == f"eval.py sample: argument {option}{words}"
     words = "tokens: invalid integer value: '2'"  # of text, which a command line has
     assert refusal(partial(generate, tokens="2"), "a") == words
@@ -90,13 +90,3 @@ def test_wrong_tokens_are_named(name):
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
-
-
-def test_a_device_that_is_not_here_is_refused():
-    """Before the run is read."""
-    for name in ("gpu", "cpu:x", "meta", "xla", "vulkan", "hpu"):
-        said = refusal(accelerated.load, "run", "last", name)
-        assert said.startswith(f"device {name}: torch finds none here; give cpu")
-    if not torch.cuda.is_available():
-        said = refusal(accelerated.load, "run", "last", "cuda")
-        assert said == "device cuda: torch finds none here; give cpu"

@@ -1,83 +1,85 @@
-"""What cannot be used is one line, whichever option names it: a row for each that once was not."""
+"""What cannot be used is one line and exit code 2, before data is read; nothing is written.
+
+Each refusal is a row of refusals.txt, which says how a row is written.
+"""
 
 import os
+import re
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
 
 import accelerated
-from accelerated.program.errors import InputError
-from reference import check, vectors
+import eval as evaluation_script
+from accelerated.training import opening
+from docs import gates
+from docs.ports import archive, end_to_end
+from docs.practice import __main__ as practice
+from reference import check, gradients, vectors
 from tests.conftest import ROOT
-from tests.helpers.programs import evaluate, train
+from tests.helpers.programs import evaluate, refusal, train
 
-RIGHT = ROOT / "docs" / "vectors" / "memorizing"
-LONG = "a" * 5_000
-# (program, its command line in which these names stand, words of the line)
+LISTED = Path(__file__).with_name("refusals.txt").read_text()
+ROWS = [line.split(" => ") for line in LISTED.splitlines() if line and line[0] != "#"]
 NAMES = {
     "NUL": "a\0b",
-    "LONG": LONG,
+    "LONG": "a" * 5_000,
     "HALF": "a\udc80",
     "NESTED": "[" * 100_000,
-    "PIPE": "pipe",
-    "LINK": "dangling",
-    "RIGHT": str(RIGHT),
+    "RIGHT": str(ROOT / "docs" / "vectors" / "memorizing"),
     "SMALL": '{"vocabulary": 5, "width": 4, "heads": 2, "segment": 4, "memory": 4, "retrieved": 2}',
 }
-MADE = "--model memorizing --config"
-ROWS = [
-    ("train", "--data HALF", "no such file or folder"),
-    ("train", "--data PIPE", "no such file or folder"),
-    ("train", "--data book --out LONG", "File name too long"),
-    ("train", "--data book --out LINK", "File exists"),
-    ("train", "--data book --out PIPE", "File exists"),
-    ("train", "--data book --device xla", "device is 'xla'; it must be one of auto"),
-    ("train", "--data book --device meta", "device is 'meta'; it must be one of"),
-    ("train", "--resume LONG", "File name too long"),
-    ("train", "--init PIPE", "no checkpoint at"),
-    ("eval", "score LONG", "File name too long"),
-    ("load", "NUL", "no checkpoint at"),
-    ("load", "LONG", "File name too long"),
-    ("load", "HALF", "no checkpoint at"),
-    ("load", "book vulkan", "device vulkan: torch finds none here"),
-    ("check", "NUL RIGHT", "no such file"),
-    ("check", "RIGHT LONG", "File name too long"),
-    ("vectors", "MADE NESTED --out v.safetensors", "recursion"),
-    ("vectors", "MADE '{\"layers\": 1000000000}' --out v.safetensors", "above"),
-    ("vectors", "MADE '{\"width\": 1e9}' --out v.safetensors", "above"),
-    ("vectors", '--model memorizing --config \'{"width": "x"}\' --out v.safetensors', "--config"),
-    ("vectors", "MADE {} --out LINK.safetensors", "is there; give --out"),
-    ("vectors", "MADE SMALL --out none/v.safetensors", "cannot write none/v"),
-]
 PROGRAMS = {
-    "train": train,
-    "eval": evaluate,
+    "train": lambda *argv: train(shlex.join(argv)),
+    "eval": lambda *argv: evaluate(shlex.join(argv)),
     "load": lambda path, device="cpu": accelerated.load(path, device=device),
-    "check": lambda *words: check.main([*words]),
-    "vectors": lambda *words: vectors.main([*words]),
+    "check": lambda *argv: check.main([*argv]),
+    "vectors": lambda *argv: vectors.main([*argv]),
+    "gradients": lambda paper, *argv: gradients.main(paper, ["--check", *argv]),
+    "practice": lambda *argv: practice.main([*argv]),
+    "archive": lambda *argv: archive.main([*argv]),
+    "end_to_end": lambda *argv: end_to_end.main([*argv]),
+    "gates": lambda *argv: gates.main([*argv]),
 }
 
 
-@pytest.mark.parametrize("program, line, words", ROWS, ids=lambda given: given[:60])
-def test_it_is_refused_in_one_line(tmp_path, monkeypatch, capsys, program, line, words):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder in which a row is run, with the files that rows name."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "book").write_text("some words of a book. " * 900)
-    os.mkfifo("pipe")
-    for name in ("dangling", "dangling.safetensors"):
-        (tmp_path / name).symlink_to("nowhere")
-    argv = []
-    for word in shlex.split(line.replace("MADE", MADE)):
-        for name, stands_for in NAMES.items():
-            word = word.replace(name, stands_for)
-        argv.append(word)
-    before = sorted(tmp_path.iterdir())
-    try:
-        assert PROGRAMS[program](*argv) == 2
-        said = capsys.readouterr().err.removesuffix("\n")
-    except (InputError, OSError) as error:  # which run_program turns into one line
-        said = str(error)
-    except SystemExit as ended:
-        assert ended.code == 2
-        said = capsys.readouterr().err.removesuffix("\n")
-    assert words in said and "\n" not in said
-    assert sorted(tmp_path.iterdir()) == before, "something was written"
+    for name in ("book", "some.model"):
+        Path(name).write_text("some words of a book. " * 900, "utf-8")
+    for name in ("pipe", "pipe.json"):
+        os.mkfifo(name)
+    for name in ("dangling", "dangling.safetensors", "dangling.html"):
+        Path(name).symlink_to("nowhere")
+    return tmp_path
+
+
+def named(word, folder, request):
+    """A word of a row with what its names stand for."""
+    for name, value in (NAMES | {"HERE": str(folder)}).items():
+        word = word.replace(f"${name}", value)
+    if word.startswith("$"):
+        return str(getattr(request.getfixturevalue("runs"), word[1:].lower()))
+    return word
+
+
+@pytest.mark.parametrize("row, words", ROWS, ids=lambda given: given[:60])
+def test_it_is_refused_in_one_line(folder, monkeypatch, request, row, words):
+    argv = [named(word, folder, request) for word in shlex.split(row)]
+    while "=" in argv[0]:
+        name, _, value = argv.pop(0).partition("=")
+        if name == "WITHOUT":
+            monkeypatch.setitem(sys.modules, value, None)
+        else:
+            monkeypatch.setenv(name, value)
+    for module, function in ((opening, "load_data"), (evaluation_script, "load_corpus")):
+        monkeypatch.setattr(module, function, lambda *_: pytest.fail("data was read"))
+    before = sorted(folder.rglob("*"))
+    program, *given = argv
+    said = refusal(PROGRAMS[program], *given)
+    assert re.search(re.escape(words).replace(r"\.\.\.", ".*"), said), said
+    assert sorted(folder.rglob("*")) == before, "something was written"

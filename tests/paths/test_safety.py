@@ -24,18 +24,19 @@ from tests.helpers.programs import (
     refusal,
     saved,
     train,
+    words,
 )
 from tests.helpers.texts import SINGLE_BYTES, show_ranks
 
-SAFE = [*COMPRESSIVE, "--sample", 0, "--validation-tokens", 48]
-SAFE += ["--log-every", 1, "--save-every", 1]
+SAFE = words(*COMPRESSIVE, "--validation-tokens 48 --log-every 1 --save-every 1")
 
 
 @pytest.fixture
 def trained(text, tmp_path):
     """The folder of a run of two steps."""
-    train(*SAFE, "--data", text, "--steps", 2, "--out", tmp_path / "run")
-    return tmp_path / "run"
+    run = tmp_path / "run"
+    train(*SAFE, f"--data {text} --steps 2 --out {run}")
+    return run
 
 
 # Nothing damaged is used
@@ -50,31 +51,32 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
     ranks = tmp_path / "ranks"
     run = tmp_path / "run"
     ranks.write_bytes(show_ranks([*SINGLE_BYTES, b"th", b"he"]))
-    options = [*SAFE, "--data", text, "--tokenizer", ranks, "--validate-every", 1]
-    train(*options, "--steps", 1, "--out", run)
+    options = words(*SAFE, f"--data {text} --tokenizer {ranks} --validate-every 1")
+    train(*options, f"--steps 1 --out {run}")
     checkpoint = checkpoint_path(run)
-    resume = ["--resume", run, "--steps", 4]
+    resume = f"--resume {run} --steps 4"
     if what == "checkpoint":
         damaged = checkpoint
         content = checkpoint.read_bytes()[:5_000]
-        words = "copy the run's other one, best.pt or"
+        said = "copy the run's other one, best.pt or"
     else:
         damaged = run / "tokenizer.tiktoken"
         content = show_ranks([*SINGLE_BYTES, b"th", b"an"])
-        words = "is not the one that"
+        said = "is not the one that"
     right = damaged.read_bytes()
     damaged.write_bytes(content)
-    assert words in refusal(train, *resume)
-    assert words in refusal(train, "--init", run, "--out", tmp_path / "begun")
-    assert words in refusal(evaluate, "score", run, "--checkpoint", "last")
+    assert said in refusal(train, resume)
+    assert said in refusal(train, f"--init {run} --out {tmp_path}/begun")
+    assert said in refusal(evaluate, f"score {run} --checkpoint last")
 
     if what == "checkpoint":
         shutil.copyfile(run / "best.pt", checkpoint)
     else:
         damaged.write_bytes(right)
-    train(*resume)
-    train(*options, "--steps", 4, "--out", tmp_path / "whole")
-    assert not differences(tmp_path / "whole", run, besides=["metrics.jsonl"])
+    train(resume)
+    whole = tmp_path / "whole"
+    train(*options, f"--steps 4 --out {whole}")
+    assert not differences(whole, run, besides=["metrics.jsonl"])
 
 
 # One process, one folder
@@ -83,13 +85,13 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
 def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_killed(text, tmp_path):
     """Its half-written files are not touched before, and it can be evaluated."""
     run = tmp_path / "run"
-    options = [*SAFE, "--data", text, "--steps", 3, "--out", run]
+    options = [*SAFE, f"--data {text} --steps 3 --out {run}"]
     writing = hanging(options, tmp_path, "train", "next_segments", call=2)
     stale = run / "best.pt.0123abcd.writing"
     (run / "a novel.writing").write_text("not ours")
     stale.write_text("half")
-    words = f"another train.py is writing to {run}; wait until it ends, or give another"
-    assert refusal(train, "--resume", run).startswith(words)
+    said = f"another train.py is writing to {run}; wait until it ends, or give another"
+    assert refusal(train, "--resume", run).startswith(said)
     evaluate("score", run)
     assert stale.exists()
     assert saved(run)["step"] == 1
@@ -105,16 +107,16 @@ def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("memformer", "compressive"):
         shutil.copy(ROOT / "reference" / f"{name}.py", f"{name}.txt")
-    options = [*SAFE, "--data", ".", "--data-dir", "cache"]
-    train(*options, "--steps", 2, "--out", "runs/cut")
-    train(*options, "--steps", 4, "--out", "whole")
-    train("--resume", "runs/cut", "--steps", 4, "--data-dir", "cache")
+    options = words(*SAFE, "--data . --data-dir cache")
+    train(*options, "--steps 2 --out runs/cut")
+    train(*options, "--steps 4 --out whole")
+    train("--resume runs/cut --steps 4 --data-dir cache")
     assert "runs, weights and caches in it are not read, such as" in capsys.readouterr().err
     assert not differences(tmp_path / "whole", tmp_path / "runs/cut", besides=["metrics.jsonl"])
 
 
 def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
-    train("--resume", trained, "--steps", 3, "--learning-rate", 0.5)
+    train("--resume", trained, "--steps 3 --learning-rate 0.5")
     settings = json.loads((trained / "config.json").read_text())
     contents = saved(trained)
     assert settings == json.loads(json.dumps({name: contents[name] for name in settings}))
@@ -124,16 +126,15 @@ def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
 
 def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
     """It has trained on, or into the same new folder, after this one's options were read."""
-    later = parse_training(["--resume", str(trained), "--steps", "5"])
-    train("--resume", trained, "--steps", 3)
-    new = [*SAFE, "--data", text, "--out", trained.parent / "new"]
-    begun = parse_training([str(word) for word in [*new, "--steps", 1]])
-    train(*new, "--steps", 2)
+    later = parse_training(words("--resume", trained, "--steps 5"))
+    train("--resume", trained, "--steps 3")
+    new = words(*SAFE, f"--data {text} --out {trained.parent}/new")
+    begun = parse_training(words(*new, "--steps 1"))
+    train(*new, "--steps 2")
     for (settings, start), step in ((later, 3), (begun, 2)):
         line = refusal(training_script.main, settings, start)
         path = checkpoint_path(start.folder)
-        words = f"another train.py has written {path} meanwhile; give the command again"
-        assert line.startswith(words)
+        assert line.startswith(f"another train.py has written {path} meanwhile; give the command")
         assert saved(start.folder)["step"] == step
 
 
@@ -147,29 +148,22 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     old.mkdir()
     (old / "book.txt").write_bytes((ROOT / "reference" / "memformer.py").read_bytes())
     monkeypatch.chdir(tmp_path)
-    train(*SAFE, "--data", "here", "--steps", 4, "--out", tmp_path / "whole")
-    train(*SAFE, "--data", "here", "--steps", 2, "--out", run)
+    whole = tmp_path / "whole"
+    train(*SAFE, f"--data here --steps 4 --out {whole}")
+    train(*SAFE, f"--data here --steps 2 --out {run}")
     os.chdir("/")
     before = {path: path.read_bytes() for path in run.iterdir()}
     new = old.rename(tmp_path / "new")
-    resume = ["--resume", run, "--steps", 4]
-    assert f"--data {old}: no such file or folder" in refusal(train, *resume)
+    resume = f"--resume {run} --steps 4"
+    assert f"--data {old}: no such file or folder" in refusal(train, resume)
     other = tmp_path / "other.txt"
     other.write_text("another text " * 900)
-    assert "does not have the tokens that" in refusal(train, *resume, "--data", other)
+    assert "does not have the tokens that" in refusal(train, resume, f"--data {other}")
     assert {path: path.read_bytes() for path in run.iterdir()} == before
-    train(*resume, "--data", new)
-    assert not differences(tmp_path / "whole", run, besides=["data", "metrics.jsonl"])
-    assert read_metrics(run)[-2]["loss"] == read_metrics(tmp_path / "whole")[-2]["loss"]
+    train(resume, f"--data {new}")
+    assert not differences(whole, run, besides=["data", "metrics.jsonl"])
+    assert read_metrics(run)[-2]["loss"] == read_metrics(whole)[-2]["loss"]
     assert saved(run)["data"]["data"] == str(new)
-
-
-def test_a_text_of_less_than_a_segment_is_refused(tmp_path):
-    (tmp_path / "brief.txt").write_text("brief " * 10)
-    line = refusal(
-        train, *SAFE, "--steps", 1, "--data", tmp_path / "brief.txt", "--out", tmp_path / "run"
-    )
-    assert "the valid split has 2 tokens to predict, less than a segment" in line
 
 
 # A checkpoint that lies
@@ -201,7 +195,7 @@ def test_a_checkpoint_that_lies_is_refused(trained):
     for number, (field, lie) in enumerate(LIES):
         save_checkpoint(path, right | {field: lie(right[field])})
         before = path.read_bytes()
-        line = refusal(train, "--resume", trained, "--steps", 3)
+        line = refusal(train, f"--resume {trained} --steps 3")
         assert "holds what does not fit this run (" in line, f"lie {number}, of {field}"
         assert path.read_bytes() == before, f"lie {number}, of {field}: it was overwritten"
 
@@ -211,7 +205,7 @@ def test_the_settings_decide_what_an_optimizer_does(trained):
     groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]
     optimizer = right["optimizer"] | {"param_groups": groups}
     save_checkpoint(checkpoint_path(trained), right | {"optimizer": optimizer})
-    train("--resume", trained, "--steps", 3)
+    train(f"--resume {trained} --steps 3")
     after = saved(trained)
     assert after["step"] == 3
     assert after["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)

@@ -2,13 +2,11 @@
 
 import json
 import re
-import shlex
 import shutil
 import sys
 
 import pytest
 
-import eval as evaluation_script
 from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.fast.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
@@ -18,13 +16,15 @@ from tests.helpers import programs
 from tests.helpers.programs import (
     BRIEF,
     COMPRESSIVE,
+    OVERLAPPING,
     WINDOWED,
     as_json,
     evaluate,
     printed,
-    refused,
+    refusal,
     saved,
     train,
+    words,
 )
 
 RUN_OF = {
@@ -36,25 +36,14 @@ RUN_OF = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return programs.trained_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def joined(tmp_path_factory):
     return programs.joined_runs(tmp_path_factory.mktemp("joined"))
 
 
-def forbid(monkeypatch, name, words):
-    """Let the test fail if eval.py calls the function of that name."""
-    monkeypatch.setattr(evaluation_script, name, lambda *_: pytest.fail(words))
-
-
 def example_of(name, run):
-    """The words of a report's example, in the small."""
-    example = REPORTS[name].example
-    example = example.replace("'def '", f"'{'def ' * 9}'")
-    return [run if word == "RUN" else word for word in shlex.split(example)]
+    """A report's example, in the small."""
+    example = REPORTS[name].example.replace("'def '", f"'{'def ' * 9}'")
+    return example.replace("RUN", str(run))
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -65,11 +54,11 @@ def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, mo
     run = getattr(runs, RUN_OF[REPORTS[name].model])
     example = example_of(name, run)
     capsys.readouterr()
-    evaluate(*example, "--json")
+    evaluate(example, "--json")
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert record
-    asked = [word for word in example if str(word).endswith((".png", ".html"))]
+    asked = [word for word in words(example) if word.endswith((".png", ".html"))]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == asked
     if "--plot" in example:
         assert f"saved {asked[0]}\n" in err
@@ -87,51 +76,6 @@ def test_help_says_the_defaults(name):
 
 # What is refused, in one line, before data is touched
 
-BLOCKS = "this is block_recurrent"
-REFUSED_OF_RECURRENT = {
-    "RUN RUN2": "2 runs were given; only eval.py overlap takes more than one",
-    "RUN --checkpoint best": "--checkpoint best: .* has no best.pt; give last",
-    "score RUN --batch 0": "argument --batch: 0 was given; it must be at least 1",
-    "score RUN --memory 4": f"--memory is for compressive and memorizing models, {BLOCKS}; leave",
-    "dynamic RUN --learning-rate nan": "--learning-rate: nan was given; it must be positive and",
-    "positions RUN --plot a.xyz": r"cannot draw a.xyz: give a name that ends in one of .*\.png",
-    "positions RUN --plot nowhere/a.png": "cannot write nowhere/a.png: No such file or directory; "
-    "give another path",
-    "positions RUN --clear-memory": "unknown option --clear-memory; did you mean",
-    "sample RUN --temperature 0 --top-p 0.5": "--temperature 0 takes the most probable token",
-    f"sample RUN --prompt a --prompt-file {__file__}": "--prompt and --prompt-file are two prompts",
-    "sample RUN --new-window": f"--new-window is for models that read windows, {BLOCKS}; leave it",
-    "view RUN --out link.html": "--out link.html exists, and nothing is overwritten; give another",
-    "view RUN --out nowhere/a.html": "cannot write nowhere/a.html: No such file or directory; "
-    "give another --out",
-    "overlap RUN": f"overlap is for pretrained_recurrence models, {BLOCKS}",
-    "export RUN folder --memory 4": "unknown option --memory",
-}
-REFUSED = [("recurrent", argv, words) for argv, words in REFUSED_OF_RECURRENT.items()]
-OVERLAP_OF_8 = "it must lie in 0..7 for segment 8"
-REFUSED += [
-    ("windowed", "overlap RUN --overlaps 0,9", f"--overlap is 9; {OVERLAP_OF_8}"),
-    ("windowed", "overlap RUN --overlaps 0,2 --overlap 2", "--overlap and --overlaps both say"),
-    ("windowed", "score RUN --overlap 8", f"--overlap is 8; {OVERLAP_OF_8}"),
-    ("windowed", "score RUN --overlap -1", f"--overlap is -1; {OVERLAP_OF_8}"),
-    ("recurrent", "score RUN --overlap 2", "--overlap is for pretrained_recurrence models"),
-]
-
-
-@pytest.mark.parametrize(
-    "kind, argv, words", REFUSED, ids=[f"{kind} {argv}" for kind, argv, _ in REFUSED]
-)
-def test_what_cannot_work_is_refused_before_data_is_touched(
-    kind, argv, words, runs, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link.html").symlink_to("nowhere")
-    forbid(monkeypatch, "load_corpus", "data was touched")
-    given = {"RUN": getattr(runs, kind), "RUN2": runs.windowed}
-    line = refused(capsys, *(given.get(word, word) for word in shlex.split(argv)))
-    assert re.search(words, line)
-    assert [path.name for path in tmp_path.iterdir()] == ["link.html"]
-
 
 def test_predictions_that_are_nan_are_refused(runs, tmp_path, capsys):
     """Finite parameters may overflow."""
@@ -140,12 +84,11 @@ def test_predictions_that_are_nan_are_refused(runs, tmp_path, capsys):
     for parameter in contents["parameters"].values():
         parameter.fill_(3e38)  # products of two are infinite
     save_checkpoint(checkpoint_path(run), contents)
-    view = ["view", "--out", tmp_path / "page"]
-    dynamic = ["dynamic", "--learning-rate", 1e-4]
-    for report, *options in (["score"], ["overlap"], dynamic, ["positions"], view):
-        line = refused(capsys, report, run, *options)
+    view = f"view --out {tmp_path}/page"
+    for report in ("score", "overlap", "dynamic --learning-rate 1e-4", "positions", view):
+        line = refusal(evaluate, report, run)
         assert "the model's predictions are NaN: its numbers overflow" in line
-    line = refused(capsys, "sample", run)
+    line = refusal(evaluate, "sample", run)
     assert "prediction of token 1 of the continuation is NaN or infinite" in line
 
 
@@ -157,10 +100,9 @@ def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(
 ):
     long = tmp_path / "long.txt"
     long.write_text("some words " * 300)
-    argv = [runs.recurrent, "--data", long, "--split", "train", "--batch", 16]
-    argv.append("--carry-over-documents")
-    shown = printed(capsys, *argv)
-    record = as_json(capsys, *argv)
+    argv = f"{runs.recurrent} --data {long} --split train --batch 16 --carry-over-documents"
+    shown = printed(capsys, argv)
+    record = as_json(capsys, argv)
     tokens = 11 * 300 * 90 // 100 - 1
     expected = {"run": str(runs.recurrent), "step": 2, "memory_cleared": False, "split": "train"}
     expected |= {"data": str(long), "tokens": tokens, "split_tokens": tokens}
@@ -179,11 +121,11 @@ def test_other_data_is_read(runs, tmp_path, capsys, monkeypatch):
     texts = {"other": "another text entirely " * 60, "word": "x" * 4000, "nothing": "x"}
     for name, content in texts.items():
         (tmp_path / name).write_text(content)
-    shown = printed(capsys, runs.recurrent, "--data", "other", "--split", "test", "--batch", 2)
+    shown = printed(capsys, runs.recurrent, "--data other --split test --batch 2")
     assert f"test split of {tmp_path / 'other'}" in shown
     assert "tokens scored       65 of 65 in the split\n" in shown
-    assert "has nothing to predict" in refused(capsys, runs.recurrent, "--data", "nothing")
-    record = as_json(capsys, runs.recurrent, "--data", "word")
+    assert "has nothing to predict" in refusal(evaluate, runs.recurrent, "--data nothing")
+    record = as_json(capsys, runs.recurrent, "--data word")
     assert record["words"] == 1
     assert record["word_perplexity"] is None
 
@@ -193,8 +135,8 @@ def test_the_best_checkpoint_is_read_if_it_is_asked_for(runs, tmp_path, capsys):
     contents = saved(run)
     parameters = {name: value / 2 for name, value in contents["parameters"].items()}
     save_checkpoint(run / "best.pt", contents | {"step": 1, "parameters": parameters})
-    best = as_json(capsys, run, "--checkpoint", "best")
-    last = as_json(capsys, run, "--checkpoint", "last")
+    best = as_json(capsys, run, "--checkpoint best")
+    last = as_json(capsys, run, "--checkpoint last")
     assert as_json(capsys, run) == best, "the best is not what is read by default"
     assert "best.pt of step 1, " in printed(capsys, run)
     assert best["step"] == 1
@@ -207,12 +149,12 @@ def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
     text = tmp_path / "text.txt"
     run = tmp_path / "run"
     text.write_text("some words of a text " * 60)
-    train(*WINDOWED, "--data", text, "--training-documents", 1, *BRIEF, "--out", run)
+    train(*WINDOWED, *BRIEF, f"--data {text} --training-documents 1 --out {run}")
     for split, which in (("train", "a part of train"), ("test", "step 2, test")):
-        assert f"{which} split of {text}" in printed(capsys, run, "--split", split)
-        assert as_json(capsys, run, "--split", split)["whole_split"] is (split == "test")
+        assert f"{which} split of {text}" in printed(capsys, run, f"--split {split}")
+        assert as_json(capsys, run, f"--split {split}")["whole_split"] is (split == "test")
     assert not capsys.readouterr().err
-    other = as_json(capsys, run, "--split", "train", "--data", runs.book)
+    other = as_json(capsys, run, f"--split train --data {runs.book}")
     assert other["whole_split"], "other data is read whole"
     text.write_text("another text " * 90)
     evaluate(run)
@@ -231,15 +173,15 @@ DIFFERENCES = [  # (kind of run, options, what the title says)
 @pytest.mark.parametrize("kind, options, words", DIFFERENCES, ids=[row[0] for row in DIFFERENCES])
 def test_what_differs_from_training_is_named(runs, capsys, kind, options, words):
     """Sizes of memories and windows, which may change."""
-    shown = printed(capsys, getattr(runs, kind), *options.split())
+    shown = printed(capsys, getattr(runs, kind), options)
     assert words in shown
     assert ("trained with" in shown) == bool(options)
 
 
 def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys):
     run = tmp_path / "xl"
-    train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", run)
-    line = refused(capsys, run, "--compressed-memory", 4)
+    train(*COMPRESSIVE, *BRIEF, f"--compressed-memory 0 --data {runs.book} --out {run}")
+    line = refusal(evaluate, run, "--compressed-memory 4")
     words = "xl does not fit the model: layers.0.compression.weight should be .*, is absent; leave"
     assert re.search(words, line)
 
@@ -247,11 +189,11 @@ def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys)
 def test_memories_of_each_layer_do_not_change(runs, tmp_path, capsys):
     """They would stay, whatever --memory says."""
     run = tmp_path / "layers"
-    train(*COMPRESSIVE, "--memories", "8,3", "--data", runs.book, *BRIEF, "--out", run)
+    train(*COMPRESSIVE, *BRIEF, f"--memories 8,3 --data {runs.book} --out {run}")
     printed(capsys, run)
     for size in ("--memory", "--compressed-memory"):
         words = f"{size} cannot change a run's --memories, rows of each layer; leave it out"
-        assert words in refused(capsys, run, size, 20)
+        assert words in refusal(evaluate, run, size, 20)
 
 
 # Memory carried over documents
@@ -262,16 +204,16 @@ UNITS = ("tokens", "words", "text_bytes")
 def test_the_heading_says_how_memory_is_carried(joined, runs, capsys):
     """As in training, or as asked; the documents of recall are never joined."""
     apart = "--no-carry-over-documents"
-    other = ["--data", joined.texts]
+    other = f"--data {joined.texts}"
     for run, argv, how in (
-        (joined.compressive, [], "memory carried over documents"),
-        (joined.compressive, [apart], "memory carried through each document"),
-        (joined.plain, [], "no memory, documents joined"),
+        (joined.compressive, "", "memory carried over documents"),
+        (joined.compressive, apart, "memory carried through each document"),
+        (joined.plain, "", "no memory, documents joined"),
         (runs.compressive, other, "memory carried through each document"),
-        (runs.compressive, [*other, "--carry-over-documents"], "memory carried over documents"),
-        (joined.compressive, ["--data", "recall"], "memory carried through each document"),
+        (runs.compressive, f"{other} --carry-over-documents", "memory carried over documents"),
+        (joined.compressive, "--data recall", "memory carried through each document"),
     ):
-        assert f", {how}\n" in printed(capsys, run, *argv)
+        assert f", {how}\n" in printed(capsys, run, argv)
 
 
 def test_every_report_reads_joined_documents(joined, capsys):
@@ -280,7 +222,7 @@ def test_every_report_reads_joined_documents(joined, capsys):
     score = as_json(capsys, run)
     assert score["carry_over_documents"]
     rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
-    dynamic = as_json(capsys, "dynamic", run, "--learning-rate", 1e-4)
+    dynamic = as_json(capsys, "dynamic", run, "--learning-rate 1e-4")
     for nats, tokens in (
         (sum(row["nats"] for row in rows), sum(row["tokens"] for row in rows)),
         (dynamic["static"]["nats"], dynamic["dynamic"]["tokens"]),
@@ -288,39 +230,40 @@ def test_every_report_reads_joined_documents(joined, capsys):
         assert (nats, tokens) == (pytest.approx(score["nats"], rel=1e-6), score["tokens"])
     apart = as_json(capsys, run, "--no-carry-over-documents")
     assert apart["nats"] != score["nats"]
-    for other in (apart, as_json(capsys, run, "--batch", 10**15)):
+    for other in (apart, as_json(capsys, run, f"--batch {10**15}")):
         assert [other[key] for key in UNITS] == [score[key] for key in UNITS]
     assert as_json(capsys, "attention", run)["carry_over_documents"]
 
 
 def test_joined_documents_are_long_enough_for_range(joined, capsys):
-    argv = ["range", joined.compressive, "--segments", 14, "--batch", 1]
-    assert as_json(capsys, *argv)["carry_over_documents"]
-    assert "give longer documents" in refused(capsys, *argv, "--no-carry-over-documents")
+    argv = f"range {joined.compressive} --segments 14 --batch 1"
+    assert as_json(capsys, argv)["carry_over_documents"]
+    assert "give longer documents" in refusal(evaluate, argv, "--no-carry-over-documents")
 
 
 def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
     """At each overlap, with its windows' own pooling; notes say what differs from training."""
-    argv = ["--split", "test", "--clear-memory", "--pool", "advance"]
-    given = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2"]
-    rows = as_json(capsys, "overlap", *given, *argv)["rows"]
+    argv = "--split test --clear-memory --pool advance"
+    given = f"{runs.plain} {runs.windowed} {runs.plain} --overlaps 0,2"
+    rows = as_json(capsys, "overlap", given, argv)["rows"]
     assert [row["run"] for row in rows] == [str(runs.plain)] * 2 + [str(runs.windowed)] * 2
     assert [row["config"]["overlap"] for row in rows] == [0, 2, 0, 2]
     changed = ["trained with overlap 2", "trained with pool all", "memory cleared"]
     assert rows[1]["notes"] == changed[2:], "overlap and pooling do not change how it is trained"
     assert rows[2]["notes"] == changed
     assert rows[3]["notes"] == changed[1:]
-    same = as_json(capsys, runs.windowed, *argv)
+    same = as_json(capsys, runs.windowed, argv)
     assert rows[3]["splits"]["test"]["nats"] == same["nats"]
 
 
 def test_every_report_reads_windows_of_the_overlap_that_it_is_asked_for(runs, capsys):
     """score, documents and the table say the same of a run that was trained with overlap 2."""
-    argv = ["--split", "test", "--overlap", "1"]
-    scored = as_json(capsys, runs.windowed, *argv)
-    [row] = as_json(capsys, "overlap", runs.windowed, *argv)["rows"]
-    documents = as_json(capsys, "documents", runs.windowed, *argv)["documents"]
-    as_trained = as_json(capsys, runs.windowed, "--split", "test")
+    argv = f"{runs.windowed} --split test"
+    as_trained = as_json(capsys, argv)
+    argv += " --overlap 1"
+    scored = as_json(capsys, argv)
+    [row] = as_json(capsys, "overlap", argv)["rows"]
+    documents = as_json(capsys, "documents", argv)["documents"]
     assert scored["config"]["overlap"] == row["config"]["overlap"] == 1
     assert row["splits"]["test"]["nats"] == scored["nats"]
     assert sum(document["nats"] for document in documents) == pytest.approx(scored["nats"])
@@ -328,10 +271,10 @@ def test_every_report_reads_windows_of_the_overlap_that_it_is_asked_for(runs, ca
 
 
 def test_the_table_of_overlaps_reads_one_text(runs, joined, capsys):
-    [row] = as_json(capsys, "overlap", joined.plain, "--overlaps", "0")["rows"]
+    [row] = as_json(capsys, "overlap", joined.plain, "--overlaps 0")["rows"]
     assert row["notes"] == ["documents joined"]
     assert row["splits"].keys() == {"valid", "test"}
-    line = refused(capsys, "overlap", runs.windowed, joined.windowed)
+    line = refusal(evaluate, "overlap", runs.windowed, joined.windowed)
     assert "the runs read different data" in line
 
 
@@ -342,56 +285,55 @@ def test_the_table_of_overlaps_reads_one_text(runs, joined, capsys):
 def recalling(tmp_path_factory):
     """A run that was trained on recall."""
     run = tmp_path_factory.mktemp("recall") / "run"
-    task = ["--recall-distance", 8, "--recall-pairs", 4, "--recall-questions", 3]
-    task += ["--steps", 1]
-    train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--out", run)
+    task = "--data recall --recall-distance 8 --recall-pairs 4 --recall-questions 3"
+    train(*OVERLAPPING, task, f"--steps 1 --out {run}")
     return run
 
 
 def test_right_answers_stand_beside_chance(recalling, capsys):
     asked = printed(capsys, recalling)
     assert "(a guess 10%, the values without their keys 38%)" in asked
-    fewer = printed(capsys, recalling, "--recall-pairs", 1)
+    fewer = printed(capsys, recalling, "--recall-pairs 1")
     assert "(a guess 10%, the values without their keys 100%)" in fewer, "of what was asked"
 
 
 def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(recalling, capsys):
     """Segments may have no question."""
     near = as_json(capsys, recalling)
-    assert near == as_json(capsys, recalling, "--recall-distance", 8)
-    assert near == as_json(capsys, recalling, "--recall-pairs", 4)
-    far = as_json(capsys, recalling, "--recall-distance", 99)
-    fewer = as_json(capsys, recalling, "--recall-pairs", 2)
+    assert near == as_json(capsys, recalling, "--recall-distance 8 --recall-pairs 4")
+    far = as_json(capsys, recalling, "--recall-distance 99")
+    fewer = as_json(capsys, recalling, "--recall-pairs 2")
     assert far["tokens"] == fewer["tokens"] == near["tokens"] == 3 * 64
     assert far["nats"] != near["nats"]
     assert fewer["nats"] != near["nats"]
 
 
 def test_a_run_is_asked_to_wait_to_overwrite_and_to_ignore_noise(tmp_path, capsys):
-    task = ["--recall-anew", "--recall-distance", 8, "--recall-questions", 3, "--steps", 1]
-    train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--out", tmp_path / "run")
-    asked = as_json(capsys, tmp_path / "run")
-    for other in (["--recall-begin", 9], ["--recall-rewrites", 2], ["--recall-distractors", 0.5]):
-        answer = as_json(capsys, tmp_path / "run", *other)
+    run = tmp_path / "run"
+    task = "--data recall --recall-anew --recall-distance 8 --recall-questions 3"
+    train(*OVERLAPPING, task, f"--steps 1 --out {run}")
+    asked = as_json(capsys, run)
+    for other in ("--recall-begin 9", "--recall-rewrites 2", "--recall-distractors 0.5"):
+        answer = as_json(capsys, run, other)
         assert answer["tokens"] == asked["tokens"] == 3 * 64
         assert answer["nats"] != asked["nats"]
 
 
 def test_what_recall_has_not_is_refused(recalling, capsys):
-    line = refused(capsys, recalling, "--recall-begin", 9)
-    assert "--recall-begin is 9; it needs anew" in line
-    words = "--recall-pairs needs --data recall, and the data is stdlib"
-    assert words in refused(capsys, recalling, "--data", "stdlib", "--recall-pairs", 2)
-    words = "--carry-over-documents is for texts"
-    assert words in refused(capsys, recalling, "--carry-over-documents")
+    for argv, said in (
+        ("--recall-begin 9", "--recall-begin is 9; it needs anew"),
+        ("--data stdlib --recall-pairs 2", "needs --data recall, and the data is stdlib"),
+        ("--carry-over-documents", "--carry-over-documents is for texts"),
+    ):
+        assert said in refusal(evaluate, recalling, argv)
 
 
 def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
     run = tmp_path / "run"
-    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", run)
+    train(*COMPRESSIVE, *BRIEF, f"--data {runs.book} --train-words 20 --out {run}")
     assert as_json(capsys, run)["config"]["vocabulary"] == 20
-    assert "--data recall is made of bytes" in refused(capsys, run, "--data", "recall")
-    line = refused(capsys, "sample", run, "--prompt", " ")
+    assert "--data recall is made of bytes" in refusal(evaluate, run, "--data recall")
+    line = refusal(evaluate, "sample", run, "--prompt ' '")
     assert "has no token for the tokenizer; give another" in line
 
 
@@ -400,13 +342,13 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
 
 def test_a_sample_streams(runs, capsys, monkeypatch):
     """A token at a time; JSON has prompt and continuation apart."""
-    argv = ["sample", runs.recurrent, "--tokens", 5, "--temperature", 0, "--prompt", "def "]
+    argv = f"sample {runs.recurrent} --tokens 5 --temperature 0 --prompt 'def '"
     shown = []
     monkeypatch.setattr(sys.stdout, "flush", lambda: shown.append(1))
-    streamed = printed(capsys, *argv)
+    streamed = printed(capsys, argv)
     monkeypatch.undo()
     assert len(shown) >= 5
-    whole = as_json(capsys, *argv)
+    whole = as_json(capsys, argv)
     assert whole["prompt"] + whole["continuation"] == streamed.rstrip("\n")
 
 
@@ -417,19 +359,19 @@ def test_the_prompt_of_a_sample_may_come_from_a_file(runs, tmp_path, capsys, con
     """Of any length; what is not UTF-8 is shown by replacement characters."""
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes(content)
-    record = as_json(capsys, "sample", runs.recurrent, "--tokens", 5, "--prompt-file", prompt)
+    record = as_json(capsys, f"sample {runs.recurrent} --tokens 5 --prompt-file {prompt}")
     assert record["prompt"].startswith(text)
 
 
 def test_a_seed_and_a_temperature_reach_the_sample(runs, capsys):
-    argv = ["sample", runs.recurrent, "--tokens", 20]
-    first, again, other = (as_json(capsys, *argv, "--seed", seed) for seed in (3, 3, 4))
+    argv = f"sample {runs.recurrent} --tokens 20"
+    first, again, other = (as_json(capsys, argv, f"--seed {seed}") for seed in (3, 3, 4))
     assert first == again != other
-    greedy = as_json(capsys, *argv, "--temperature", 0)
-    assert greedy == as_json(capsys, *argv, "--temperature", 1, "--top-p", 1e-9) != first
+    greedy = as_json(capsys, argv, "--temperature 0")
+    assert greedy == as_json(capsys, argv, "--temperature 1 --top-p 1e-9") != first
 
 
-@pytest.mark.parametrize("options, count", [([], 6), (["--new-window"], 2)])
+@pytest.mark.parametrize("options, count", [("", 6), ("--new-window", 2)])
 def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, count):
     """By how many tokens of the prompt are read one by one."""
     steps = []
@@ -441,6 +383,6 @@ def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, cou
 
     monkeypatch.setattr(Steps, "read_token", counted)
     prompt = "def forward("  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
-    argv = ["sample", runs.windowed, "--tokens", 1, "--prompt", prompt]
-    assert printed(capsys, *argv, *options).startswith(prompt)
+    argv = f"sample {runs.windowed} --tokens 1 --prompt '{prompt}'"
+    assert printed(capsys, argv, options).startswith(prompt)
     assert len(steps) == count

@@ -20,12 +20,12 @@ from tests.helpers.programs import (
     start,
     train,
     wait_for,
+    words,
 )
 
 STEPS = 9
-OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3]
-OFTEN += ["--log-every", 1, "--dropout", 0.1]
-BRIEF = ["--sample", 0, "--validation-tokens", 120]
+BRIEF = "--validation-tokens 120"
+OFTEN = f"{BRIEF} --steps {STEPS} --save-every 1 --validate-every 3 --log-every 1 --dropout 0.1"
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions_of", 9),
     "writing a checkpoint": ("torch", "save", 4),
@@ -65,9 +65,10 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
 
 
 def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monkeypatch):
-    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
+    options = words(*programs.COMPRESSIVE, OFTEN, f"--data {text}")
+    whole = tmp_path / "whole"
     run = tmp_path / "cut"
-    train(*options, "--out", tmp_path / "whole")
+    train(*options, "--out", whole)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
         patch.setattr("train.report", lambda run: os.kill(os.getpid(), signal.SIGINT))
         train(*options, "--out", run)
@@ -75,16 +76,15 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
     assert str(caught.value) == said
     assert not is_finished(run, STEPS), "the run says that it is finished without its last report"
     train("--resume", run)
-    assert not differences(tmp_path / "whole", run)
+    assert not differences(whole, run)
     assert measurements(run)[-1]["final"]
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
     run = tmp_path / "run"
     errors = tmp_path / "errors"
-    options = [*programs.COMPRESSIVE, *BRIEF, "--batch", 4, "--data", text]
-    endless = ["--steps", 10**6, "--save-every", 1]
-    started = start([*options, *endless, "--out", run], errors, processes=2)
+    endless = f"--batch 4 --data {text} --steps {10**6} --save-every 1 --out {run}"
+    started = start([*programs.COMPRESSIVE, BRIEF, endless], errors, processes=2)
     wait_for(checkpoint_path(run), started, errors)
     os.kill(started[1].pid, signal.SIGTERM)
     assert ended(started) == [0, 0]
@@ -102,8 +102,8 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, p
 
     What each model keeps: test_a_stopped_run_resumes_bit_for_bit.
     """
-    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--batch", 4]
-    options += ["--data", text, "--data-dir", tmp_path / "data"]
+    of_data = f"--data {text} --data-dir {tmp_path}/data"
+    options = words(*programs.COMPRESSIVE, OFTEN, "--batch 4", of_data)
     whole = tmp_path / "whole"
     errors = tmp_path / "errors"
     # Begins the children's server, so that no time includes its imports
@@ -134,13 +134,13 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, p
 def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tmp_path, moment):
     if moment == "tokenising":
         text.write_bytes(text.read_bytes() * 150)
-    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
+    options = words(*programs.COMPRESSIVE, OFTEN, f"--data {text}")
     whole = tmp_path / "whole"
     run = tmp_path / "cut"
     data = tmp_path / "data"
-    begin = [*options, "--out", run, "--data-dir", data]
+    begin = [*options, f"--out {run} --data-dir {data}"]
     assert killed(hanging(begin, tmp_path, *MOMENTS[moment]))
-    train(*options, "--out", whole, "--data-dir", tmp_path / "other data")
+    train(*options, f"--out {whole} --data-dir {tmp_path}/other")
     train(*command_for(run, options), "--data-dir", data)
     assert not differences(whole, run)
     assert not [*run.glob("*.writing"), *data.rglob("*.writing")]

@@ -63,14 +63,6 @@ def test_an_error_of_the_first_process_lets_the_others_go_on(monkeypatch):
     assert waited == [True]
 
 
-@pytest.mark.parametrize("name,asked", [("WORLD_SIZE", "world_size"), ("RANK", "rank")])
-@pytest.mark.parametrize("value", ["abc", "", "-1", "1.5"])
-def test_what_torchrun_sets_must_be_a_number(name, asked, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    expected = f"{name} is {value!r}, and torchrun sets a number; unset it"
-    assert refusal(getattr(process, asked)) == expected
-
-
 def test_mps_is_taken_where_torch_has_it(monkeypatch, capsys):
     """In float32; a line says that nobody here could try it."""
     assert "finds none here" in refusal(process.choose_device, "mps")

@@ -1,6 +1,7 @@
 """accelerated/fast/ can be deleted: in a copy of the project without it everything works."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.helpers.programs import MEMFORMER, TINY
+from tests.helpers.programs import MEMFORMER, TINY, words
 from tests.helpers.variants import ONE_OF_EACH
 
 pytestmark = pytest.mark.timeout(400)
@@ -33,9 +34,9 @@ def project(tmp_path_factory):
     return folder
 
 
-def run(project, *words):
+def run(project, *given):
     """What a program of the copy prints; it must end well."""
-    command = [sys.executable, *map(str, words)]
+    command = [sys.executable, *words(*given)]
     environment = os.environ | {"PYTHONPATH": str(project)}
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +45,7 @@ def run(project, *words):
 
 def test_no_file_of_it_is_left(project):
     code = "from accelerated.attention import heads; print(heads.__file__, heads.HAS_FAST_PATHS)"
-    file, has_fast_paths = run(project, "-c", code).split()
+    file, has_fast_paths = run(project, "-c", shlex.quote(code)).split()
     assert file.startswith(str(project)), "another copy of the project is imported"
     assert has_fast_paths == "False"
 
@@ -56,14 +57,14 @@ def test_the_contract_passes(project):
         for test in CONTRACT
         for case in ONE_OF_EACH
     ]
-    printed = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    printed = run(project, "-m pytest -q -p no:cacheprovider", shlex.join(tests))
     assert f"{len(tests)} passed" in printed
 
 
 @pytest.mark.parametrize("model", RUNS)
 def test_a_model_is_trained_resumed_and_generates(project, model):
     """By train.py and eval.py."""
-    options = [*RUNS[model], "--data", "text.txt", "--out", model]
-    assert "bits per byte" in run(project, "train.py", *options, "--steps", 2)
-    assert "bits per byte" in run(project, "train.py", "--resume", model, "--steps", 3)
-    assert "a text" in run(project, "eval.py", "sample", model, "--prompt", "a text", "--tokens", 9)
+    options = f"--data text.txt --out {model} --steps 2"
+    assert "bits per byte" in run(project, "train.py", *RUNS[model], options)
+    assert "bits per byte" in run(project, f"train.py --resume {model} --steps 3")
+    assert "a text" in run(project, f"eval.py sample {model} --prompt 'a text' --tokens 9")

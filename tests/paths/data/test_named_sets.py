@@ -5,7 +5,6 @@ They are fetched, split, and refused if they are wrong.
 
 import hashlib
 import http.client
-import importlib.util
 import io
 import json
 import logging
@@ -20,14 +19,13 @@ import pytest
 from filelock import FileLock
 
 from accelerated.data import named_sets
-from accelerated.data.config import DataConfig, check_data
+from accelerated.data.config import DataConfig
 from accelerated.data.corpus import cache_folder, load_corpus, open_source
 from accelerated.data.named_sets import table_source
 from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.evaluation import score
-from accelerated.program.errors import InputError
 from tests.helpers.programs import refusal
 from tests.helpers.texts import as_zip, rewrite
 
@@ -256,11 +254,3 @@ def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name,
     (tmp_path / "in" / name).write_bytes(written)
     message = refusal(table_source, f"hf:{tmp_path / 'in'}")
     assert re.match(f"--data hf:{tmp_path / 'in'} ?{words}", message)
-
-
-def test_what_the_package_opens_is_refused_without_it(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for data in ("hf:a/b", "wikitext-103"):
-        words = f"--data {data} needs the package datasets; install the extra: .*datasets"
-        with pytest.raises(InputError, match=words):
-            check_data(DataConfig(data))

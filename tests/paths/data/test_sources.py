@@ -6,7 +6,6 @@ import re
 import pytest
 
 from accelerated.data import sources
-from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import (
     source_of_path,
     split_of,
@@ -187,21 +186,6 @@ def test_folders_beside_a_folders_splits_are_refused(tmp_path):
     write(tmp_path, dict.fromkeys(("train/a.txt", "test/d.txt", "other/x.txt"), b"\xff"))
     words = "has the splits test, train and also other; move them"
     assert words in refusal(source_of_path, str(tmp_path))
-
-
-def test_data_that_does_not_exist_is_refused(tmp_path):
-    sets = "stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"
-    words = f"no such file or folder; give one, or one of {sets}"
-    assert words in refusal(check_data, DataConfig(f"{tmp_path}/x.txt"))
-    check_data(DataConfig(str(tmp_path)))
-    os.mkfifo(tmp_path / "pipe")
-    for data in ("hf:", f"{tmp_path}/pipe"):
-        assert words in refusal(check_data, DataConfig(data))
-
-
-def test_a_column_is_of_a_table_alone():
-    words = "--text-column goes with --data hf:..., not stdlib; leave it out"
-    assert refusal(check_data, DataConfig("stdlib", text_column="body")) == words
 
 
 def test_capitals_in_a_suffix_are_read(tmp_path):

@@ -11,33 +11,33 @@ import accelerated
 from accelerated.models import NAMES
 from accelerated.training.checkpoint import save_checkpoint
 from tests.helpers import programs
-from tests.helpers.programs import as_json, equal, refusal, refused, saved, train
+from tests.helpers.programs import as_json, equal, evaluate, refusal, saved, train, words
 
 safetensors = pytest.importorskip(
     "safetensors.numpy", reason="exporting needs the extra gpt2: safetensors"
 )
 
 OPTIONS = {  # how a model is trained here, if it matters
-    "block_recurrent": [*programs.TINY, "--train-bpe", 300],
+    "block_recurrent": words(*programs.TINY, "--train-bpe 300"),
     "compressive": programs.COMPRESSIVE,
-    "memformer": [*programs.MEMFORMER, "--dtype", "bfloat16"],
+    "memformer": words(*programs.MEMFORMER, "--dtype bfloat16"),
     "memorizing": programs.MEMORIZING,
-    "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
+    "pretrained_recurrence": words(*programs.WINDOWED, "--overlap 3 --insertion-layers 1,2"),
 }
 
 
 def trained(model, text, folder):
     """A run of a model, with a checkpoint best.pt of step 1."""
-    options = OPTIONS.get(model, ["--model", model, "--width", 16, "--segment", 8, "--batch", 3])
-    brief = ["--steps", 2, "--sample", 0, "--validation-tokens", 24]
-    train("--data", text, *options, *brief, "--out", folder)
+    options = OPTIONS.get(model, words(f"--model {model} --width 16 --segment 8 --batch 3"))
+    brief = f"--data {text} --steps 2 --sample 0 --validation-tokens 24 --out {folder}"
+    train(*options, brief)
     save_checkpoint(folder / "best.pt", saved(folder) | {"step": 1})
     return folder
 
 
 def exported(capsys, run, folder):
     """(The record of exporting best.pt to a folder, its config.json, its parameters in float64)."""
-    record = as_json(capsys, "export", run, folder, "--checkpoint", "best")
+    record = as_json(capsys, f"export {run} {folder} --checkpoint best")
     described = json.loads((folder / "config.json").read_text())
     params = safetensors.load_file(folder / "model.safetensors")
     return record, described, {name: value.astype(np.float64) for name, value in params.items()}
@@ -67,9 +67,10 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
     output = network(torch.tensor(tokens), network.initial_state(2))
     np.testing.assert_allclose(output.logits.detach().numpy(), logits, atol=2e-5)
 
-    train("--init", tmp_path / "exported", "--steps", 0, "--out", tmp_path / "next")
+    begun = tmp_path / "next"
+    train(f"--init {tmp_path}/exported --steps 0 --out {begun}")
     before = saved(run)
-    begun = saved(tmp_path / "next")
+    begun = saved(begun)
     for name in ("model_config", "data", "tokenizer", "parameters"):
         assert equal(before[name], begun[name]), name
 
@@ -80,7 +81,7 @@ def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
 
     run = tmp_path / "run"
     folder = tmp_path / "exported"
-    train(*programs.WINDOWED, "--vectors", 0, "--data", text, "--steps", 2, "--out", run)
+    train(*programs.PLAIN, f"--data {text} --steps 2 --out {run}")
     as_json(capsys, "export", run, folder)
     theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True
@@ -108,8 +109,7 @@ def test_nothing_is_overwritten(text, tmp_path, capsys):
     exported(capsys, run, folder)
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for there in (text, folder, run):
-        assert "nothing is overwritten" in refused(capsys, "export", run, there)
-    assert "already holds README.md, and nothing is replaced" in refusal(
-        train, "--init", folder, "--out", folder
-    )
+        assert "nothing is overwritten" in refusal(evaluate, "export", run, there)
+    said = refusal(train, f"--init {folder} --out {folder}")
+    assert "already holds README.md, and nothing is replaced" in said
     assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -1,6 +1,5 @@
 """Files appear complete or not at all, and disk errors become one line."""
 
-import ast
 import errno
 import os
 import signal
@@ -9,7 +8,6 @@ import pytest
 
 from accelerated.program.errors import InputError
 from accelerated.program.files import remove_unfinished, written_whole
-from tests.conftest import ROOT
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -109,22 +107,3 @@ def test_killed_while_it_is_written_a_file_is_the_old_one(tmp_path, moment):
     assert len(list(tmp_path.iterdir())) == 2
     remove_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-WRITERS = ("write_text", "write_bytes", "savefig")
-
-
-def test_all_that_the_programs_write_is_written_whole():
-    """Checkpoints, settings, caches, exports, pages, figures and records, as metrics anew."""
-    found = 0
-    for path in (ROOT / "accelerated").rglob("*.py"):
-        tree = ast.parse(path.read_bytes())
-        whole = set()
-        for block in (node for node in ast.walk(tree) if isinstance(node, ast.With)):
-            if "written_whole(" in "".join(ast.unparse(item) for item in block.items):
-                whole.update(ast.walk(block))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in WRITERS:
-                assert node in whole, f"{path.relative_to(ROOT)}, line {node.lineno}"
-                found += 1
-    assert found > 10

@@ -1,64 +1,18 @@
 """Opening a run: what cannot work is refused before training; steps, validations, last lines."""
 
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.score import Score
-from accelerated.program.errors import begin_program
 from accelerated.training import opening
 from accelerated.training.options import Saved, parse
 from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train, words
 from tests.helpers.texts import documents_of, write
-
-ON_A_CPU = ["--device", "cpu", "--compile"]
-TOO_LARGE = "does not fit into memory; give smaller ones"
-IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refusal)
-    (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
-    (
-        [*ON_A_CPU, "inductor"],
-        {"PATH": "", "CXX": "c++"},
-        "needs a C++ compiler on a CPU, and c++ is not here; install one",
-    ),
-    (
-        [*ON_A_CPU, "cudagraphs"],
-        {},
-        "--compile cudagraphs needs --device cuda, and this is cpu",
-    ),
-    (["--layers", 10**9], {}, f"a model of these sizes, or a step of 48 tokens, {TOO_LARGE}"),
-    (["--horizon", 10**12], {}, f"or a step of 48,000,000,000,000 tokens, {TOO_LARGE}"),
-    (
-        ["--batch", 4, "--accumulate", 4],
-        {"WORLD_SIZE": "2"},
-        "--accumulate 4 does not divide each process's 2 lanes",
-    ),
-    (["--batch", 3], {"WORLD_SIZE": "2"}, "--batch 3 cannot be divided by 2 processes"),
-    (["--train-words", 300], {"tokenizers": None}, "--train-words needs the package tokenizers; "),
-]
-
-
-@pytest.mark.parametrize(
-    "options,environment,words", IMPOSSIBLE, ids=[words[:40] for *_, words in IMPOSSIBLE]
-)
-def test_what_this_machine_cannot_do_is_refused_before_data_is_read(
-    tmp_path, monkeypatch, options, environment, words
-):
-    monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("in the way", encoding="utf-8")
-    for name, value in environment.items():
-        if value is None:
-            monkeypatch.setitem(sys.modules, name, None)
-        else:
-            monkeypatch.setenv(name, value)
-    assert words in refusal(train, *TINY, "--data", "stdlib", "--out", "run", *options)
-
 
 EPOCHS = [  # (overlap, epochs, steps of 2 x 2 windows): there are 5 windows, or 6 that overlap
     (0, 2.0, 3),
@@ -73,8 +27,8 @@ EPOCHS = [  # (overlap, epochs, steps of 2 x 2 windows): there are 5 windows, or
 def test_epochs_are_the_steps_that_read_that_part_of_all_windows(overlap, epochs, steps, capsys):
     """A resumed run whose step is not below that is refused."""
     documents = documents_of([26, 9, 0])
-    options = ["--horizon", 2, "--batch", 2, "--overlap", overlap, "--epochs", epochs]
-    settings, start = parse([str(option) for option in [*WINDOWED, *options]])
+    options = f"--horizon 2 --batch 2 --overlap {overlap} --epochs {epochs}"
+    settings, start = parse(words(*WINDOWED, options))
     found = opening.epochs_to_steps(settings, documents, start).training
     assert (found.steps, found.epochs) == (steps, 0.0)
     said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
@@ -126,17 +80,19 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
     assert due == expected
 
 
-# What is validated on: (number of a document, its first prediction, the one after its last)
+# What is validated on
 
 
-def settings_with(*options):
+def settings_with(options):
     """The settings of a small Compressive Transformer with options."""
-    settings, _ = parse([str(option) for option in [*COMPRESSIVE, *options]])
-    return settings
+    return parse(words(*COMPRESSIVE, options))[0]
 
 
 def validated(lengths, settings):
-    """The spans of validation documents with so many predictions each."""
+    """The spans of validation documents with so many predictions each.
+
+    (Number of a document, its first prediction, the one after its last.)
+    """
     documents = documents_of([length + 1 for length in lengths])
     corpus = SimpleNamespace(splits={"train": documents, "valid": documents})
     _, validation = opening.documents_of(settings, corpus)
@@ -144,35 +100,42 @@ def validated(lengths, settings):
     return validation.spans
 
 
-def test_the_beginning_of_each_document_is_validated_on():
-    """--validation-prefix: its first tokens; the first of all is not predicted."""
-    settings = settings_with("--validation-prefix", 10, "--validation-tokens", 0)
-    spans = validated([29, 4], settings)
-    assert spans == [(0, 0, 9), (1, 0, 4)]
+SPANS = [  # (options, predictions of each document, spans of all that is validated on)
+    # --validation-prefix: its first tokens; the first of all is not predicted
+    ("--validation-prefix 10", [29, 4], [(0, 0, 9), (1, 0, 4)]),
+    # Joined: 9 of each, and the prediction between them
+    ("--validation-prefix 10 --carry-over-documents --batch 2", [29, 29], [(0, 0, 9), (0, 9, 19)]),
+    # As eval.py reads it: 19 tokens are two parts of a segment at the least for four lanes
+    ("--carry-over-documents --batch 4", [10, 9], [(0, 0, 10), (0, 10, 20)]),
+]
 
 
-def test_a_short_validation_split_that_is_joined_has_parts_of_a_segment_at_the_least():
-    """As eval.py reads it: 19 tokens to predict are two parts for four lanes, not four."""
-    options = ["--carry-over-documents", "--batch", 4, "--validation-tokens", 0]
-    assert validated([10, 9], settings_with(*options)) == [(0, 0, 10), (0, 10, 20)]
+@pytest.mark.parametrize("options, lengths, spans", SPANS, ids=[row[0] for row in SPANS])
+def test_the_beginning_of_each_document_is_validated_on(options, lengths, spans):
+    """--validation-prefix; what is joined has parts of a segment at the least."""
+    assert validated(lengths, settings_with(options)) == spans
 
 
 def test_a_part_of_the_validation_split_is_read_from_all_over_it():
     """As many tokens as are asked for; in several lanes each has a piece.
 
-    However few they are, a piece has eight segments of 8 tokens, so that its memory is read.
+    However few they are, a piece has eight segments of 8 tokens, so that its memory is read. How
+    lanes are grouped changes nothing; of joined documents there is a part, too.
     """
-    pieces = validated([1000], settings_with("--batch", 4, "--validation-tokens", 256))
+    options = "--batch 4 --validation-tokens 256"
+    pieces = validated([1000], settings_with(options))
     assert [stop - start for _, start, stop in pieces] == pytest.approx([64] * 4, abs=2)
     assert pieces[-1][2] > 800, "not the first tokens alone"
-    [(_, start, stop)] = validated([1000], settings_with("--validation-tokens", 1))
+    assert validated([1000], settings_with(f"{options} --accumulate 4")) == pieces
+    joined = validated([1000], settings_with(f"{options} --carry-over-documents"))
+    assert sum(stop - start for _, start, stop in joined) < 300
+    [(_, start, stop)] = validated([1000], settings_with("--validation-tokens 1"))
     assert 7 * 8 < stop - start <= 8 * 8
 
 
 def test_a_document_of_recall_is_validated_on_whole():
     """Its questions, which come last, need the facts. It is longer than eight segments."""
-    data = ["--data", "recall", "--recall-distance", 90]
-    settings = settings_with(*data, "--validation-tokens", 300)
+    settings = settings_with("--data recall --recall-distance 90 --validation-tokens 300")
     length = settings.recall.length
     assert length > 100
     spans = validated([length] * 9, settings)
@@ -186,7 +149,7 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
 
     Passes are of new tokens, as --epochs counts them: of an overlap of 6 two are.
     """
-    settings = settings_with("--batch", 4, "--horizon", 2, "--steps", 5)
+    settings = settings_with("--batch 4 --horizon 2 --steps 5")
     corpus = SimpleNamespace(splits={"train": documents_of([641]), "valid": documents_of([101])})
     said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
     assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.5 passes"
@@ -197,35 +160,15 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
 
 
 def test_the_seed_decides_which_tasks_are_drawn():
-    tasks = ["--task-infilling", 0.5, "--seed", 3]
-    settings, _ = parse([str(option) for option in [*MEMFORMER, *tasks]])
+    settings, _ = parse(words(*MEMFORMER, "--task-infilling 0.5 --seed 3"))
     assert opening.new_reader(settings, documents_of([40])).seed == 3
 
 
-def test_of_joined_documents_too_the_beginnings_are_validated_on():
-    options = ["--validation-prefix", 10, "--carry-over-documents", "--batch", 2]
-    spans = validated([29, 29], settings_with(*options, "--validation-tokens", 0))
-    assert spans == [(0, 0, 9), (0, 9, 19)], "9 of each, and the prediction between them"
-
-
-def test_of_joined_documents_a_part_is_validated_on():
-    options = ["--carry-over-documents", "--batch", 4, "--validation-tokens", 256]
-    spans = validated([1000], settings_with(*options))
-    assert sum(stop - start for _, start, stop in spans) < 300
-
-
-def test_what_is_validated_on_is_the_same_however_lanes_are_grouped():
-    options = ["--batch", 4, "--validation-tokens", 800]
-    whole = validated([1000], settings_with(*options))
-    assert validated([1000], settings_with(*options, "--accumulate", 4)) == whole
-
-
 def test_groups_of_lanes_change_no_number_of_updates():
-    options = ["--horizon", 2, "--batch", 2, "--epochs", 2]
     steps = []
     for groups in (1, 2):
-        given = [*WINDOWED, *options, "--accumulate", groups]
-        settings, start = parse([str(word) for word in given])
+        options = f"--horizon 2 --batch 2 --epochs 2 --accumulate {groups}"
+        settings, start = parse(words(*WINDOWED, options))
         read = opening.epochs_to_steps(settings, documents_of([26, 9, 0]), start)
         steps.append(read.training.steps)
     assert steps == [3, 3]
@@ -233,11 +176,10 @@ def test_groups_of_lanes_change_no_number_of_updates():
 
 def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
     """Of one training document alone, "ab ab ..."; the other has other letters."""
-    words = {"train/a.txt": "ab ", "train/b.txt": "zq ", "valid/a.txt": "ab "}
-    write(tmp_path, {name: 50 * word for name, word in words.items()})
-    options = ["--data", tmp_path, "--training-documents", 1, "--train-bpe", 258]
-    given = [*COMPRESSIVE, *options, "--out", tmp_path / "run"]
-    settings, start = parse([str(word) for word in given])
+    texts = {"train/a.txt": "ab ", "train/b.txt": "zq ", "valid/a.txt": "ab "}
+    write(tmp_path, {name: 50 * text for name, text in texts.items()})
+    options = f"--data {tmp_path} --training-documents 1 --train-bpe 258 --out {tmp_path}/run"
+    settings, start = parse(words(*COMPRESSIVE, options))
     (tmp_path / "run").mkdir()
     assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"]
 
@@ -246,19 +188,9 @@ def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
 def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, out):
     """Nor does it remove what stood there."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, {"small.txt": b"hello", "held/other": b"kept"})
+    write(tmp_path, {"small.txt": "brief " * 10, "held/other": b"kept"})
     before = sorted(tmp_path.rglob("*"))
     for folder in (out, f"held/{out}"):
-        line = refusal(train, *TINY, "--data", "small.txt", "--out", folder)
-        assert "less than a segment" in line
+        line = refusal(train, *TINY, f"--data small.txt --out {folder}")
+        assert "the valid split has 2 tokens to predict, less than a segment" in line
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("out", ["a" * 5000, "a\0b"])
-def test_a_name_that_no_file_can_have_is_one_line(tmp_path, monkeypatch, capsys, out):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--out", out])
-    with pytest.raises(SystemExit) as caught:
-        begin_program("train.py", "accelerated.training.options")
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -10,6 +10,7 @@ from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import fingerprint
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
+from accelerated.training.options import parse
 from accelerated.training.settings import (
     PREFIXES,
     preset_settings,
@@ -17,71 +18,45 @@ from accelerated.training.settings import (
     settings_from,
 )
 from reference.compressive import init_params
+from tests.helpers.programs import words
 
 PRESETS = {
     (model, name): preset_settings(model, name)
     for model in NAMES
     for name in presets_of(model).PRESETS
 }
-BLOCKS = {  # section 4, and the authors' code
-    "layers": 12,
-    "heads": 8,
-    "head_width": 128,
-    "width": 1024,
-    "feed_forward": 4096,
-    "recurrent_layers": (10,),
-    "window": 512,
-    "states": 512,
-    "segment": 4096,
-    "dropout": 0.05,
-    "gate": "fixed",
-    "configuration": "skip",
-    "buckets": 32,
-    "max_distance": 128,
-    "optimizer": "adafactor_momentum",
-    "warmup": 1000,
-    "schedule": "inverse_square_root",
-    "learning_rate": 1.0,
-    "steps": 500_000,
-    "batch": 32,
-    "train_bpe": 32_000,
-}
-SEGMENTS = {  # of Memformer, sections 2.3, 3.1 and 3.4.2
-    "width": 512,
-    "feed_forward": 2048,
-    "heads": 8,
-    "head_width": 64,
-    "segment": 64,
-    "slots": 32,
-    "backprop": "memory_replay",
-}
-GPT2 = {  # section 5
-    "segment": 300,
-    "overlap": 0,
-    "vectors": 1,
-    "insertion_layers": (2,),
-    "pooling": "mean",
-    "module_layers": 3,
-    "module_width": 200,
-    "horizon": 20,
-    "warmup": 100,
-    "schedule": "constant",
-    "optimizer": "adam",
-    "tokenizer": "gpt2",
-}
+# Section 4, and the authors' code
+BLOCKS = """
+    --layers 12 --head-width 128 --width 1024 --recurrent-layers 10 --window 512 --states 512
+    --segment 4096 --dropout 0.05 --gate fixed --configuration skip --buckets 32 --max-distance 128
+    --optimizer adafactor_momentum --warmup 1000 --schedule inverse_square_root --learning-rate 1
+    --train-bpe 32000
+"""
+# Of Memformer, sections 2.3, 3.1 and 3.4.2
+SEGMENTS = """
+    --width 512 --feed-forward 2048 --heads 8 --head-width 64 --segment 64 --slots 32
+    --backprop memory_replay
+"""
+# Section 5
+GPT2 = """
+    --segment 300 --overlap 0 --vectors 1 --insertion-layers 2 --pooling mean --module-layers 3
+    --module-width 200 --horizon 20 --warmup 100 --schedule constant --optimizer adam
+    --tokenizer gpt2
+"""
 
 
 def memories(layers, segment, memory, compressed_memory, rate):
     """The sizes of a Compressive Transformer."""
-    sizes = {"layers": layers, "segment": segment, "memory": memory}
-    return sizes | {"compressed_memory": compressed_memory, "compression_rate": rate}
+    sizes = f"--layers {layers} --segment {segment} --memory {memory}"
+    return f"{sizes} --compressed-memory {compressed_memory} --compression-rate {rate}"
 
 
-PAPERS = {  # {(model, preset): {option: the paper's value}}
-    ("block_recurrent", "paper"): BLOCKS | {"data": "pg19"},
+PAPERS = {  # {(model, preset): options with the paper's values, which change nothing of it}
+    ("block_recurrent", "paper"): BLOCKS
+    + "--heads 8 --feed-forward 4096 --steps 500000 --batch 32 --data pg19",
     ("block_recurrent", "large"): BLOCKS
-    | {"heads": 16, "feed_forward": 8192, "steps": 200_000, "batch": 128},
-    ("block_recurrent", "xl-2048"): {"recurrent_layers": (), "window": 2048, "segment": 2048},
+    + "--heads 16 --feed-forward 8192 --steps 200000 --batch 128",
+    ("block_recurrent", "xl-2048"): "--recurrent-layers none --window 2048 --segment 2048",
     # Sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 appendix B
     ("compressive", "enwik8"): memories(24, 768, 768, 1152, 3),
     ("compressive", "wikitext-103"): memories(18, 512, 512, 512, 4),
@@ -93,11 +68,11 @@ PAPERS = {  # {(model, preset): {option: the paper's value}}
     ("compressive", "memformer-xl"): memories(12, 64, 32, 0, 4),
     ("compressive", "memformer-large-xl"): memories(16, 64, 64, 0, 4),
     ("memformer", "wikitext-103"): SEGMENTS
-    | {"encoder_layers": 4, "decoder_layers": 8, "horizon": 32}
-    | {"task_infilling": 0.3, "task_recall": 0.1, "task_masked_only": True},
-    ("memformer", "decoder"): SEGMENTS | {"encoder_layers": 0, "decoder_layers": 12},
+    + "--encoder-layers 4 --decoder-layers 8 --horizon 32"
+    + " --task-infilling 0.3 --task-recall 0.1 --task-masked-only",
+    ("memformer", "decoder"): SEGMENTS + "--encoder-layers 0 --decoder-layers 12",
     ("pretrained_recurrence", "gpt2"): GPT2,
-    ("pretrained_recurrence", "wikitext-103"): GPT2 | {"epochs": 2.0, "batch": 8},
+    ("pretrained_recurrence", "wikitext-103"): GPT2 + "--epochs 2 --batch 8",
 }
 
 
@@ -112,8 +87,9 @@ def option_values(settings):
 
 @pytest.mark.parametrize("model,preset", PAPERS)
 def test_presets_have_the_papers_sizes(model, preset):
-    found = option_values(PRESETS[model, preset])
-    expected = PAPERS[model, preset]
+    chosen = f"--model {model} --preset {preset}"
+    found = option_values(parse(words(chosen))[0])
+    expected = option_values(parse(words(chosen, PAPERS[model, preset]))[0])
     assert {option: found[option] for option in expected} == expected
 
 
