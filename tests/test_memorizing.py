@@ -10,7 +10,6 @@ from accelerated.memorizing import Memorizing
 from reference import block_recurrent
 from reference import memorizing as ref
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import random_rows, reference_gradients, starting
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
@@ -99,18 +98,6 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
     if memory:
         logits, _, _ = ref.forward(params, config, tokens, state)
         assert np.abs(logits - expected).max() > 1e-3, "an open gate lets nothing through"
-
-
-def test_a_documents_loss_and_gradients_are_those_of_a_rollout():
-    """The gradient passes from segment to segment through cached keys and values (decision 10)."""
-    rng = np.random.default_rng(8)
-    params = PAPER.random_params(SMALL, rng)
-    segments = random_rows(SMALL, rng)
-    rows = reference_gradients("memorizing", params, SMALL, segments, starting(0))
-    document = [(tokens, targets) for tokens, targets, _ in segments]
-    loss, grads, _ = ref.loss_and_gradients(params, SMALL, document)
-    found = {"loss": loss} | grads
-    assert_agree({name: rows[name] for name in found}, found, 1e-12)
 
 
 def test_the_memory_is_no_part_of_the_graph():
