@@ -1,4 +1,7 @@
-"""Settings of all tests: same examples each time, float64 by default, one thread, no network."""
+"""Settings of all tests: same examples each time, float64 by default, one thread, no network.
+
+torch is imported by what needs it: the process that only hands tests to others (-n) starts sooner.
+"""
 
 import importlib.util
 import inspect
@@ -11,10 +14,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
-from torch.utils._pytree import tree_leaves
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -55,8 +56,7 @@ settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this
 
 # Else the package datasets counts every set that it opens, by a request
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too
-torch.set_num_threads(int(THREADS))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
 
 def examples(count: int) -> settings:
@@ -124,6 +124,8 @@ def pytest_runtest_makereport(item):
 
 def under_test(test, given=()) -> list[str]:
     """The functions of ours that a test is given or names, by itself or in its file's helpers."""
+    from torch.utils._pytree import tree_leaves
+
     drawn = getattr(test, "hypothesis", None)  # a property's function is inside Hypothesis' own
     waiting = [drawn.inner_test if drawn else inspect.unwrap(test)]
     named = functions_in(tree_leaves(list(given)))
@@ -186,6 +188,8 @@ def data_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def double_precision():
     """Build models in float64 unless a test sets another dtype."""
+    import torch
+
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     yield

@@ -169,20 +169,18 @@ def layers_that_read(recurrent_layer, config):
     return [number for number in range(1, config.layers) if apart[number] > 1e-9]
 
 
-@pytest.mark.parametrize("feedback,expected", [(True, [1, 2]), (False, [])])
-def test_feedback_lets_the_first_layer_read_the_last_blocks_state(feedback, expected):
-    """The state is that of layer 3: with feedback layers 1 and 2 read it, without none does."""
-    config = dataclasses.replace(SMALL, feedback=feedback, recurrent_layers=(3,), segment=W)
-    assert layers_that_read(0, config) == expected, "keys of other layers depend on the state"
+@pytest.mark.parametrize(
+    "feedback,recurrent,expected",
+    [(True, (3,), [1, 2]), (False, (3,), []), (True, (1, 3), [2])],
+)
+def test_feedback_lets_the_first_layer_read_the_last_blocks_state(feedback, recurrent, expected):
+    """The state is that of layer 3: with feedback layers 1 and 2 read it, without none does.
 
-
-def test_with_feedback_other_layers_read_the_last_recurrent_layer():
-    """As in the authors' code (decision 12): layer 2, between the two, reads the state of layer 3.
-
-    Layer 1 reads its own alone.
+    As in the authors' code (decision 12) a layer with a state of its own reads that alone.
     """
-    config = dataclasses.replace(SMALL, feedback=True, recurrent_layers=(1, 3), segment=W)
-    assert layers_that_read(1, config) == [2], "layer 1 reads layer 3's, or layer 2 does not"
+    config = dataclasses.replace(SMALL, feedback=feedback, recurrent_layers=recurrent, segment=W)
+    found = layers_that_read(len(recurrent) - 1, config)
+    assert found == expected, f"layers {found} read the state of layer 3, expected {expected}"
 
 
 def test_a_document_starts_with_zero_keys_that_take_softmax_mass():

@@ -266,10 +266,3 @@ def test_usage_is_the_mean_attention_at_eviction():
         kept = sorted(by_usage[: N // RATE])
         found = after.compressed[b, 0, -len(kept) :]
         assert (found == state.memory[b, 0, kept]).all(), f"lane {b}: rows {kept} are used most"
-
-
-def test_attention_reaches_all_segments_whose_rows_are_kept():
-    """A rate of 5 makes two rows of a segment of 12, so eight rows are of four segments."""
-    sizes = {"layers": 2, "segment": 12, "memory": 12, "compressed_memory": 8}
-    config = dataclasses.replace(PAPERS["compressive"].small, **sizes, compression_rate=5)
-    assert Compressive(config).attention_reach == 2 * (12 + 4 * 12)

@@ -20,7 +20,10 @@ from tests.helpers.rollouts import (
     both_sides,
     check_rollout,
     dropout_from,
+    random_rows,
     random_segments,
+    reference_gradients,
+    starting,
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
@@ -64,16 +67,15 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name):
-    """Logits, states, losses and gradients over segments; then the weights after five steps.
+    """Logits, states, losses and gradients over segments; of one variant weights after five steps.
 
     A document starts in the second segment. Every parameter gets gradient, except key biases and a
     compression without a loss.
     """
-    sides = both_sides(paper, name)
-    config = sides.config
-    params = sides.params
-    segments = random_segments(paper, name, sides.rng)
-    rows = check_rollout(paper, config, params, segments, sides.state, name)
+    config, rng, params, state, *_ = both_sides(paper, name)
+    segments = random_segments(paper, name, rng)
+    steps = 5 if name in PAPERS[paper].kinds else 0
+    rows = check_rollout(paper, config, params, segments, state, name, steps)
 
     has_untrained_compression = getattr(config, "compression_loss", None) == "none"
     if name in PAPERS[paper].no_choice:
@@ -84,6 +86,26 @@ def test_accelerated_equals_reference(paper, name):
             silent = silent or ".compression." in parameter
         found = not rows[f"grad/{parameter}"].any()
         assert found == silent, f"{parameter} gets {'no' if found else 'a'} gradient"
+
+
+WITH_A_LOSS = [
+    one for one in ONE_OF_EACH if hasattr(PAPERS[one[0]].reference, "loss_and_gradients")
+]
+
+
+@over(WITH_A_LOSS)
+def test_a_references_loss_of_a_document_is_that_of_a_rollout(paper, name):
+    """With its gradients, which pass from segment to segment as far as the paper lets them."""
+    config, rng, params, *_ = both_sides(paper, name)
+    ref = PAPERS[paper].reference
+    rows = random_rows(config, rng)
+    expected = reference_gradients(paper, params, config, rows, starting(0))
+    document = [ref.Window(*row) if hasattr(ref, "Window") else row[:2] for row in rows]
+    loss, *others = ref.loss_and_gradients(params, config, document)
+    [grads] = [each for each in others if isinstance(each, dict)]
+    found = {"loss": loss} | grads
+    title = f"loss_and_gradients of reference/{paper}.py"
+    assert_agree({key: expected[key] for key in found}, found, 1e-12, title)
 
 
 @over(EVERY_VARIANT)
@@ -194,21 +216,6 @@ def test_step_and_advance_equal_forward(paper, name):
     assert not logits.requires_grad, "generation keeps a graph"
     for old, new in zip(before, state, strict=True):
         assert torch.equal(old, new), "reading changes the state that it is given"
-
-
-@over(EVERY_VARIANT)
-@torch.no_grad()
-def test_a_stream_can_be_continued_twice(paper, name):
-    """What the first reading wrote after the middle of a block leaves no trace in the second."""
-    config, rng, _, _, model, state = both_sides(paper, name)
-    block = getattr(config, "window", config.segment)
-    half = max(1, block // 2)
-    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, 3 * config.segment)))
-    other = torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1)))  # past its end
-    _, streams = read_on(model, tokens, state)
-    undisturbed, _ = read_on(model, torch.cat([tokens[:, :half], other], 1), state)
-    again, _ = read_on(model, other, streams[half - 1])
-    assert torch.equal(again, undisturbed[:, half:]), "a token of the first reading is seen"
 
 
 # Types

@@ -1,8 +1,5 @@
 """Memory replay of any step gives the gradients of back-propagation through time."""
 
-import re
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +8,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from accelerated.memory_replay import drawn_seeds, replay, seeded
-from tests.conftest import ROOT, examples
+from tests.conftest import examples
 
 CPU = torch.device("cpu")
 
@@ -81,12 +78,3 @@ def test_gradients_are_those_of_back_propagation_through_time(steps, lanes, drop
     torch.testing.assert_close(tree_leaves(last), [leaf.detach() for leaf in tree_leaves(state)])
     assert not any(leaf.requires_grad for leaf in tree_leaves(last))
     assert first["pair"][0].grad is None, "no gradient flows into the given state"
-
-
-def test_the_recipe_of_a_decoder_of_transformers():
-    """docs/library.md's, which the test of the page leaves out: not everybody has the package."""
-    pytest.importorskip("transformers")
-    torch.set_default_dtype(torch.float32)
-    page = (ROOT / "docs" / "library.md").read_text()
-    [code] = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
-    exec(code, {})

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.attention.content import content_attention_plain
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
+    first_config,
     paper_flops,
     report,
     window_flops,
@@ -78,22 +79,31 @@ def test_presets_have_the_published_sizes(name):
     assert c.segment == 300
 
 
-def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows():
+@pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])
+def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows(clear):
     config = dataclasses.replace(SMALL, vocabulary=256)
     documents = whole(documents_of([15, 3, 1]))
     model = PAPER.random_model(config)
     settings = SimpleNamespace(model_config=config)
     run = TrainedRun("runs/a", model, settings, {}, BYTES, 2, "data", {"test": documents})
-    record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=False))
+    record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=clear))
     for overlap, row, line in zip((0, 2, 5), record["rows"], lines[2:], strict=True):
         assert row["config"]["overlap"] == overlap
         other = dataclasses.replace(config, overlap=overlap)
         scores = row["splits"]["test"]
-        expected = evaluate(PAPER.random_model(other), documents, BYTES, 1)
+        expected = evaluate(PAPER.random_model(other), documents, BYTES, 1, clear)
         assert scores["nats"] == pytest.approx(expected.nats, rel=1e-9)
         assert scores["tokens"] == 16
+        changed = [f"trained with overlap {config.overlap}"] if overlap != config.overlap else []
+        assert row["notes"] == changed + ["memory cleared"] * clear
         assert row["counted_flops_per_token"] == counted_flops_per_token(other, documents)
         assert f"{-scores['nats']:13,.1f}   {row['flops_per_token']:11.2e}" in line
+
+
+def test_what_is_read_again_is_the_runs_own_or_the_first_that_is_asked_for():
+    for overlaps, sizes, expected in (((), {}, 2), ((), {"overlap": 3}, 3), ((1, 4), {}, 1)):
+        config = first_config(SMALL, sizes, SimpleNamespace(overlaps=overlaps))
+        assert config.overlap == expected, f"--overlaps {overlaps} of sizes {sizes}"
 
 
 def test_joined_documents_and_a_part_of_a_split_are_named_and_counted_as_they_are_read():

@@ -110,6 +110,7 @@ def test_a_score_has_its_units():
     assert total.accuracy == pytest.approx(2 / 3)
     assert total.perplexity(3) == pytest.approx(4)
     assert total.perplexity(6) == pytest.approx(2)
+    assert Score(nats=1e6, tokens=1).perplexity(1) == math.inf, "no double holds it"
 
     record = score_record(total, (6, "counted"))
     expected = {

@@ -200,32 +200,32 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
 # Both sides compared
 
 
-def check_rollout(paper, config, params, segments, state, title):
-    """Compare everything over the segments, then the weights after five steps.
+def check_rollout(paper, config, params, segments, state, title, steps=0):
+    """Compare everything over the segments, then the weights after so many steps of descent.
 
-    A document starts in the second segment. Returns the reference's rows of the first step.
+    A document starts in the second segment. Returns the reference's rows.
     """
     ref = PAPERS[paper].reference
     model = PAPERS[paper].model_with(params, config)
     starts = in_lane_1(segments)
     by_numpy = reference_segments(segments, starts)
     by_torch = torch_segments(paper, segments, starts)
+    torch_state = PAPERS[paper].to_torch(state)
+    rows = reference_rollout(ref, params, config, by_numpy, state)
+    assert_agree(rows, accelerated_rollout(model, by_torch, torch_state), LADDER, title)
+
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
-    first = None
-    for _ in range(5):
+    for _ in range(steps):  # two segments are enough to train on
         optimizer.zero_grad()
-        count = 2 if first else len(segments)  # two are enough to train on
-        expected = reference_rollout(ref, params, config, by_numpy[:count], state)
-        actual = accelerated_rollout(model, by_torch[:count], PAPERS[paper].to_torch(state))
-        if first is None:
-            assert_agree(expected, actual, LADDER, title)
-            first = expected
+        found = reference_rollout(ref, params, config, by_numpy[:2], state)
+        accelerated_rollout(model, by_torch[:2], torch_state)
         optimizer.step()
-        velocity = {name: MOMENTUM * velocity[name] + expected[f"grad/{name}"] for name in params}
+        velocity = {name: MOMENTUM * velocity[name] + found[f"grad/{name}"] for name in params}
         params = {name: value - RATE * velocity[name] for name, value in params.items()}
-    assert_agree(params, dict(model.state_dict()), LADDER, f"{title}: weights after five steps")
-    return first
+    weights = dict(model.state_dict())
+    assert_agree(params, weights, LADDER, f"{title}: weights after {steps} steps")
+    return rows
 
 
 def check_back_propagation(model, segments, state, *methods):

@@ -75,6 +75,8 @@ DESCRIBED = {
         96,
         "3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8",
     ),
+    # One row of a segment of 8, whose last three tokens are left over: five rows are of 40 tokens
+    "leftover-max_pooling": (156, "3 layers x (12 + 5 x 5) = 111 tokens"),
     "rows-by-layer": (43, "3 layers x at most (12 + 4 x 5) = "),
     "authors-dilated-bptt": (96, "3 layers x (12 + 2 x 5) = "),
 }

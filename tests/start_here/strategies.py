@@ -1,4 +1,4 @@
-"""Models that Hypothesis draws for the properties of this folder, and the plainest BPTT of them.
+"""What the properties of this folder share: drawn models, the plainest BPTT, a comparison.
 
 Nothing here lists a model or a variant. The models are the files in accelerated/presets. A Config
 has its fields, it says what a field of text may be when it refuses "?", and it refuses what cannot
@@ -232,3 +232,28 @@ def beginning(initial, starts, carried):
         chosen = starts.reshape(-1, *[1] * (new.dim() - 1))  # (B, 1, ...), as many axes as a field
         fields.append(torch.where(chosen, new, old))
     return carried._make(fields)
+
+
+# ----------------------------------------------------------------------------
+# what a failure says
+def compare(what, found, expected, absolute, meaning, relative=0.0):
+    """Fail, naming the place and both numbers, unless two arrays (or tensors) are equal.
+
+    They may be `absolute` apart and, of an expected number, that times `relative`.
+    """
+    found = torch.as_tensor(found).detach().numpy() * 1.0
+    expected = torch.as_tensor(expected).detach().numpy() * 1.0
+    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
+    if not found.size:
+        return
+    excess = np.abs(found - expected) - relative * np.abs(expected) - absolute
+    at = np.unravel_index(excess.argmax(), excess.shape)  # the worst number's place, or a NaN's
+    assert excess[at] <= 0, (
+        f"{what} at {[*map(int, at)]} is {found[at]:.9g}, expected {expected[at]:.9g}: {meaning}"
+    )
+
+
+def largest(array):
+    """The largest size of a number of an array, 0 if it has none."""
+    sizes = torch.as_tensor(array).detach().double().abs()
+    return float(sizes.max()) if sizes.numel() else 0.0

@@ -6,7 +6,6 @@ must have the same logits, states, losses, auxiliary losses, gradients of every 
 gradient of the state that comes in. What differs first, in the order of computation, is named.
 """
 
-import numpy as np
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -14,10 +13,14 @@ from hypothesis import strategies as st
 from accelerated.models import NAMES
 from reference.rollout import rollout_backward, rollout_forward
 from tests.conftest import examples
-from tests.start_here.strategies import plain_bptt, rollouts, settings_of
+from tests.start_here.strategies import compare, largest, plain_bptt, rollouts, settings_of
 
 RELATIVE = 1e-9  # to an array's largest number; float64 rounds at 1e-16
 ABSOLUTE = 1e-10
+MEANING = (
+    "PyTorch's is not NumPy's. `python -m reference.gradients` says whether NumPy's gradients are "
+    "right, function by function"
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,7 +37,7 @@ def test_numpy_equals_pytorch(name, data):
         f"one side alone has {sorted(found.keys() ^ expected.keys())}"
     )
     for key, right in expected.items():
-        compare(f"{name}'s {key}", found[key], np.asarray(right))
+        compare(f"{name}'s {key}", found[key], right, RELATIVE * largest(right) + ABSOLUTE, MEANING)
 
 
 def by_numpy(setting, segments):
@@ -47,19 +50,3 @@ def by_numpy(setting, segments):
         if grad.dtype.kind == "f":  # token ids and flags have none
             rows[f"gradient of the first {key}"] = grad
     return rows
-
-
-def compare(what, found, expected):
-    """Fail, naming the place and both numbers, unless PyTorch's array is NumPy's."""
-    found = found.detach().numpy()
-    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
-    if not found.size:
-        return
-    apart = np.abs(found * 1.0 - expected)
-    at = np.unravel_index(apart.argmax(), apart.shape)  # a NaN's place, if there is one
-    allowed = RELATIVE * np.abs(expected).max() + ABSOLUTE
-    assert apart[at] <= allowed, (
-        f"{what} at {[*map(int, at)]} is {found[at]:.9g} by PyTorch and {expected[at]:.9g} by "
-        "NumPy: one of them is not the paper's. `python -m reference.gradients` says whether "
-        "NumPy's gradients are right, function by function"
-    )

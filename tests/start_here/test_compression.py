@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from accelerated import compressive as fast
 from reference import compressive as ref
 from reference.variants import compressive as variants
+from tests.start_here.strategies import compare
 
 # No two sizes are equal, so that no axis is taken for another
 B = 6  # lanes: documents side by side
@@ -105,11 +106,11 @@ def test_every_compression_is_its_loop(kind, seed, rate, authors):
     assert expected.shape[1] == config.new_rows
 
     by_numpy, _ = config.operations.conv_forward(p, config, evicted, usage)
-    compare(f"NumPy's {kind}", by_numpy, expected, OTHERWISE)
+    compare(f"NumPy's {kind}", by_numpy, expected, TOLERANCE, OTHERWISE)
     module = fast.COMPRESSIONS[kind](config)
     module.load_state_dict({name: torch.tensor(array) for name, array in p.items()})
     by_torch = module(torch.tensor(evicted), torch.tensor(usage))
-    compare(f"PyTorch's {kind}", by_torch, expected, OTHERWISE)
+    compare(f"PyTorch's {kind}", by_torch, expected, TOLERANCE, OTHERWISE)
 
 
 # ----------------------------------------------------------------------------
@@ -149,8 +150,10 @@ def test_memories_are_queues(seed, memory_rows, compressed_rows):
         torch_state = model.advance(torch.tensor(tokens), torch_state)
         for side, found in (("NumPy", state), ("PyTorch", torch_state)):
             after = f"after segment {number} {side}'s"
-            compare(f"{after} memory", found.memory[:, 0], memory, LOST)
-            compare(f"{after} compressed memory", found.compressed[:, 0], compressed, LOST)
+            compare(f"{after} memory", found.memory[:, 0], memory, TOLERANCE, LOST)
+            compare(
+                f"{after} compressed memory", found.compressed[:, 0], compressed, TOLERANCE, LOST
+            )
 
 
 # ----------------------------------------------------------------------------
@@ -214,16 +217,3 @@ def check_trained(loss, gradients, params, expected):
             assert is_trained, f"{loss} gives {name} no gradient, so it would never learn from it"
         else:
             assert not is_trained, f"{loss} trains {name}; by section 3.2 its gradient stops before"
-
-
-# ----------------------------------------------------------------------------
-def compare(what, found, expected, meaning):
-    """Fail, naming the place and both numbers, unless two arrays are equal."""
-    found = torch.as_tensor(found).detach().numpy()
-    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
-    apart = np.abs(found - expected)
-    if apart.size:
-        at = np.unravel_index(apart.argmax(), apart.shape)  # the place of the worst number
-        assert apart[at] <= TOLERANCE, (
-            f"{what} at {[*map(int, at)]} is {found[at]:.6g}, not {expected[at]:.6g}: {meaning}"
-        )

@@ -34,7 +34,7 @@ from reference import memformer
 from reference.variants import block_recurrent as variants
 from reference.variants.memformer import CHOICES
 from tests.conftest import examples
-from tests.start_here.strategies import configs
+from tests.start_here.strategies import compare, configs
 
 
 class Shape(NamedTuple):
@@ -130,7 +130,7 @@ def test_a_gate_is_its_equations(gate, shape, seed, size):
     for b, s, d in np.ndindex(c.shape):
         expected[b, s, d] = gate.by_hand(p, c[b, s], h[b, s], d)
     for side, found in gate.by_both(p, c, h).items():
-        compare(f"{side}'s next state", found, expected, 1e-12, KEPT)
+        compare(f"{side}'s next state", found, expected, 1e-12, KEPT, 1e-12)
 
 
 @both_gates
@@ -146,7 +146,9 @@ def test_a_gate_keeps_its_bound(gate, shape, seed, size):
         highest = np.maximum(c, z)
     for side, found in gate.by_both(p, c, h).items():
         within = np.clip(torch.as_tensor(found).detach().numpy(), lowest, highest)
-        compare(f"{side}'s next state", found, within, 1e-12, "a state could grow without limit")
+        compare(
+            f"{side}'s next state", found, within, 1e-12, "a state could grow without limit", 1e-12
+        )
 
 
 @pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
@@ -168,13 +170,13 @@ def test_a_configuration_is_its_gates_and_its_mlp(gate, configuration, data, see
         expected[b, s] = configured(gate, configuration, p, c[b, s], h[b, s])
 
     by_numpy, _ = config.operations.gating_forward(p, config, c, h)
-    compare("NumPy's next state", by_numpy, expected, 1e-9, KEPT)
+    compare("NumPy's next state", by_numpy, expected, 1e-9, KEPT, 1e-9)
     module = Recurrence(config)
     tensors = {name: torch.tensor(array) for name, array in p.items()}
     names = module.load_state_dict(tensors, strict=False)
     assert not names.unexpected_keys, f"PyTorch's cell has no {names.unexpected_keys}"
     by_torch = module.gated(torch.tensor(c), torch.tensor(h))
-    compare("PyTorch's next state", by_torch, expected, 1e-9, KEPT)
+    compare("PyTorch's next state", by_torch, expected, 1e-9, KEPT, 1e-9)
 
 
 def configured(gate, configuration, p, c, h):
@@ -259,9 +261,9 @@ def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(slot_value, data, sh
     expected = expected.reshape(slots.shape)  # heads beside each other
 
     by_numpy, _ = config.operations.slot_attention_forward(p, config, slots, tokens)
-    compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED)
+    compare("NumPy's next slot", by_numpy, expected, 1e-9, ATTENDED, 1e-9)
     by_torch = loaded(writer, p)(torch.tensor(slots), torch.tensor(tokens))
-    compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED)
+    compare("PyTorch's next slot", by_torch, expected, 1e-9, ATTENDED, 1e-9)
 
 
 # ----------------------------------------------------------------------------
@@ -283,15 +285,4 @@ def check_gradients(objective, inputs, gradients):
                 moved[at] += step
                 ends.append(objective(inputs | {name: moved}))
             differences[at] = (ends[0] - ends[1]) / (2 * STEP)
-        compare(f"the gradient of {name}", gradients[name], differences, 1e-6, LEARNED)
-
-
-def compare(what, found, expected, tolerance, meaning):
-    """Fail, naming the place and both numbers, unless two arrays are equal."""
-    found = torch.as_tensor(found).detach().numpy()
-    assert found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}"
-    excess = np.abs(found - expected) - tolerance * (1 + np.abs(expected))
-    at = np.unravel_index(excess.argmax(), excess.shape)  # the place of the worst number
-    assert excess[at] <= 0, (
-        f"{what} at {[*map(int, at)]} is {found[at]:.9g}, expected {expected[at]:.9g}: {meaning}"
-    )
+        compare(f"the gradient of {name}", gradients[name], differences, 1e-6, LEARNED, 1e-6)

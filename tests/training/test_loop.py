@@ -118,8 +118,11 @@ def logged_of(rows, read):
     return logged
 
 
-def written_out(name, config, params, documents, seed=SEED):
-    """For each step what is logged, and the parameters and the state afterwards, all by name."""
+def written_out(name, config, params, documents, seed=SEED, clear=False):
+    """For each step what is logged, and the parameters and the state afterwards, all by name.
+
+    With `clear` every segment starts a document.
+    """
     reference = importlib.import_module(f"reference.{name}")
     lanes = Lanes(documents, LANES, config.segment, seed, overlap_of(config))
     state = reference.initial_state(params, config, LANES)
@@ -130,7 +133,8 @@ def written_out(name, config, params, documents, seed=SEED):
     for step, rate in zip(STEPS, RATES, strict=True):
         read = []
         for segment in lanes.rollout(HORIZON):
-            read.append(Segment(*(field.numpy() for field in segment[:4])))
+            tokens, targets, scored, starts = (field.numpy() for field in segment[:4])
+            read.append(Segment(tokens, targets, scored, starts | clear))
         rows, caches, state = rollout_forward(reference, params, config, read, state)
         gradients, _ = rollout_backward(reference, params, config, caches)
         reference.add_into(gathered, gradients)
@@ -260,6 +264,22 @@ def test_documents_that_are_joined_are_read_as_one_text(data, tmp_path):
     steps = written_out("compressive", config, initial_params("compressive", config), documents)
     options = ["--seed", SEED, "--carry-over-documents"]
     check_steps(begin(tmp_path / "run", "compressive", *data.options, *options), steps)
+
+
+def test_memory_that_is_cleared_is_so_in_training_and_in_validation(data, tmp_path):
+    """--clear-memory: every segment begins with the initial state."""
+    config = config_of("compressive")
+    documents = joined_for_lanes(LANES, data.documents["train"], SEED)
+    params = initial_params("compressive", config)
+    steps = written_out("compressive", config, params, documents, clear=True)
+    options = ["--seed", SEED, "--carry-over-documents", "--clear-memory"]
+    run = begin(tmp_path / "run", "compressive", *data.options, *options)
+    check_steps(run, steps)
+    run.documents = data.documents
+    run.params = {5: steps[-1].parameters}
+    expected = bits_per_byte(run, 5, clear=True)
+    found = run.log[-1]["validation_bits_per_byte"]
+    check(5, "validation_bits_per_byte", found, expected, "with the memory cleared")
 
 
 # What a step calls of its model

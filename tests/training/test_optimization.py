@@ -11,9 +11,11 @@ import torch
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_checkpoint, load_moments, save_checkpoint
 from accelerated.training.optimization import (
+    LARGE,
     average_and_clip,
     backprop_of,
     check_finite,
+    compiles_methods,
     learning_rate,
     make_optimizer,
     set_learning_rate,
@@ -234,7 +236,21 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
     """--checkpoint-layers; all models and methods: tests/compile/test_checkpoint_layers.py."""
     model, *given = setting("memformer", "decoder-only")
     assert model.config.dropout > 0
+    layer = model.decoder.layers[0]
+    calls = []
+    layer.register_forward_pre_hook(lambda *_: calls.append(layer))
     expected = back_propagated("through_time", model, *given)
+    once = len(calls)
     backprop_of(model, TrainingConfig(checkpoint_layers=True))
     found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")
+    assert len(calls) == once + 2 * once, "--checkpoint-layers computes no layer twice"
+
+
+def test_layers_are_compiled_if_it_is_asked_for():
+    """By default on a GPU alone."""
+    model = torch.nn.ParameterDict({"embedding": torch.zeros(LARGE // 4, 4)})
+    found = {}
+    for name in CHOICES["compile"]:
+        found[name] = compiles_methods(TrainingConfig(compile=name), model)
+    assert found == {"auto": False, "none": False, "inductor": True, "cudagraphs": False}

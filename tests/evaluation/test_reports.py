@@ -1,0 +1,148 @@
+"""Reports of eval.py do what their options ask for: what is read, what is said, what is drawn."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated.evaluation import options, positions, sample, score
+from accelerated.evaluation.score import TrainedRun, token_nats
+from accelerated.generation.continuation import Sampling, continue_text
+from accelerated.program.errors import InputError
+from tests.helpers.texts import BYTES, documents_of, whole
+from tests.helpers.variants import PAPERS
+
+
+def run_of(paper, lengths=(30, 1, 19), lanes=2, **changes):
+    """A TrainedRun of a random model, and its documents of these lengths."""
+    own = PAPERS[paper]
+    config = own.small.__class__(**vars(own.small) | {"vocabulary": 256})
+    documents = whole(documents_of(lengths))
+    settings = SimpleNamespace(model=paper, model_config=config)
+    read = {"data": "some data", "splits": {"valid": documents}} | changes
+    return TrainedRun(
+        "a/run", own.random_model(config), settings, {"step": 7}, BYTES, lanes, **read
+    )
+
+
+# score
+
+
+@pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])
+def test_a_score_is_of_the_memory_that_is_asked_for(clear):
+    run = run_of("compressive")
+    run.splits["valid"].whole = False
+    record, lines = score.report(run, SimpleNamespace(clear_memory=clear))
+    nats = sum(np.nansum(losses) for losses in token_nats(run.model, run.documents, 1, clear))
+    assert record["nats"] == pytest.approx(nats, rel=1e-9), "another reading is scored"
+    assert record["split_tokens"] == record["tokens"] == 29 + 18
+    assert f"log-probability     {-nats:,.2f} nats" in lines
+    about = run.about(clear)
+    said = [about[name] for name in ("memory_cleared", "whole_split", "carry_over_documents")]
+    assert said == [clear, False, False], "whether it is cleared, whole, carried over"
+    way = "cleared at every segment" if clear else "carried through each document"
+    assert run.memory(clear) == f"memory {way}"
+
+
+def test_short_documents_that_are_joined_are_parts_of_a_segment_at_the_least():
+    run = run_of("compressive", (11, 10), lanes=4, carry_over=True)
+    assert [len(part.inputs) for part in run.documents] == [10, 10], "19 tokens, segments of 8"
+
+
+def test_a_nan_of_the_model_is_refused_and_one_of_nothing_scored_is_not():
+    score.check_numbers({"rows": [{"tokens": 0, "bits_per_byte": np.nan}], "nats": 1.0})
+    for record in (np.nan, [1.0, np.nan], {"tokens": 3, "rows": [{"bits": np.nan}]}):
+        with pytest.raises(InputError, match="predictions are NaN"):
+            score.check_numbers(record)
+
+
+# sample
+
+ASKED = {  # {what is asked for: options that differ from the usual}
+    "as usual": {},
+    "another seed": {"seed": 4},
+    "another prompt": {"prompt": b"the abbey "},
+    "a temperature": {"temperature": 0.5},
+    "a nucleus": {"top_p": 0.4},
+    "a new window": {"prompt": b"the abbey ", "new_window": True},
+}
+
+
+def sampled(run, **changes):
+    """What `eval.py sample` shows by options: {prompt, continuation}."""
+    usual = {"prompt": None, "prompt_file": None, "tokens": 30, "temperature": 2.0, "top_p": 1.0}
+    asked = usual | {"seed": 3, "new_window": False, "json": True} | changes
+    record, _ = sample.report(run, SimpleNamespace(**asked))
+    return record, asked
+
+
+def test_a_sample_is_drawn_as_it_is_asked_for():
+    run = run_of("pretrained_recurrence")
+    seen = set()
+    for what, changes in ASKED.items():
+        record, asked = sampled(run, **changes)
+        prompt = asked["prompt"] or b"\n"
+        given = torch.tensor([[*prompt]])
+        how = Sampling(asked["temperature"], asked["top_p"])
+        generator = torch.Generator().manual_seed(asked["seed"])
+        expected = continue_text(run.model, given, 30, how, generator, asked["new_window"])
+        assert record["continuation"] == sample.show_text(BYTES, [*expected]), f"{what} is not done"
+        assert record["prompt"] == prompt.decode()
+        seen.add(record["continuation"])
+    assert len(seen) == len(ASKED), "two of them are the same, so this test does not see them"
+
+
+def test_a_sample_is_printed_after_its_prompt(capsys):
+    run = run_of("pretrained_recurrence")
+    record, _ = sampled(run, prompt=b"the abbey ")
+    sampled(run, prompt=b"the abbey ", json=False)
+    assert capsys.readouterr().out == f"the abbey {record['continuation']}\n"
+
+
+def test_the_most_probable_token_has_no_nucleus():
+    assert sample.sampling_of(0, 1.0) == Sampling(0)
+    with pytest.raises(InputError, match="--temperature 0 takes the most probable token"):
+        sample.sampling_of(0, 0.5)
+
+
+# options
+
+REFUSED = {  # {options of `eval.py sample RUN`: words of the refusal}
+    "--temperature 0.0001": "0 for the most probable token, or at least 0.001",
+    "--top-p 0": "above 0 and at most 1",
+    "--top-p 1.1": "above 0 and at most 1",
+    "--seed -1": "at least 0 and below 2^32",
+    "--tokens 0": "at least 1",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_numbers_outside_their_range_are_refused(words, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(["sample", str(tmp_path), *words.split()])
+    assert f"it must be {REFUSED[words]}" in capsys.readouterr().err
+
+
+def test_what_is_not_asked_for_is_not_done_and_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("a book")
+    name, asked = options.parse([str(tmp_path)])
+    assert (name, asked.clear_memory, asked.data) == ("score", False, None)
+    _, asked = options.parse(["score", str(tmp_path), "--clear-memory", "--data", "book.txt"])
+    assert (asked.clear_memory, asked.data) == (True, os.path.abspath("book.txt"))
+
+
+# positions
+
+
+def test_a_range_is_drawn_at_its_middle(monkeypatch):
+    figures = []
+    monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
+    rows = [{"start": 4, "stop": 8, "text_bytes": 3, "bits_per_byte": 1.5}]
+    rows.append({"start": 8, "stop": 16, "text_bytes": 0, "bits_per_byte": np.nan})
+    positions.draw_positions("a.png", {"memory carried": rows}, 12)
+    line, reach = figures[0].axes[0].get_lines()
+    assert line.get_xydata().tolist() == [[6.0, 1.5]], "a range without text is left out"
+    assert set(reach.get_xdata()) == {12}
