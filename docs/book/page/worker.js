@@ -3,12 +3,14 @@
 
 import { loadPyodide } from "./pyodide.mjs";
 
+const NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl";
 const here = name => new URL(name, import.meta.url).href;
 
-async function start() {
-  const ours = fetch(here("palimpsest.zip")).then(reply => reply.arrayBuffer());
-  const python = await loadPyodide({ indexURL: here("./"), packages: ["numpy"] });
-  python.unpackArchive(await ours, "zip", { extractDir: "/book" });
+async function start() {  // modules are compiled when they are imported, so NumPy is unpacked, not loaded whole
+  const content = name => fetch(here(name)).then(reply => reply.arrayBuffer());
+  const archives = [["/lib/python3.12/site-packages", content(NUMPY)], ["/book", content("palimpsest.zip")]];
+  const python = await loadPyodide({ indexURL: here("./") });
+  for (const [extractDir, archive] of archives) python.unpackArchive(await archive, "zip", { extractDir });
   python.runPython("import sys; sys.path.insert(0, '/book'); import docs.book.live");
   return python;
 }
