@@ -6,7 +6,7 @@ those keys, attends to them, and a gate per head mixes the result with the layer
 No gradient flows into the memory, so it can be long. `forward` maps (tokens, state) to (logits,
 next state). `backward` maps the gradient of the next state to that of the incoming state. `params`
 are all parameters, {dotted name: array}, and `p` those of one part, without its prefix. A first
-reading ends with the demonstration. Decisions are numbered in docs/decisions/memorizing.md.
+reading ends with the model. Decisions are numbered in docs/decisions/memorizing.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens         token ids of one segment; below, their vectors are x         (B, N); x: (B, N, D)
