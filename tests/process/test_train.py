@@ -97,11 +97,8 @@ def seen(monkeypatch):
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of 60 short texts; one, the first of the validation split, is empty."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for number in range(60):
-        (folder / f"{number}.txt").write_text(f"text number {number}. " * (number % 7 + 1))
+    """A folder of short texts; one, the first of the validation split, is empty."""
+    folder = programs.write_texts(tmp_path / "texts")
     (folder / "36.txt").write_text("")
     return folder
 
