@@ -5,11 +5,8 @@ import re
 
 import pytest
 
-from docs.practice.tasks import changed
 from reference import check
-from tests.helpers.variants import PAPERS
-from tests.tools.mistakes import CATALOGUE, caught
-from tests.tools.vectors import FOLDER, computed
+from tests.tools.mistakes import CATALOGUE, first_wrong_of, shown
 
 MISTAKES = json.loads(CATALOGUE.read_text())
 PAGE = (CATALOGUE.parents[1] / "mistakes.md").read_text()
@@ -55,23 +52,17 @@ HINTS = {  # {mistake: what the checker must say of it}
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of softmax without a key
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["flag"] for mistake in MISTAKES])
-def test_what_the_checker_says_of_a_mistake_fits(mistake):
-    """In the case that the page names, by the function that computes the tensor and by lanes."""
-    paper, flag = mistake["paper"], mistake["flag"]
-    case = BEGINS[flag]
-    expected, _ = check.load(FOLDER / paper / f"{case}.safetensors")
-    texts = (mistake[name] for name in ("function", "old", "new"))
-    wrong = changed(PAPERS[paper].reference, *texts)
-    rows = check.compare(expected, expected | computed(paper, case, wrong, steps=False))
-    assert HINTS[flag] in check.hint_of(check.first_wrong(rows))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of softmax without a key
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["flag"] for mistake in MISTAKES])
 def test_a_mistake_is_caught_where_its_flag_says(mistake):
-    """In each of its cases, and by the tensor that is next to it."""
+    """In each of its cases, and by the tensor that is next to it.
+
+    What the checker says of it fits, in the case that the page names.
+    """
     assert mistake["cases"], "no case of docs/vectors catches it"
-    assert caught(mistake) == mistake["cases"], "run python -m tests.tools.mistakes"
+    begins = first_wrong_of(mistake)
+    assert shown(begins) == mistake["cases"], "run python -m tests.tools.mistakes"
+    flag = mistake["flag"]
+    said = check.hint_of(begins[BEGINS[flag]])
+    assert HINTS[flag] in said, f"of {flag} the checker says: {said}"
 
 
 def test_the_page_has_all_mistakes_in_their_order():
