@@ -247,9 +247,6 @@ def test_between_updates_nothing_is_saved_or_stopped(compressive, saves, stop_at
     train("--resume", cut)
     assert saves == [0, 5, 7]
     assert not differences(whole, cut)
-    norms = [record.get("gradient_norm") for record in read_metrics(cut)][:7]
-    assert norms[2:4] == [norms[1]] * 2, "between updates it is the last one's"
-    assert norms[5] == norms[4] != norms[1], "after resuming, too"
 
 
 def test_before_the_first_update_there_is_no_gradients_norm(compressive):
