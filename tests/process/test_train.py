@@ -82,20 +82,6 @@ def stop_at(monkeypatch):
 
 
 @pytest.fixture
-def seen(monkeypatch):
-    """A list to which every segment is added that train.py computes."""
-    found = []
-    compute = training_script.forward_and_backward
-
-    def watched(run, segments, scored):
-        found.extend(segments)
-        return compute(run, segments, scored)
-
-    monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    return found
-
-
-@pytest.fixture
 def texts(tmp_path):
     """A folder of short texts; one, the first of the validation split, is empty."""
     folder = programs.write_texts(tmp_path / "texts")
@@ -193,16 +179,6 @@ def test_a_sample_continues_a_validation_document_by_the_seed(texts, tmp_path, m
     assert bytes(call.args[1][0].tolist()) == first[:-1][:32]
     [reported] = re.findall(r"(\d\.\d{3}) with the memory", printed)
     assert float(reported) == pytest.approx(as_json(capsys, run)["bits_per_byte"], abs=6e-4)
-
-
-def test_a_segment_has_a_task_only_if_tasks_are_asked_for(text, tmp_path, seen):
-    options = words(*programs.MEMFORMER, *BRIEF, f"--data {text}")
-    train(*options, f"--steps 2 --out {tmp_path}/plain")
-    assert [segment.task for segment in seen] == [None] * 6
-    seen.clear()
-    tasks = "--task-infilling 0.4 --task-recall 0.5"
-    train(*options, tasks, f"--steps 6 --out {tmp_path}/tasks")
-    assert {kind for segment in seen for kind in segment.task.kind.tolist()} == {0, 1, 2}
 
 
 @pytest.fixture

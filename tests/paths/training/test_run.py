@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from accelerated.data.lanes import Lanes
 from accelerated.data.recall import RecallConfig
+from accelerated.data.tasks import MultiTask
 from accelerated.evaluation.score import Score
 from accelerated.training import opening
 from accelerated.training.options import Saved, parse
@@ -162,9 +164,14 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
     assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes"
 
 
-def test_the_seed_decides_which_tasks_are_drawn():
-    settings, _ = parse(words(*MEMFORMER, "--task-infilling 0.5 --seed 3"))
-    assert opening.new_reader(settings, documents_of([40])).seed == 3
+def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():
+    """How they are drawn, and what they read: data/test_tasks.py."""
+    documents = documents_of([40])
+    for options, kind in (("", Lanes), ("--task-infilling 0.5", MultiTask)):
+        settings, _ = parse(words(*MEMFORMER, "--seed 3", options))
+        reader = opening.new_reader(settings, documents)
+        assert type(reader) is kind, f"{options} is read by {reader}"
+        assert reader.seed == 3
 
 
 def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
