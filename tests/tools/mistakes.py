@@ -3,9 +3,9 @@
     python -m tests.tools.mistakes
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
-sentence and the source where it was made. Its cases are {case: [the first wrong tensor, its
-relative error]}; the error is null if it is not finite. After it python -m tests.tools.vectors
-writes the flags beside the vectors, for the checker.
+sentence, the source where it was made, and a part of what the checker says of it. Its cases are
+{case: [the first wrong tensor, its relative error]}; the error is null if it is not finite. After
+it python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
 """
 
 import json
