@@ -84,7 +84,7 @@ def cells(paper, params, names):
 
 @over(PAIRS)
 def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
-    """By group it is as ROWS in tests/tools/reach.py says; all others get exactly 0."""
+    """By group it is as tests/tools/reach.txt says; all others get exactly 0."""
     own = PAPERS[paper]
     config, rng, params, middle, _, _ = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))

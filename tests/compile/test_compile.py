@@ -129,8 +129,7 @@ def test_all_layers_use_one_compiled_method(graphs):
 
 
 def test_a_gpu_compiles_large_models_by_default(monkeypatch):
-    """A CPU does not."""
-    assert not compiles_methods(TrainingConfig(), Dropping()), "a CPU compiles by default"
+    """A CPU does not: training/test_optimization.py."""
     monkeypatch.setattr(optimization, "HAS_TRITON", True)
     embedding = SimpleNamespace(device=torch.device("cuda"))
     model = SimpleNamespace(embedding=embedding, parameters=lambda: [torch.zeros(3)])

@@ -1,7 +1,4 @@
-"""The kernels of steps, and graphs, on a stub of CUDA, which computes nothing.
-
-docs/contributing.md says how.
-"""
+"""The kernels of steps, and graphs, on a stub of CUDA, which computes nothing; no clone has it."""
 
 import numpy as np
 import pytest

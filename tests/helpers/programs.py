@@ -119,8 +119,17 @@ def train_each(folder, options, **kinds):
     return runs
 
 
+def write_texts(folder):
+    """Write 80 short texts into a new folder, and return it."""
+    folder.mkdir()
+    for number in range(80):
+        text = f"text number {number} of some. " * (number % 7 + 1)
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
 def trained_runs(folder):
-    """A run of each model, trained for two steps on one text."""
+    """A run of each model, trained for two steps on one text; and a folder of short texts."""
     book = folder / "book.txt"
     content = (ROOT / "reference" / "block_recurrent.py").read_text("utf-8")
     pieces = [content[at : at + 100] for at in range(0, 14_000, 100)]
@@ -135,15 +144,12 @@ def trained_runs(folder):
         windowed=OVERLAPPING,
         plain=PLAIN,
     )
-    return SimpleNamespace(book=book, **runs)
+    return SimpleNamespace(book=book, texts=write_texts(folder / "texts"), **runs)
 
 
 def joined_runs(folder):
     """Runs that were trained with memory carried over documents, and the folder of documents."""
-    texts = folder / "texts"
-    texts.mkdir()
-    for number in range(80):
-        (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
+    texts = write_texts(folder / "texts")
     options = f"--data {texts} --carry-over-documents"
     kinds = {"compressive": COMPRESSIVE, "windowed": OVERLAPPING, "plain": PLAIN}
     return SimpleNamespace(texts=texts, **train_each(folder, options, **kinds))
@@ -158,11 +164,6 @@ def printed(capsys, *argv):
 def as_json(capsys, *argv):
     [line] = printed(capsys, *argv, "--json").splitlines()
     return json.loads(line)
-
-
-def refused(capsys, *argv):
-    """The one line with which eval.py refuses these arguments."""
-    return refusal(evaluate, *argv)
 
 
 PATIENCE = 120.0  # seconds

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_structure, treespec_dumps, treespec_loads
 import accelerated
 from accelerated.export.program import exported_program
 from accelerated.models import NAMES
-from tests.helpers.programs import MEMFORMER, OVERLAPPING, evaluate, train
+from tests.helpers.programs import evaluate
 from tests.helpers.variants import PAPERS
 
 LANES = 3  # the program's example has two
@@ -45,13 +45,12 @@ def test_a_program_reads_segment_after_segment_in_any_number_of_lanes(name, tmp_
             torch.testing.assert_close(state, list(expected))
 
 
-def test_an_exported_folder_says_how_its_program_is_used(text, tmp_path, monkeypatch):
+def test_an_exported_folder_says_how_its_program_is_used(runs, tmp_path, monkeypatch):
     """The code in its README runs as it stands."""
-    train(*MEMFORMER, f"--data {text} --steps 1 --out {tmp_path}/run")
-    evaluate("export", tmp_path / "run", tmp_path / "folder", "--program")
+    evaluate("export", runs.memformer, tmp_path / "folder", "--program")
     monkeypatch.chdir(tmp_path / "folder")
     code = re.search(r"```python\n(.*?)```", (tmp_path / "folder" / "README.md").read_text(), re.S)
-    model = accelerated.load(tmp_path / "run").model
+    model = accelerated.load(runs.memformer).model
     tokens = torch.arange(2 * 16).view(2, 16)
     names = {"lanes": 2, "tokens": tokens}
     with torch.no_grad():
@@ -62,11 +61,10 @@ def test_an_exported_folder_says_how_its_program_is_used(text, tmp_path, monkeyp
     torch.testing.assert_close(names["logits"], logits)
 
 
-@pytest.fixture(params=[MEMFORMER, OVERLAPPING], ids=["memformer", "overlapping windows"])
-def folder(request, text, tmp_path):
-    """The exported folder of a run of one step."""
-    train(*request.param, f"--data {text} --steps 1 --out {tmp_path}/run")
-    evaluate("export", tmp_path / "run", tmp_path / "folder")
+@pytest.fixture(params=["memformer", "windowed"])
+def folder(request, runs, tmp_path):
+    """The exported folder of a run; one reads windows that overlap."""
+    evaluate("export", getattr(runs, request.param), tmp_path / "folder")
     return tmp_path / "folder"
 
 

@@ -8,7 +8,7 @@ import torch
 
 import accelerated
 from accelerated.models import NAMES, model_class, presets_of
-from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, train
+from tests.helpers.programs import as_json, evaluate, refusal
 
 BELOW_ZERO = "it must be 0 for the most probable token, or at least 0.001"
 NO_SHARE = "it must be above 0 and at most 1"
@@ -24,10 +24,9 @@ REFUSED = [  # (argument, value, what is said of it)
 
 
 @pytest.fixture
-def run(text, tmp_path):
+def run(runs):
     """The folder of a run of two steps."""
-    train(*MEMFORMER, f"--data {text} --steps 2 --out {tmp_path}/run")
-    return tmp_path / "run"
+    return runs.memformer
 
 
 def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):

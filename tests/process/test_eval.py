@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from accelerated.evaluation.options import REPORTS, report_parser
-from accelerated.fast.generation.pretrained_recurrence import Steps
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
@@ -361,28 +360,3 @@ def test_the_prompt_of_a_sample_may_come_from_a_file(runs, tmp_path, capsys, con
     prompt.write_bytes(content)
     record = as_json(capsys, f"sample {runs.recurrent} --tokens 5 --prompt-file {prompt}")
     assert record["prompt"].startswith(text)
-
-
-def test_a_seed_and_a_temperature_reach_the_sample(runs, capsys):
-    argv = f"sample {runs.recurrent} --tokens 20"
-    first, again, other = (as_json(capsys, argv, f"--seed {seed}") for seed in (3, 3, 4))
-    assert first == again != other
-    greedy = as_json(capsys, argv, "--temperature 0")
-    assert greedy == as_json(capsys, argv, "--temperature 1 --top-p 1e-9") != first
-
-
-@pytest.mark.parametrize("options, count", [("", 6), ("--new-window", 2)])
-def test_a_new_window_reaches_the_sample(runs, capsys, monkeypatch, options, count):
-    """By how many tokens of the prompt are read one by one."""
-    steps = []
-    read_token = Steps.read_token
-
-    def counted(*given):
-        steps.append(1)
-        return read_token(*given)
-
-    monkeypatch.setattr(Steps, "read_token", counted)
-    prompt = "def forward("  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
-    argv = f"sample {runs.windowed} --tokens 1 --prompt '{prompt}'"
-    assert printed(capsys, argv, options).startswith(prompt)
-    assert len(steps) == count

@@ -1,6 +1,5 @@
-"""Devices, and what several processes exchange."""
+"""Devices, and errors of one of several processes; what they exchange: training/test_together."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -37,21 +36,6 @@ def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(
         assert str(process.choose_device(name)) == expected
     else:
         assert refusal(process.choose_device, name) == expected
-
-
-def test_gradients_are_averaged_over_processes(monkeypatch):
-    """Of three parameters both processes, the other one alone, none has a gradient."""
-    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    parameters[0].grad = torch.tensor([0.0, 2.0])
-    others = [1.0, 1.0, 0.0]  # whether the other process has a gradient, which is 8
-    monkeypatch.setattr(process, "world_size", lambda: 2)
-    monkeypatch.setattr(process, "all_reduce_sum", lambda own, _: np.add(own, others).tolist())
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda gradient: gradient.add_(8.0))
-    process.average_gradients(parameters, torch.device("cpu"))
-    first, second, third = (parameter.grad for parameter in parameters)
-    assert first.tolist() == [4.0, 5.0]
-    assert second.tolist() == [4.0, 4.0]
-    assert third is None
 
 
 def test_an_error_of_the_first_process_lets_the_others_go_on(monkeypatch):

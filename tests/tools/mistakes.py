@@ -3,9 +3,9 @@
     python -m tests.tools.mistakes
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
-sentence and the source where it was made. Its cases are {case: [the first wrong tensor, its
-relative error]}; the error is null if it is not finite. After it python -m tests.tools.vectors
-writes the flags beside the vectors, for the checker.
+sentence, the source where it was made, and a part of what the checker says of it. Its cases are
+{case: [the first wrong tensor, its relative error]}; the error is null if it is not finite. After
+it python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
 """
 
 import json
@@ -18,8 +18,8 @@ from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import CATALOGUE, FOLDER, computed
 
 
-def caught(mistake: dict) -> dict:
-    """{case: [the first wrong tensor, its error]} of the cases that catch it; it can run them."""
+def first_wrong_of(mistake: dict) -> dict[str, check.Row]:
+    """{case: the first tensor that is wrong} of the cases that catch a mistake; it can run them."""
     paper = mistake["paper"]
     texts = (mistake[name] for name in ("function", "old", "new"))
     wrong = changed(PAPERS[paper].reference, *texts)
@@ -32,14 +32,23 @@ def caught(mistake: dict) -> dict:
             continue
         first = check.first_wrong(check.compare(expected, expected | found))
         if first:
-            error = float(f"{first.error:.3g}")
-            begins[name] = [first.name, error if math.isfinite(error) else None]
+            begins[name] = first
     return begins
+
+
+def shown(begins: dict[str, check.Row]) -> dict[str, list]:
+    """{case: [the first wrong tensor, its error]}, as the catalogue has it."""
+    cases = {}
+    for name, first in begins.items():
+        error = float(f"{first.error:.3g}")
+        cases[name] = [first.name, error if math.isfinite(error) else None]
+    return cases
 
 
 def main() -> None:
     """Write the catalogue anew, a line for each mistake."""
-    mistakes = [each | {"cases": caught(each)} for each in json.loads(CATALOGUE.read_text())]
+    mistakes = json.loads(CATALOGUE.read_text())
+    mistakes = [each | {"cases": shown(first_wrong_of(each))} for each in mistakes]
     lines = [json.dumps(each, ensure_ascii=False) for each in mistakes]
     CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -14,27 +14,15 @@ from tests.helpers.programs import (
     BRIEF,
     COMPRESSIVE,
     as_json,
+    evaluate,
     printed,
-    refused,
+    refusal,
     saved,
     train,
-    trained_runs,
 )
 from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs that were trained for two steps on one text, and a folder of short documents."""
-    runs = trained_runs(tmp_path_factory.mktemp("runs"))
-    texts = tmp_path_factory.mktemp("texts")
-    for number in range(60):
-        sentence = f"text number {number} of some words."
-        (texts / f"{number}.txt").write_text(" ".join([sentence] * (number % 7 + 1)))
-    runs.texts = texts
-    return runs
 
 
 def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
@@ -73,13 +61,13 @@ def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
 def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys):
     rows = as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
     assert [row["segments"] for row in rows] == [0, 1, 2]
-    error = refused(capsys, "range", runs.recurrent, "--segments", 9000)
+    error = refusal(evaluate, "range", runs.recurrent, "--segments 9000")
     assert "no document has scored tokens in its segments" in error
-    assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
+    assert "carries no memory" in refusal(evaluate, "range", runs.plain, "--segments 2")
 
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
-    train(*COMPRESSIVE, "--data", runs.book, *BRIEF, "--dtype", "bfloat16", "--out", tmp_path)
+    train(*COMPRESSIVE, *BRIEF, f"--data {runs.book} --dtype bfloat16 --out {tmp_path}")
     look_up = compressive.look_up
     seen = set()
 
@@ -88,19 +76,18 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
         return look_up(tokens, matrix)
 
     monkeypatch.setattr(compressive, "look_up", noted)
-    rate = ["--learning-rate", 1e-4]
-    for name, options, dtype in (
-        ("score", [], torch.bfloat16),
-        ("compression", [], torch.float32),
-        ("dynamic", rate, torch.float32),
+    for report, dtype in (
+        ("score", torch.bfloat16),
+        ("compression", torch.float32),
+        ("dynamic --learning-rate 1e-4", torch.float32),
     ):
-        printed(capsys, name, tmp_path, *options)
-        assert seen == {dtype}, name
+        printed(capsys, report, tmp_path)
+        assert seen == {dtype}, report
         seen.clear()
 
 
 def test_the_reports_of_memories_say_what_was_averaged(runs, capsys, monkeypatch):
-    assert "of 3 segments" in printed(capsys, "attention", runs.compressive, "--sequences", 3)
+    assert "of 3 segments" in printed(capsys, "attention", runs.compressive, "--sequences 3")
     losses_and_targets = torch.tensor([[1.0, 2.0], [4.0, 4.0]])
     monkeypatch.setattr(memories, "compression_by_layer", lambda *given: losses_and_targets)
     record = as_json(capsys, "compression", runs.compressive)
@@ -129,4 +116,5 @@ def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monk
     assert record["dynamic"]["nats"] < record["static"]["nats"], learns
     parameters = len(saved(runs.recurrent)["parameters"])
     assert seen == [(0.002, parameters, 1.0, 2)]
-    assert "the predictions become NaN while training continues" in refused(capsys, *command, 1e30)
+    line = refusal(evaluate, *command, 1e30)
+    assert "the predictions become NaN while training continues" in line

@@ -75,14 +75,12 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
         assert equal(before[name], begun[name]), name
 
 
-def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
+def test_transformers_opens_a_plain_gpt2(runs, tmp_path, capsys):
     """With all its weights, and the same logits; --init and `load` take it back as it was."""
     import transformers
 
-    run = tmp_path / "run"
     folder = tmp_path / "exported"
-    train(*programs.PLAIN, f"--data {text} --steps 2 --out {run}")
-    as_json(capsys, "export", run, folder)
+    as_json(capsys, "export", runs.plain, folder)
     theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True
     )
@@ -92,7 +90,7 @@ def test_transformers_opens_a_plain_gpt2(text, tmp_path, capsys):
     expected = theirs(tokens).logits
     logits = ours(tokens, ours.initial_state(2)).logits
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    for name, value in saved(run)["parameters"].items():
+    for name, value in saved(runs.plain)["parameters"].items():
         assert torch.equal(ours.state_dict()[name], value), name
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from accelerated.data.lanes import Lanes
 from accelerated.data.recall import RecallConfig
+from accelerated.data.tasks import MultiTask
 from accelerated.evaluation.score import Score
 from accelerated.training import opening
 from accelerated.training.options import Saved, parse
@@ -14,24 +16,27 @@ from accelerated.training.settings import TrainingConfig
 from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train, words
 from tests.helpers.texts import documents_of, write
 
-EPOCHS = [  # (overlap, epochs, steps of 2 x 2 windows): there are 5 windows, or 6 that overlap
-    (0, 2.0, 3),
-    (0, 1.3, 2),
-    (0, 0.1, 1),
-    (3, 2.0, 3),
-    (3, 2.4, 4),
+# (options, steps of 2 x 2 windows): there are 5 windows, or 6 that overlap. Groups of lanes change
+# no number of updates
+EPOCHS = [
+    ("--overlap 0 --epochs 2", 3),
+    ("--overlap 0 --epochs 1.3", 2),
+    ("--overlap 0 --epochs 0.1", 1),
+    ("--overlap 3 --epochs 2", 3),
+    ("--overlap 3 --epochs 2.4", 4),
+    ("--overlap 0 --epochs 2 --accumulate 2", 3),
 ]
 
 
-@pytest.mark.parametrize("overlap,epochs,steps", EPOCHS)
-def test_epochs_are_the_steps_that_read_that_part_of_all_windows(overlap, epochs, steps, capsys):
+@pytest.mark.parametrize("options,steps", EPOCHS)
+def test_epochs_are_the_steps_that_read_that_part_of_all_windows(options, steps, capsys):
     """A resumed run whose step is not below that is refused."""
     documents = documents_of([26, 9, 0])
-    options = f"--horizon 2 --batch 2 --overlap {overlap} --epochs {epochs}"
-    settings, start = parse(words(*WINDOWED, options))
+    settings, start = parse(words(*WINDOWED, "--horizon 2 --batch 2", options))
     found = opening.epochs_to_steps(settings, documents, start).training
     assert (found.steps, found.epochs) == (steps, 0.0)
-    said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
+    segments = 6 if settings.model_config.overlap else 5
+    said = f"--epochs {settings.training.epochs:g} of {segments} segments in 2 x 2 a step"
     assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
     start.resumed = Saved("run/checkpoint.pt", {"step": 4})
     line = refusal(opening.epochs_to_steps, settings, documents, start)
@@ -159,19 +164,14 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
     assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes"
 
 
-def test_the_seed_decides_which_tasks_are_drawn():
-    settings, _ = parse(words(*MEMFORMER, "--task-infilling 0.5 --seed 3"))
-    assert opening.new_reader(settings, documents_of([40])).seed == 3
-
-
-def test_groups_of_lanes_change_no_number_of_updates():
-    steps = []
-    for groups in (1, 2):
-        options = f"--horizon 2 --batch 2 --epochs 2 --accumulate {groups}"
-        settings, start = parse(words(*WINDOWED, options))
-        read = opening.epochs_to_steps(settings, documents_of([26, 9, 0]), start)
-        steps.append(read.training.steps)
-    assert steps == [3, 3]
+def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():
+    """How they are drawn, and what they read: data/test_tasks.py."""
+    documents = documents_of([40])
+    for options, kind in (("", Lanes), ("--task-infilling 0.5", MultiTask)):
+        settings, _ = parse(words(*MEMFORMER, "--seed 3", options))
+        reader = opening.new_reader(settings, documents)
+        assert type(reader) is kind, f"{options} is read by {reader}"
+        assert reader.seed == 3
 
 
 def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
