@@ -52,7 +52,11 @@ def test_the_count_is_that_of_torchs_counter(name, monkeypatch):
         state = model.initial_state(1)
         with FlopCounterMode(display=False) as counter:
             model(tokens, state)
-        assert window_flops(config, length) == counter.get_total_flops(), length
+        found = window_flops(config, length)
+        counted = counter.get_total_flops()
+        assert found == counted, (
+            f"{found} FLOPs of a window of {length} tokens, torch has {counted}"
+        )
 
 
 def test_flops_per_token_are_those_of_windows_run_over_tokens_scored():
@@ -92,7 +96,10 @@ def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_win
         other = dataclasses.replace(config, overlap=overlap)
         scores = row["splits"]["test"]
         expected = evaluate(PAPER.random_model(other), documents, BYTES, 1, clear)
-        assert scores["nats"] == pytest.approx(expected.nats, rel=1e-9)
+        said = (
+            f"overlap {overlap}: {scores['nats']} nats, and {expected.nats} if it is scored alone"
+        )
+        assert scores["nats"] == pytest.approx(expected.nats, rel=1e-9), said
         assert scores["tokens"] == 16
         changed = [f"trained with overlap {config.overlap}"] if overlap != config.overlap else []
         assert row["notes"] == changed + ["memory cleared"] * clear

@@ -43,12 +43,14 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
             losses += of_document[scored].tolist()
             targets += document.targets[scored].tolist()
         text_bytes = len(tokenizer.decode(targets))
-        found = [row[name] for name in ("documents", "tokens", "text_bytes")]
-        assert found == [reached, len(losses), text_bytes]
-        assert row["nats"] == pytest.approx(sum(losses), rel=1e-12)
+        expected = {"documents": reached, "tokens": len(losses), "text_bytes": text_bytes}
+        expected["nats"] = sum(losses)
         for name, units in (("bits_per_token", len(losses)), ("bits_per_byte", text_bytes)):
-            rate = sum(losses) / units / math.log(2) if units else math.nan
-            assert row[name] == pytest.approx(rate, nan_ok=True)
+            expected[name] = sum(losses) / units / math.log(2) if units else math.nan
+        for name, right in expected.items():
+            where = f"of positions {row['start']} to {row['stop'] - 1}"
+            said = f"{name} {where} is {row[name]}, and {right} counted token by token"
+            assert row[name] == pytest.approx(right, rel=1e-12, nan_ok=True), said
 
 
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
@@ -92,4 +94,5 @@ def test_the_report_has_the_losses_of_both_readings(name):
         for row in record["by_position"][way]:
             span = slice(max(row["start"] - 1, 0), row["stop"] - 1)
             by_hand = sum(losses[span].sum() for losses in nats)
-            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (way, row["start"])
+            said = f"{way}, from position {row['start']}: {row['nats']} nats, expected {by_hand}"
+            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), said

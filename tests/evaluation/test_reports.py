@@ -9,7 +9,7 @@ import torch
 
 from accelerated.evaluation import options, positions, sample, score
 from accelerated.evaluation.score import TrainedRun, token_nats
-from accelerated.generation.continuation import Sampling, continue_text
+from accelerated.generation.continuation import Sampling
 from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, documents_of, whole
 from tests.helpers.variants import PAPERS
@@ -64,34 +64,35 @@ ASKED = {  # {what is asked for: options that differ from the usual}
     "as usual": {},
     "another seed": {"seed": 4},
     "another prompt": {"prompt": b"the abbey "},
-    "a temperature": {"temperature": 0.5},
-    "a nucleus": {"top_p": 0.4},
-    "a new window": {"prompt": b"the abbey ", "new_window": True},
+    "a temperature": {"temperature": 0.2},
+    "a nucleus": {"top_p": 0.05},
+    "a new window": {"new_window": True},
 }
 
 
 def sampled(run, **changes):
-    """What `eval.py sample` shows by options: {prompt, continuation}."""
-    usual = {"prompt": None, "prompt_file": None, "tokens": 30, "temperature": 2.0, "top_p": 1.0}
+    """(What `eval.py sample` shows by options: {prompt, continuation}; the options)."""
+    usual = {"prompt": None, "prompt_file": None, "tokens": 9, "temperature": 0.8, "top_p": 1.0}
     asked = usual | {"seed": 3, "new_window": False, "json": True} | changes
     record, _ = sample.report(run, SimpleNamespace(**asked))
     return record, asked
 
 
-def test_a_sample_is_drawn_as_it_is_asked_for():
-    run = run_of("pretrained_recurrence")
-    seen = set()
-    for what, changes in ASKED.items():
-        record, asked = sampled(run, **changes)
-        prompt = asked["prompt"] or b"\n"
-        given = torch.tensor([[*prompt]])
-        how = Sampling(asked["temperature"], asked["top_p"])
-        generator = torch.Generator().manual_seed(asked["seed"])
-        expected = continue_text(run.model, given, 30, how, generator, asked["new_window"])
-        assert record["continuation"] == sample.show_text(BYTES, [*expected]), f"{what} is not done"
-        assert record["prompt"] == prompt.decode()
-        seen.add(record["continuation"])
-    assert len(seen) == len(ASKED), "two of them are the same, so this test does not see them"
+@pytest.mark.parametrize("what", ASKED)
+def test_a_sample_is_drawn_as_it_is_asked_for(what, monkeypatch):
+    calls = []
+
+    def continued(model, prompt, count, sampling, generator, new_window=False):
+        calls.append((bytes(prompt[0].tolist()), count, sampling, generator.initial_seed()))
+        calls.append(new_window)
+        return iter(torch.tensor([*b"!"]))
+
+    monkeypatch.setattr(sample, "continue_text", continued)
+    record, asked = sampled(run_of("pretrained_recurrence"), **ASKED[what])
+    prompt = asked["prompt"] or b"\n"
+    how = Sampling(asked["temperature"], asked["top_p"])
+    assert calls == [(prompt, 9, how, asked["seed"]), asked["new_window"]], f"{what} is not done"
+    assert record == {"prompt": prompt.decode(), "continuation": "!"}
 
 
 def test_a_sample_is_printed_after_its_prompt(capsys):

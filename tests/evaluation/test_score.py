@@ -85,7 +85,7 @@ def test_scores_equal_documents_read_one_by_one(
     for document in documents:
         scored += document.targets[document.scored].tolist()
     nats = sum(np.nansum(losses) for losses, _ in by_hand)
-    assert total.nats == pytest.approx(nats, rel=1e-11)
+    assert total.nats == pytest.approx(nats, rel=1e-11), "the sum of all losses"
     right = sum(right for _, right in by_hand)
     counts = {"tokens": len(scored), "right": right, "text_bytes": len(tokenizer.decode(scored))}
     for name, expected in counts.items():
