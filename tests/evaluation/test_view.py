@@ -161,14 +161,17 @@ CASES += [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2].name}")
-def case(request, tmp_path):
+@pytest.fixture(
+    params=CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2].name}", scope="module"
+)
+def case(request, tmp_path_factory):
     """A run, the longest of its documents, its page: the record, the lines, the data."""
+    torch.set_default_dtype(torch.float64)
     paper, name, tokenizer, scored = request.param
     texts = ("", "short", TEXT, TEXT[:50])
     documents = [document_from(text, tokenizer, scored) for text in texts]
     run = run_of(paper, name, documents, tokenizer)
-    record, lines, data = page_of(run, tmp_path / "page.html")
+    record, lines, data = page_of(run, tmp_path_factory.mktemp("view") / "page.html")
     return SimpleNamespace(
         run=run, document=documents[2], record=record, lines="".join(lines), data=data
     )
@@ -421,12 +424,14 @@ in_a_browser = pytest.mark.skipif(
 )
 
 
+@pytest.mark.interfaces  # not of the proof: a browser takes seconds
 @in_a_browser
 def test_a_pages_text_is_shown_as_text(looked_at):
     assert looked_at["hacked"] == ["undefined", 0, 3]
     assert looked_at["texts"] == SHOWN
 
 
+@pytest.mark.interfaces
 @in_a_browser
 def test_keys_slider_and_address_do_what_they_say(looked_at):
     assert looked_at["over"] == [[3], "2,0"]
