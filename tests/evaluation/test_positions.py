@@ -1,6 +1,5 @@
 """Losses by position equal a count by hand."""
 
-import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import by_position, doubling_ranges
-from accelerated.evaluation.score import TrainedRun, token_nats
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats, whole
-from tests.helpers.variants import PAPERS, variant
+from accelerated.evaluation.score import token_nats
+from tests.helpers.reading import trained_run
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
@@ -78,11 +77,10 @@ def test_the_table_ends_with_what_the_memory_saves_after_the_first_segment():
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
-    config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
-    model = PAPERS["pretrained_recurrence"].random_model(config)
     texts = ["the theatre and the abbey " * count for count in (3, 1)]
-    documents = whole([document_from(text, BYTES) for text in texts])
-    run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
+    documents = [document_from(text, BYTES) for text in texts]
+    run = trained_run("pretrained_recurrence", name, documents)
+    model = run.model
     record, _ = positions.report(run, SimpleNamespace(plot=None))
     assert record["attention_reach"] == model.attention_reach
     ways = {"memory_carried": False}

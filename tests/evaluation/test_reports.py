@@ -8,23 +8,16 @@ import pytest
 import torch
 
 from accelerated.evaluation import options, positions, sample, score
-from accelerated.evaluation.score import TrainedRun, token_nats
+from accelerated.evaluation.score import token_nats
 from accelerated.generation.continuation import Sampling
 from accelerated.program.errors import InputError
-from tests.helpers.texts import BYTES, documents_of, whole
-from tests.helpers.variants import PAPERS
+from tests.helpers.reading import trained_run
+from tests.helpers.texts import documents_of
 
 
-def run_of(paper, lengths=(30, 1, 19), lanes=2, **changes):
-    """A TrainedRun of a random model, and its documents of these lengths."""
-    own = PAPERS[paper]
-    config = own.small.__class__(**vars(own.small) | {"vocabulary": 256})
-    documents = whole(documents_of(lengths))
-    settings = SimpleNamespace(model=paper, model_config=config)
-    read = {"data": "some data", "splits": {"valid": documents}} | changes
-    return TrainedRun(
-        "a/run", own.random_model(config), settings, {"step": 7}, BYTES, lanes, **read
-    )
+def run_of(paper, name, lengths=(30, 1, 19), **changes):
+    """A TrainedRun and its documents of these lengths."""
+    return trained_run(paper, name, documents_of(lengths), **changes)
 
 
 # score
@@ -32,7 +25,7 @@ def run_of(paper, lengths=(30, 1, 19), lanes=2, **changes):
 
 @pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])
 def test_a_score_is_of_the_memory_that_is_asked_for(clear):
-    run = run_of("compressive")
+    run = run_of("compressive", "conv-bptt")
     run.splits["valid"].whole = False
     record, lines = score.report(run, SimpleNamespace(clear_memory=clear))
     nats = sum(np.nansum(losses) for losses in token_nats(run.model, run.documents, 1, clear))
@@ -47,7 +40,7 @@ def test_a_score_is_of_the_memory_that_is_asked_for(clear):
 
 
 def test_short_documents_that_are_joined_are_parts_of_a_segment_at_the_least():
-    run = run_of("compressive", (11, 10), lanes=4, carry_over=True)
+    run = run_of("compressive", "conv-bptt", (11, 10), lane_count=4, carry_over=True)
     assert [len(part.inputs) for part in run.documents] == [10, 10], "19 tokens, segments of 8"
 
 
@@ -88,7 +81,7 @@ def test_a_sample_is_drawn_as_it_is_asked_for(what, monkeypatch):
         return iter(torch.tensor([*b"!"]))
 
     monkeypatch.setattr(sample, "continue_text", continued)
-    record, asked = sampled(run_of("pretrained_recurrence"), **ASKED[what])
+    record, asked = sampled(run_of("pretrained_recurrence", "overlapping"), **ASKED[what])
     prompt = asked["prompt"] or b"\n"
     how = Sampling(asked["temperature"], asked["top_p"])
     assert calls == [(prompt, 9, how, asked["seed"]), asked["new_window"]], f"{what} is not done"
@@ -96,7 +89,7 @@ def test_a_sample_is_drawn_as_it_is_asked_for(what, monkeypatch):
 
 
 def test_a_sample_is_printed_after_its_prompt(capsys):
-    run = run_of("pretrained_recurrence")
+    run = run_of("pretrained_recurrence", "overlapping")
     record, _ = sampled(run, prompt=b"the abbey ")
     sampled(run, prompt=b"the abbey ", json=False)
     assert capsys.readouterr().out == f"the abbey {record['continuation']}\n"
