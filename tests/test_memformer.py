@@ -154,8 +154,8 @@ def test_the_references_tasks_are_the_lanes_tasks():
 
     recalled = variants.recall(previous, earlier)
     for task, kind, prompt in ((infilled, 1, previous), (recalled, 2, earlier)):
-        assert (task.kind == kind).all()
-        assert (task.prompt == prompt).all()
+        assert (task.kind == kind).all(), "the kind of a task"
+        assert (task.prompt == prompt).all(), "what a task asks for"
     assert (recalled.reading == previous).all()
     assert recalled.readable.all()
 
@@ -273,4 +273,4 @@ def test_parameters_of_table_2(positions, count):
     distances = config.distances(causal=True)
     p = config.operations.init_attention(config, np.random.default_rng(0), distances)
     found = sum(value.size for name, value in p.items() if not name.startswith("norm"))
-    assert found == pytest.approx(count, rel=0.01)
+    assert found == pytest.approx(count, rel=0.01), "parameters of a self-attention"

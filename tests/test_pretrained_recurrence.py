@@ -172,7 +172,7 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
             assert not saw.any(), f"window {k}: scored predictions of {target[saw]} see token {at}"
             leaks += (differs & ~scored & (target == at)).sum()
     two_windows = 2 * (overlap - 1)  # those after the first
-    assert leaks == (two_windows if pool == "all" else 0)
+    assert leaks == (two_windows if pool == "all" else 0), "unscored predictions see targets"
 
 
 @pytest.mark.parametrize("name", ["overlapping", "all-but-one-shared", "plain", "several-vectors"])
@@ -191,7 +191,7 @@ def test_training_from_lanes_is_training_on_the_document(name):
     model = PAPER.model_with(params, config).train()
     segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
     starts = [segment.starts[0].item() for segment in segments]
-    assert starts == [True] + [False] * (len(windows) - 1)
+    assert starts == [True] + [False] * (len(windows) - 1), "a document starts once"
     found = back_propagated("through_time", model, segments, model.initial_state(2))
     assert_agree({"loss": loss} | grads, {"loss": found["loss"]} | gradients(model), LADDER, name)
 
@@ -205,7 +205,7 @@ def test_checkpointing_at_the_bottleneck_is_exact(name):
     windows = ref.windows_of(config, rng.integers(V, size=(2, 16)))
     loss, grads = ref.loss_and_gradients(params, config, windows, seed=4)
     again, replayed = variants.checkpointed(params, config, windows, seed=4)
-    assert again == pytest.approx(loss, rel=1e-14)
+    assert again == pytest.approx(loss, rel=1e-14), "the loss by checkpoints"
     assert_agree(grads, replayed, 1e-12)
     other, _ = ref.loss_and_gradients(params, config, windows, seed=5)
     assert other != loss, "nothing is dropped"

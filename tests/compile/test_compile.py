@@ -144,7 +144,7 @@ def test_a_gpu_compiles_large_models_by_default(monkeypatch):
 def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
     """On a GPU in name only.
 
-    On a CPU compiled bfloat16 crashed; what else is refused is in paths/training.
+    On a CPU compiled bfloat16 crashed; what else is refused is in training/test_run.py.
     """
     monkeypatch.setattr(process, "choose_device", lambda name, _: torch.device(name))
 

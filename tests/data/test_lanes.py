@@ -76,8 +76,8 @@ def dealt(ns, size, seed=None, count=None):
                 order.append(number)
                 unread[lane] = [(number, window) for window in windows[number]]
             expected, window = unread[lane].pop(0)
-            assert (number, start) == (expected, window.start)
-            assert row == expected_row(documents[number], window, length)
+            assert (number, start) == (expected, window.start), "a lane reads another window"
+            assert row == expected_row(documents[number], window, length), "tokens, targets, scored"
     if seed is None:
         assert not any(unread), "a single pass reads all"
         assert next(dealer, None) is None, "a single pass ends"
@@ -88,7 +88,7 @@ def dealt(ns, size, seed=None, count=None):
 def test_one_pass_reads_every_document_once_in_one_lane(ns, size):
     """The longest first; of windows that overlap each scores what the previous one has not."""
     order, usable = dealt(ns, size)
-    assert order == sorted(usable, key=lambda number: -ns[number])
+    assert order == sorted(usable, key=lambda number: -ns[number]), "the longest come first"
 
 
 @given(ns=lengths, size=sizes(), seed=st.integers(0, 9))
@@ -96,7 +96,7 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, size, se
     """`dealt` asserts that. Here: with a seed each pass deals every document once, without end."""
     order, usable = dealt(ns, size, seed, count=20)
     for turn in range(0, len(order) - len(usable) + 1, len(usable)):
-        assert sorted(order[turn : turn + len(usable)]) == usable
+        assert sorted(order[turn : turn + len(usable)]) == usable, "a pass deals each once"
 
 
 def test_shuffling_depends_on_seed_and_pass():
@@ -107,10 +107,10 @@ def test_shuffling_depends_on_seed_and_pass():
         return numbers[:30], numbers[30:]
 
     first, second = passes(0)
-    assert (first, second) == passes(0)
+    assert (first, second) == passes(0), "a seed deals in one order"
     assert sorted(first) == sorted(second) == [*range(30)]
-    assert first != second
-    assert first != passes(1)[0]
+    assert first != second, "the second pass has the order of the first"
+    assert first != passes(1)[0], "another seed deals in the same order"
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -132,7 +132,7 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
     predictions = [max(n - 1, 0) for n in ns]
     parts = cut_for_lanes(count, documents)
     assume(parts is not documents)
-    assert len(parts) >= min(count, sum(predictions))
+    assert len(parts) >= min(count, sum(predictions)), "a lane has nothing to read"
     assert parts.lengths.tolist() == [len(part.inputs) for part in parts]
 
     pieces = {number: [] for number, n in enumerate(ns) if n > 1}
@@ -146,12 +146,12 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
             assert joined.tolist() == getattr(documents[number], name).tolist()
         found = [len(part.inputs) for part in of_document]
         assert min(found) > 0
-        assert max(found) - min(found) <= 1
+        assert max(found) - min(found) <= 1, "parts of a document are not equal"
         if len(found) == 1:
             whole += found
         else:
             longest_part = max(longest_part, *found)
-    assert max(whole, default=0) <= 2 * longest_part + 1
+    assert max(whole, default=0) <= 2 * longest_part + 1, "a longer document is not cut"
 
 
 def test_documents_are_cut_only_if_there_are_too_few():
@@ -172,7 +172,7 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
     predictions = [max(n - 1, 0) for n in ns]
     total = sum(predictions)
     taken = evenly_spread(documents, tokens, longest)
-    assert (taken is documents) == (total <= tokens)
+    assert (taken is documents) == (total <= tokens), "whether all is taken"
     assume(taken is not documents)
     assert taken.spans == evenly_spread(documents, tokens, longest).spans
     assert taken.spans == sorted(set(taken.spans))
@@ -183,10 +183,10 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
         read[before[number] + start : before[number] + stop] = 1
         is_whole = (start, stop) == (0, predictions[number])
         assert is_whole if predictions[number] <= longest else stop - start >= longest // 2
-        assert stop - start <= longest
-    assert abs(read.sum() - tokens) <= longest / 2 + 1e-9
+        assert stop - start <= longest, "a piece is too long"
+    assert abs(read.sum() - tokens) <= longest / 2 + 1e-9, "how much is taken"
     asked = np.arange(1, total + 1) * tokens / total
-    assert np.abs(np.cumsum(read) - asked).max() <= longest
+    assert np.abs(np.cumsum(read) - asked).max() <= longest, "a stretch is read more"
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12))
@@ -217,8 +217,8 @@ def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lan
     for name, row in expected.items():
         assert np.concatenate([getattr(part, name) for part in parts]).tolist() == row
     part_sizes = [len(part.inputs) for part in parts]
-    assert len(parts) == min(lanes, len(tokens) - 1)
-    assert max(part_sizes) - min(part_sizes) <= 1
+    assert len(parts) == min(lanes, len(tokens) - 1), "a part for each lane"
+    assert max(part_sizes) - min(part_sizes) <= 1, "parts are not equal"
     assert parts[0].inputs.dtype == documents[0].inputs.dtype
 
 

@@ -39,7 +39,7 @@ def test_masked_texts_equal_the_references(n, masked, span, seed):
     ours = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
     theirs = ref.mask_spans(text, MASK, masked, span, np.random.default_rng(seed))
     for field, other in zip(ours, theirs, strict=True):
-        assert field.tolist() == other.tolist()
+        assert field.tolist() == other.tolist(), "what is left, or masked, is not the reference's"
 
 
 @given(**spans)
@@ -50,26 +50,26 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     lengths = span_lengths(budget, span, np.random.default_rng(seed))
     out, gone = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
     is_mask = out == MASK
-    assert sum(lengths) == budget
+    assert sum(lengths) == budget, "spans mask more or less than their share"
     assert min(lengths, default=0) >= 0
     assert 1 <= len(out) <= n, "it never grows, and is never empty"
-    assert is_mask.sum() == len(lengths)
-    assert text[~gone].tolist() == out[~is_mask].tolist()
+    assert is_mask.sum() == len(lengths), "a mask for every span"
+    assert text[~gone].tolist() == out[~is_mask].tolist(), "what is left is another text"
 
     edges = [-1, *np.flatnonzero(~is_mask), len(out)]  # what is left, with an end before and after
     missing = np.diff([-1, *np.flatnonzero(~gone), n]) - 1  # between two tokens that are left
     masks = np.diff(edges) - 1
     assert not missing[masks == 0].any(), "tokens are missing only at masks"
     if masks.max() <= 1:  # no two masks side by side
-        assert sorted(missing[masks == 1]) == sorted(lengths)
+        assert sorted(missing[masks == 1]) == sorted(lengths), "other lengths are masked"
 
 
 def test_span_lengths_are_poisson():
     """Mean, variance and fraction of empty spans; of so many the last counts little."""
     lengths = np.array(span_lengths(40_000, 3.5, np.random.default_rng(0)))
-    assert np.mean(lengths) == pytest.approx(3.5, rel=0.02)
-    assert np.var(lengths) == pytest.approx(3.5, rel=0.05)
-    assert np.mean(lengths == 0) == pytest.approx(np.exp(-3.5), rel=0.15)
+    assert np.mean(lengths) == pytest.approx(3.5, rel=0.02), "the mean length of a span"
+    assert np.var(lengths) == pytest.approx(3.5, rel=0.05), "the variance of a length"
+    assert np.mean(lengths == 0) == pytest.approx(np.exp(-3.5), rel=0.15), "empty spans"
 
 
 def dealt(config, lengths, count, horizon=3, lanes=3, seed=5, length=8):
@@ -94,8 +94,8 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
         drawn = [set(), set(), set()]  # the tasks of each lane
         for segment in rollout:
             expected = next(plain)
-            assert torch.equal(segment.tokens, expected.tokens)
-            assert torch.equal(segment.starts, expected.starts)
+            assert torch.equal(segment.tokens, expected.tokens), "a task changes what is read"
+            assert torch.equal(segment.starts, expected.starts), "a task moves a start"
             for lane in range(3):
                 if segment.starts[lane]:
                     history[lane] = []
@@ -115,21 +115,21 @@ def check_task(segment, expected, lane, history):
     reading = segment.task.reading[lane][readable].tolist()
     previous = history[-1] if history else [BEGIN] * 8
     if kind == TASKS.index("continuation"):
-        assert targets == expected.targets[lane].tolist()
-        assert torch.equal(segment.scored[lane], expected.scored[lane])
-        assert prompt == segment.tokens[lane].tolist()
+        assert targets == expected.targets[lane].tolist(), "continuation asks for the text"
+        assert torch.equal(segment.scored[lane], expected.scored[lane]), "what is scored"
+        assert prompt == segment.tokens[lane].tolist(), "its prompt is the segment"
     else:
         assert len(history) >= kind, "infilling needs one previous segment, recall two"
-        assert targets == prompt == history[-kind]
-        assert segment.scored[lane].all()
+        assert targets == prompt == history[-kind], "it asks for another segment"
+        assert segment.scored[lane].all(), "all of a task is scored"
     if kind == TASKS.index("infilling"):
         rest = [token for token in reading if token != MASK]
         assert MASK in reading
         assert len(reading) <= 8
         assert len(rest) == 6, "8 less round(0.3 * 8) that are masked"
-        assert set(rest) <= set(previous)
+        assert set(rest) <= set(previous), "what is read is of another segment"
     else:
-        assert reading == previous
+        assert reading == previous, "the encoder reads the segment before"
         assert readable.all()
 
 
@@ -163,7 +163,7 @@ def test_shares_are_as_configured():
     assert alike == pytest.approx(by_chance, abs=0.03), "each lane draws its own task"
     counts = collections.Counter(itertools.chain.from_iterable(kinds))
     shares = [counts[kind] / counts.total() for kind in range(3)]
-    assert shares == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
+    assert shares == pytest.approx([0.3, 0.4, 0.3], abs=0.03), "continuation, infilling, recall"
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -173,7 +173,7 @@ def test_a_task_begins_as_soon_as_the_document_is_long_enough(kind):
     for segment in itertools.chain.from_iterable(rollouts):
         age = np.where(segment.starts, 0, age + 1)
         expected = [kind if read >= kind else 0 for read in age]
-        assert segment.task.kind.tolist() == expected
+        assert segment.task.kind.tolist() == expected, "a task begins too early or late"
 
 
 def test_continuing_from_a_position_gives_the_same_rollouts():
@@ -190,7 +190,7 @@ def test_continuing_from_a_position_gives_the_same_rollouts():
         for field in expected.task._fields:
             same = torch.equal(getattr(expected.task, field), getattr(segment.task, field))
             assert same, f"{field} of the task differs after seek()"
-    assert whole.position() == resumed.position()
+    assert whole.position() == resumed.position(), "the places after as many segments"
 
 
 def test_a_segment_moves_with_its_task():

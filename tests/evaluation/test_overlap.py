@@ -15,10 +15,11 @@ from accelerated.evaluation.overlap import (
     report,
     window_flops,
 )
-from accelerated.evaluation.score import TrainedRun, evaluate
+from accelerated.evaluation.score import evaluate
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
+from tests.helpers.reading import trained_run
 from tests.helpers.texts import BYTES, documents_of, whole
 from tests.helpers.variants import PAPERS, variant
 
@@ -52,7 +53,11 @@ def test_the_count_is_that_of_torchs_counter(name, monkeypatch):
         state = model.initial_state(1)
         with FlopCounterMode(display=False) as counter:
             model(tokens, state)
-        assert window_flops(config, length) == counter.get_total_flops(), length
+        found = window_flops(config, length)
+        counted = counter.get_total_flops()
+        assert found == counted, (
+            f"{found} FLOPs of a window of {length} tokens, torch has {counted}"
+        )
 
 
 def test_flops_per_token_are_those_of_windows_run_over_tokens_scored():
@@ -81,18 +86,19 @@ def test_presets_have_the_published_sizes(name):
 
 @pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])
 def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows(clear):
-    config = dataclasses.replace(SMALL, vocabulary=256)
-    documents = whole(documents_of([15, 3, 1]))
-    model = PAPER.random_model(config)
-    settings = SimpleNamespace(model_config=config)
-    run = TrainedRun("runs/a", model, settings, {}, BYTES, 2, "data", {"test": documents})
+    documents = documents_of([15, 3, 1])
+    run = trained_run("pretrained_recurrence", "overlapping", documents)
+    config = run.model.config
     record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=clear))
     for overlap, row, line in zip((0, 2, 5), record["rows"], lines[2:], strict=True):
         assert row["config"]["overlap"] == overlap
         other = dataclasses.replace(config, overlap=overlap)
-        scores = row["splits"]["test"]
+        scores = row["splits"]["valid"]
         expected = evaluate(PAPER.random_model(other), documents, BYTES, 1, clear)
-        assert scores["nats"] == pytest.approx(expected.nats, rel=1e-9)
+        said = (
+            f"overlap {overlap}: {scores['nats']} nats, and {expected.nats} if it is scored alone"
+        )
+        assert scores["nats"] == pytest.approx(expected.nats, rel=1e-9), said
         assert scores["tokens"] == 16
         changed = [f"trained with overlap {config.overlap}"] if overlap != config.overlap else []
         assert row["notes"] == changed + ["memory cleared"] * clear
@@ -107,29 +113,18 @@ def test_what_is_read_again_is_the_runs_own_or_the_first_that_is_asked_for():
 
 
 def test_joined_documents_and_a_part_of_a_split_are_named_and_counted_as_they_are_read():
-    """With memory carried over documents, windows are of their joined text."""
-    config = dataclasses.replace(SMALL, vocabulary=256)
-    documents = whole(documents_of([15, 3, 9]))
-    documents.whole = False
-    settings = SimpleNamespace(model_config=config)
-    model = PAPER.random_model(config)
-    read = {"data": "data", "splits": {"test": documents}, "carry_over": True}
-    run = TrainedRun("runs/a", model, settings, {}, BYTES, 1, **read)
+    """With memory carried over documents, windows are of their joined text; here in one lane."""
+    documents = documents_of([15, 3, 9])
+    read = {"lane_count": 1, "carry_over": True}
+    run = trained_run("pretrained_recurrence", "overlapping", documents, **read)
+    run.splits["test"] = whole(documents_of([15, 3]))
+    run.splits["test"].whole = False
     record, _ = report([run], SimpleNamespace(overlaps=(), clear_memory=False))
     [row] = record["rows"]
     assert row["notes"] == ["documents joined", "a part of test"]
-    joined = run.to_read("test")
-    assert len(joined) == 1
-    assert row["counted_flops_per_token"] == counted_flops_per_token(config, joined)
-    assert row["counted_flops_per_token"] != counted_flops_per_token(config, documents)
-
-
-def test_each_split_that_is_a_part_is_named():
-    config = dataclasses.replace(SMALL, vocabulary=256)
-    splits = {split: whole(documents_of([15, 3])) for split in ("valid", "test")}
-    splits["test"].whole = False
-    settings = SimpleNamespace(model_config=config)
-    model = PAPER.random_model(config)
-    run = TrainedRun("runs/a", model, settings, {}, BYTES, 1, "data", splits)
-    record, _ = report([run], SimpleNamespace(overlaps=(), clear_memory=False))
-    assert record["rows"][0]["notes"] == ["a part of test"]
+    joined = [*run.to_read("valid"), *run.to_read("test")]
+    assert len(joined) == 2, "a text for each split"
+    found = row["counted_flops_per_token"]
+    assert found == counted_flops_per_token(run.model.config, joined)
+    apart = [*documents, *run.splits["test"]]
+    assert found != counted_flops_per_token(run.model.config, apart)

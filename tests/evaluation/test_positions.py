@@ -1,6 +1,5 @@
 """Losses by position equal a count by hand."""
 
-import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import by_position, doubling_ranges
-from accelerated.evaluation.score import TrainedRun, token_nats
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats, whole
-from tests.helpers.variants import PAPERS, variant
+from accelerated.evaluation.score import token_nats
+from tests.helpers.reading import trained_run
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
@@ -43,12 +42,14 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
             losses += of_document[scored].tolist()
             targets += document.targets[scored].tolist()
         text_bytes = len(tokenizer.decode(targets))
-        found = [row[name] for name in ("documents", "tokens", "text_bytes")]
-        assert found == [reached, len(losses), text_bytes]
-        assert row["nats"] == pytest.approx(sum(losses), rel=1e-12)
+        expected = {"documents": reached, "tokens": len(losses), "text_bytes": text_bytes}
+        expected["nats"] = sum(losses)
         for name, units in (("bits_per_token", len(losses)), ("bits_per_byte", text_bytes)):
-            rate = sum(losses) / units / math.log(2) if units else math.nan
-            assert row[name] == pytest.approx(rate, nan_ok=True)
+            expected[name] = sum(losses) / units / math.log(2) if units else math.nan
+        for name, right in expected.items():
+            where = f"of positions {row['start']} to {row['stop'] - 1}"
+            said = f"{name} {where} is {row[name]}, and {right} counted token by token"
+            assert row[name] == pytest.approx(right, rel=1e-12, nan_ok=True), said
 
 
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
@@ -76,11 +77,10 @@ def test_the_table_ends_with_what_the_memory_saves_after_the_first_segment():
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
-    config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
-    model = PAPERS["pretrained_recurrence"].random_model(config)
     texts = ["the theatre and the abbey " * count for count in (3, 1)]
-    documents = whole([document_from(text, BYTES) for text in texts])
-    run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
+    documents = [document_from(text, BYTES) for text in texts]
+    run = trained_run("pretrained_recurrence", name, documents)
+    model = run.model
     record, _ = positions.report(run, SimpleNamespace(plot=None))
     assert record["attention_reach"] == model.attention_reach
     ways = {"memory_carried": False}
@@ -92,4 +92,5 @@ def test_the_report_has_the_losses_of_both_readings(name):
         for row in record["by_position"][way]:
             span = slice(max(row["start"] - 1, 0), row["stop"] - 1)
             by_hand = sum(losses[span].sum() for losses in nats)
-            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (way, row["start"])
+            said = f"{way}, from position {row['start']}: {row['nats']} nats, expected {by_hand}"
+            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), said

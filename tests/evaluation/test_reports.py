@@ -8,23 +8,16 @@ import pytest
 import torch
 
 from accelerated.evaluation import options, positions, sample, score
-from accelerated.evaluation.score import TrainedRun, token_nats
-from accelerated.generation.continuation import Sampling, continue_text
+from accelerated.evaluation.score import token_nats
+from accelerated.generation.continuation import Sampling
 from accelerated.program.errors import InputError
-from tests.helpers.texts import BYTES, documents_of, whole
-from tests.helpers.variants import PAPERS
+from tests.helpers.reading import trained_run
+from tests.helpers.texts import documents_of
 
 
-def run_of(paper, lengths=(30, 1, 19), lanes=2, **changes):
-    """A TrainedRun of a random model, and its documents of these lengths."""
-    own = PAPERS[paper]
-    config = own.small.__class__(**vars(own.small) | {"vocabulary": 256})
-    documents = whole(documents_of(lengths))
-    settings = SimpleNamespace(model=paper, model_config=config)
-    read = {"data": "some data", "splits": {"valid": documents}} | changes
-    return TrainedRun(
-        "a/run", own.random_model(config), settings, {"step": 7}, BYTES, lanes, **read
-    )
+def run_of(paper, name, lengths=(30, 1, 19), **changes):
+    """A TrainedRun and its documents of these lengths."""
+    return trained_run(paper, name, documents_of(lengths), **changes)
 
 
 # score
@@ -32,7 +25,7 @@ def run_of(paper, lengths=(30, 1, 19), lanes=2, **changes):
 
 @pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])
 def test_a_score_is_of_the_memory_that_is_asked_for(clear):
-    run = run_of("compressive")
+    run = run_of("compressive", "conv-bptt")
     run.splits["valid"].whole = False
     record, lines = score.report(run, SimpleNamespace(clear_memory=clear))
     nats = sum(np.nansum(losses) for losses in token_nats(run.model, run.documents, 1, clear))
@@ -47,7 +40,7 @@ def test_a_score_is_of_the_memory_that_is_asked_for(clear):
 
 
 def test_short_documents_that_are_joined_are_parts_of_a_segment_at_the_least():
-    run = run_of("compressive", (11, 10), lanes=4, carry_over=True)
+    run = run_of("compressive", "conv-bptt", (11, 10), lane_count=4, carry_over=True)
     assert [len(part.inputs) for part in run.documents] == [10, 10], "19 tokens, segments of 8"
 
 
@@ -64,38 +57,39 @@ ASKED = {  # {what is asked for: options that differ from the usual}
     "as usual": {},
     "another seed": {"seed": 4},
     "another prompt": {"prompt": b"the abbey "},
-    "a temperature": {"temperature": 0.5},
-    "a nucleus": {"top_p": 0.4},
-    "a new window": {"prompt": b"the abbey ", "new_window": True},
+    "a temperature": {"temperature": 0.2},
+    "a nucleus": {"top_p": 0.05},
+    "a new window": {"new_window": True},
 }
 
 
 def sampled(run, **changes):
-    """What `eval.py sample` shows by options: {prompt, continuation}."""
-    usual = {"prompt": None, "prompt_file": None, "tokens": 30, "temperature": 2.0, "top_p": 1.0}
+    """(What `eval.py sample` shows by options: {prompt, continuation}; the options)."""
+    usual = {"prompt": None, "prompt_file": None, "tokens": 9, "temperature": 0.8, "top_p": 1.0}
     asked = usual | {"seed": 3, "new_window": False, "json": True} | changes
     record, _ = sample.report(run, SimpleNamespace(**asked))
     return record, asked
 
 
-def test_a_sample_is_drawn_as_it_is_asked_for():
-    run = run_of("pretrained_recurrence")
-    seen = set()
-    for what, changes in ASKED.items():
-        record, asked = sampled(run, **changes)
-        prompt = asked["prompt"] or b"\n"
-        given = torch.tensor([[*prompt]])
-        how = Sampling(asked["temperature"], asked["top_p"])
-        generator = torch.Generator().manual_seed(asked["seed"])
-        expected = continue_text(run.model, given, 30, how, generator, asked["new_window"])
-        assert record["continuation"] == sample.show_text(BYTES, [*expected]), f"{what} is not done"
-        assert record["prompt"] == prompt.decode()
-        seen.add(record["continuation"])
-    assert len(seen) == len(ASKED), "two of them are the same, so this test does not see them"
+@pytest.mark.parametrize("what", ASKED)
+def test_a_sample_is_drawn_as_it_is_asked_for(what, monkeypatch):
+    calls = []
+
+    def continued(model, prompt, count, sampling, generator, new_window=False):
+        calls.append((bytes(prompt[0].tolist()), count, sampling, generator.initial_seed()))
+        calls.append(new_window)
+        return iter(torch.tensor([*b"!"]))
+
+    monkeypatch.setattr(sample, "continue_text", continued)
+    record, asked = sampled(run_of("pretrained_recurrence", "overlapping"), **ASKED[what])
+    prompt = asked["prompt"] or b"\n"
+    how = Sampling(asked["temperature"], asked["top_p"])
+    assert calls == [(prompt, 9, how, asked["seed"]), asked["new_window"]], f"{what} is not done"
+    assert record == {"prompt": prompt.decode(), "continuation": "!"}
 
 
 def test_a_sample_is_printed_after_its_prompt(capsys):
-    run = run_of("pretrained_recurrence")
+    run = run_of("pretrained_recurrence", "overlapping")
     record, _ = sampled(run, prompt=b"the abbey ")
     sampled(run, prompt=b"the abbey ", json=False)
     assert capsys.readouterr().out == f"the abbey {record['continuation']}\n"

@@ -85,7 +85,7 @@ def test_scores_equal_documents_read_one_by_one(
     for document in documents:
         scored += document.targets[document.scored].tolist()
     nats = sum(np.nansum(losses) for losses, _ in by_hand)
-    assert total.nats == pytest.approx(nats, rel=1e-11)
+    assert total.nats == pytest.approx(nats, rel=1e-11), "the sum of all losses"
     right = sum(right for _, right in by_hand)
     counts = {"tokens": len(scored), "right": right, "text_bytes": len(tokenizer.decode(scored))}
     for name, expected in counts.items():
@@ -100,15 +100,15 @@ def test_lanes_without_text_are_not_computed(monkeypatch):
     read = Mock(wraps=model.read)
     monkeypatch.setattr(model, "read", read)
     evaluate(model, documents_of([31, 13, 8]), BYTES, 8)
-    assert [len(call.args[0]) for call in read.call_args_list] == [3, 3, 1, 1, 1]
+    assert [len(call.args[0]) for call in read.call_args_list] == [3, 3, 1, 1, 1], "lanes read"
 
 
 def test_a_score_has_its_units():
     total = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
-    assert total.bits_per_token == pytest.approx(2)
-    assert total.bits_per_byte == pytest.approx(0.5)
-    assert total.accuracy == pytest.approx(2 / 3)
-    assert total.perplexity(3) == pytest.approx(4)
+    assert total.bits_per_token == pytest.approx(2), "6 bits of 3 tokens"
+    assert total.bits_per_byte == pytest.approx(0.5), "6 bits of 12 bytes"
+    assert total.accuracy == pytest.approx(2 / 3), "2 right of 3 tokens"
+    assert total.perplexity(3) == pytest.approx(4), "exp(nats / 3)"
     assert total.perplexity(6) == pytest.approx(2)
     assert Score(nats=1e6, tokens=1).perplexity(1) == math.inf, "no double holds it"
 
@@ -135,11 +135,11 @@ def test_scores_have_no_dropout_and_clearing_matters(training):
     [first] = token_nats(model, documents, 1)
     [again] = token_nats(model, documents, 1)
     [cleared] = token_nats(model, documents, 1, clear_memory=True)
-    assert (first == again).all()
-    assert (first != cleared).any()
+    assert (first == again).all(), "scoring drops entries"
+    assert (first != cleared).any(), "the memory is not cleared"
     for name, parameter in model.named_parameters():
         assert parameter.grad is None, f"scoring leaves a gradient on {name}"
-    assert model.training == training
+    assert model.training == training, "scoring changes the mode of the model"
 
 
 def joined_by_hand(documents):
@@ -181,16 +181,16 @@ def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(pape
     assert len(text.inputs) == 81
     assert text.scored.sum() == 78 == sum(len(document.inputs) for document in documents)
     apart = evaluate(model, documents, BYTES, 3, clear)
-    assert apart.tokens == 78
+    assert apart.tokens == 78, "a token is scored twice or never"
     for lanes, parts in ((1, [text]), (3, thirds_of(text))):
         joined = joined_for_lanes(lanes, documents)
         expected = [one_by_one(model, part, clear)[0] for part in parts]
         for losses, by_hand in zip(token_nats(model, joined, lanes, clear), expected, strict=True):
             np.testing.assert_allclose(losses, by_hand, rtol=1e-9)
         total = evaluate(model, joined, BYTES, lanes, clear)
-        assert total.tokens == 78
+        assert total.tokens == 78, "a token of the joined text is scored twice or never"
         nats = sum(np.nansum(losses) for losses in expected)
-        assert total.nats == pytest.approx(nats, rel=1e-12)
+        assert total.nats == pytest.approx(nats, rel=1e-12), "the sum of a joined text"
     assert abs(apart.nats / total.nats - 1) > 1e-9
 
 
@@ -221,6 +221,6 @@ def test_an_official_count_is_used_for_its_own_text(monkeypatch, data, words, li
     table = np.array([[0, 20, words, 0], [20, 20, 0, line_ends]])
     documents = TextDocuments(np.zeros(40, np.uint8), table)
     run = TrainedRun("", None, None, {}, None, 1, data, {"test": documents})
-    assert run.words() == expected
+    assert run.words() == expected, "words, and how they were counted"
     documents.whole = False
-    assert run.words() == (words, COUNTED)
+    assert run.words() == (words, COUNTED), "of a part of a split no official count"

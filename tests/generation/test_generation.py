@@ -121,8 +121,8 @@ def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mo
         return [token.item() for token in tokens]
 
     first, again, other = (drawn(Sampling(), seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+    assert first == again, "a seed draws other tokens again"
+    assert first != other, "another seed draws the same tokens"
     without = random_model("block_recurrent", "fixed-skip")
     greedy = [token.item() for token in continue_text(without, prompt, 30, GREEDY, None)]
     assert drawn(GREEDY) == greedy, "a unit was dropped"
@@ -190,7 +190,7 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
         for token in tokens:
             logits, stream = captured.step(token, stream)
             expected, expected_stream = plain.step(token, expected_stream)
-            assert torch.equal(logits, expected)
+            assert torch.equal(logits, expected), "a captured step has other logits"
             assert stream.position == expected_stream.position
             for tensor, other in zip(tensors_in(stream), tensors_in(expected_stream), strict=True):
                 assert torch.equal(tensor, other), "a stream of the graph's is another"
@@ -232,7 +232,7 @@ def test_probabilities_are_float32(monkeypatch):
 
     monkeypatch.setattr(torch, "multinomial", watched)
     continuation.draw(torch.zeros(2, 9, dtype=torch.bfloat16), Sampling(top_p=0.5), None)
-    assert kinds == [torch.float32]
+    assert kinds == [torch.float32], "probabilities are not float32"
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
@@ -252,7 +252,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
         for count in range(1, size + 1):
             sets += itertools.combinations(weights, count)
         fewest = min(len(some) for some in sets if 8 * sum(some) >= share * sum(weights))
-        assert len(chosen) == fewest
+        assert len(chosen) == fewest, "the nucleus has more tokens than it needs, or fewer"
         assert sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
 
 

@@ -1,11 +1,17 @@
-"""A text read by a model in the plainest way, for what reads many of them side by side."""
+"""A text read by a model in the plainest way, and a run that eval.py could have opened."""
+
+import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from accelerated.data.windows import cut
+from accelerated.evaluation.score import TrainedRun
 from accelerated.protocol import detach, overlap_of
+from tests.helpers.texts import BYTES, whole
+from tests.helpers.variants import PAPERS, variant
 
 
 def read_alone(model, text, is_cleared=lambda index: False):
@@ -26,3 +32,13 @@ def read_alone(model, text, is_cleared=lambda index: False):
         logits, after, auxiliary = model(padded, state)
         state = detach(after)
         yield window, logits[:, :size], auxiliary
+
+
+def trained_run(paper, name, documents, tokenizer=BYTES, **changes):
+    """A TrainedRun of a variant with random weights, in two lanes; `valid` has the documents."""
+    config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
+    model = PAPERS[paper].random_model(config)
+    settings = SimpleNamespace(model=paper, model_config=config)
+    splits = {"valid": whole(documents)}
+    run = TrainedRun("runs/some", model, settings, {"step": 7}, tokenizer, 2, "some data", splits)
+    return run._replace(**changes)

@@ -96,7 +96,10 @@ def test_the_contract_runs_on_it(project):
 def test_what_it_lacks_is_what_a_new_paper_owes(project):
     """And each failure says so in a sentence."""
     files = [f"tests/house/test_{name}.py" for name in ("check", "docs", "references", "vectors")]
-    printed = printed_by_tests(project, *files, "tests/paths/training", "tests/paths/evaluation")
+    opened = ("checkpoint", "folder", "options", "run", "settings")
+    files += [f"tests/training/test_{name}.py" for name in opened]
+    pages = ("tests/evaluation/test_view.py", "tests/paths/evaluation")
+    printed = printed_by_tests(project, *files, *pages)
     failures = re.findall(r"^FAILED .*", printed, re.M)
     assert all("owes" in failure for failure in failures), printed
     for owed in ("chapter", "decisions", "presets", "vectors"):

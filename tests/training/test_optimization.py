@@ -43,38 +43,41 @@ RATES = [  # (changes, {step: rate})
 
 @pytest.mark.parametrize("changes,rates", RATES, ids=[str(changes) for changes, _ in RATES])
 def test_schedules(changes, rates):
-    config = dataclasses.replace(BASE, **changes)
-    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates)
+    check_rates(dataclasses.replace(BASE, **changes), rates)
+
+
+def check_rates(config, rates):
+    """Fail unless the learning rates are {step: rate}."""
+    for step, rate in rates.items():
+        found = learning_rate(step, config)
+        when = "in warm-up" if step <= config.warmup else f"of the schedule {config.schedule}"
+        said = f"step {step} {when} has the learning rate {found:.6g}, expected {rate:.6g}"
+        assert found == pytest.approx(rate), said
 
 
 def test_the_compressive_papers_schedule():
     """Section 5: linear from 1e-6 to 3e-4 in 4,000 iterations, then a cosine to 1e-6 in 100,000."""
     config = preset_settings("compressive", "enwik8").training
-    halfway = (1e-6 + 3e-4) / 2
-    for step, expected in (
-        (0, 1e-6),
-        (2000, halfway),
-        (4000, 3e-4),
-        (54_000, halfway),
-        (104_000, 1e-6),
-    ):
-        assert learning_rate(step, config) == pytest.approx(expected)
+    half = (1e-6 + 3e-4) / 2
+    check_rates(config, {0: 1e-6, 2000: half, 4000: 3e-4, 54_000: half, 104_000: 1e-6})
     assert (config.clip, config.weight_decay, config.optimizer) == (0.1, 0.0, "adam")
 
 
-def updates(training, steps):
-    """The steps after which parameters are updated."""
-    return [step for step in steps if update_due(step, training)]
+def check_updates(training, steps, expected):
+    """Fail unless parameters are updated after the expected ones of these steps."""
+    found = [step for step in steps if update_due(step, training)]
+    rule = f"each up to {training.update_every_from}, then each {training.update_every}th"
+    assert found == expected, f"of {steps} updates come after {found}, expected {expected}: {rule}"
 
 
 def test_updates_come_every_k_iterations_from_n_on():
     """5.5.1: after every iteration up to n, then after every k-th, and after the last."""
     gathering = dataclasses.replace(BASE, steps=14, update_every=4, update_every_from=5)
-    assert updates(gathering, range(1, 15)) == [1, 2, 3, 4, 5, 9, 13, 14]
-    assert updates(BASE, range(1, 1001)) == [*range(1, 1001)]
+    check_updates(gathering, range(1, 15), [1, 2, 3, 4, 5, 9, 13, 14])
+    check_updates(BASE, range(1, 1001), [*range(1, 1001)])
     paper = preset_settings("compressive", "enwik8").training
-    late = updates(paper, range(59_998, 60_010))
-    assert late == [59_998, 59_999, 60_000, 60_004, 60_008]
+    late = [59_998, 59_999, 60_000, 60_004, 60_008]
+    check_updates(paper, range(59_998, 60_010), late)
 
 
 class TwoObjectives(torch.nn.Module):
@@ -94,11 +97,13 @@ def test_gradients_are_averaged_then_clipped_for_each_objective(limit, task, oth
     model = TwoObjectives()
     model.task.grad = torch.tensor([0.0, 12.0, 0.0])
     model.other.grad = torch.tensor([90.0, 120.0])
-    norm = average_and_clip(model, 3, limit).item()
-    assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4)
-    assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
-    assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
-    assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
+    found = {"all, before clipping": average_and_clip(model, 3, limit).item()}
+    found["the task, clipped"] = model.task.grad.norm().item()
+    found["the auxiliary loss, clipped"] = model.other.grad.norm().item()
+    for what, expected in zip(found, (math.hypot(4, 50), task, other), strict=True):
+        said = f"the norm of {what}, is {found[what]:.6g}, expected {expected:.6g}"
+        assert found[what] == pytest.approx(expected, rel=1e-4), said
+    assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3), "its direction"
 
 
 OPTIMISERS = [  # (--optimizer, its class, weight decay, second-moment decay)
@@ -115,14 +120,15 @@ def test_optimisers_decay_matrices_only(name, kind, decay, beta2):
     optimizer = make_optimizer(model, training)
     assert type(optimizer) is kind
     matrices, vectors = optimizer.param_groups
-    assert matrices["params"] == [model.weight]
-    assert matrices["weight_decay"] == decay
-    assert vectors["params"] == [model.bias]
-    assert vectors["weight_decay"] == 0.0
+    assert (matrices["params"], vectors["params"]) == ([model.weight], [model.bias])
+    decays = (matrices["weight_decay"], vectors["weight_decay"])
+    assert decays == (decay, 0.0), f"{name} decays matrices and vectors by {decays}"
     for group in (matrices, vectors) if beta2 else ():
-        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, beta2), 1e-8, False)
+        found = (group["betas"], group["eps"], group["amsgrad"])
+        assert found == ((0.9, beta2), 1e-8, False), f"{name} has betas, epsilon, amsgrad {found}"
     set_learning_rate(optimizer, 0.125)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == [0.125, 0.125], f"a group keeps another rate: {rates}"
 
 
 def adafactors_update(gradient):

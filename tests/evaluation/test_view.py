@@ -4,7 +4,6 @@ The page works in a browser.
 """
 
 import argparse
-import dataclasses
 import html
 import json
 import math
@@ -19,15 +18,16 @@ import torch
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation import view
-from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
+from accelerated.evaluation.score import evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.conftest import ROOT
 from tests.helpers.comparison import assert_agree
+from tests.helpers.reading import trained_run
 from tests.helpers.rollouts import both_sides
-from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from, whole
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
+from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs
 from tests.house.browser import BROWSER
 
 SHARING = pairs(  # variants that differ in how a softmax is over memory and tokens
@@ -118,16 +118,6 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
 # The page's data
 
 
-def run_of(paper, name, documents, tokenizer=BYTES, **changes):
-    """A TrainedRun of a model with random weights, in two lanes."""
-    config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
-    model = PAPERS[paper].random_model(config)
-    settings = SimpleNamespace(model=paper)
-    splits = {"valid": whole(documents)}
-    run = TrainedRun("runs/some", model, settings, {"step": 7}, tokenizer, 2, "some data", splits)
-    return run._replace(**changes)
-
-
 def page_of(run, path, **options):
     """(the record, the lines, the page's data) of a page written to path."""
     asked = {"first": 1, "segments": None} | options
@@ -161,14 +151,17 @@ CASES += [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2].name}")
-def case(request, tmp_path):
+@pytest.fixture(
+    params=CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2].name}", scope="module"
+)
+def case(request, tmp_path_factory):
     """A run, the longest of its documents, its page: the record, the lines, the data."""
+    torch.set_default_dtype(torch.float64)
     paper, name, tokenizer, scored = request.param
     texts = ("", "short", TEXT, TEXT[:50])
     documents = [document_from(text, tokenizer, scored) for text in texts]
-    run = run_of(paper, name, documents, tokenizer)
-    record, lines, data = page_of(run, tmp_path / "page.html")
+    run = trained_run(paper, name, documents, tokenizer)
+    record, lines, data = page_of(run, tmp_path_factory.mktemp("view") / "page.html")
     return SimpleNamespace(
         run=run, document=documents[2], record=record, lines="".join(lines), data=data
     )
@@ -234,7 +227,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(case):
 
 
 def test_a_softmax_over_memory_alone_has_no_shares(tmp_path):
-    run = run_of("memformer", "encoder-decoder", [document_from(TEXT, BYTES)])
+    run = trained_run("memformer", "encoder-decoder", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
     assert data["looked"] is None
     assert not any("shares" in segment for segment in data["segments"])
@@ -245,7 +238,9 @@ def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
     inputs = BYTES.encode("B4,?B..?B;")
     answers = BYTES.encode("\0\0\0\x004\0\0\x004\0")
     document = Document("recall", inputs, answers, answers > 0)
-    _, _, data = page_of(run_of("memformer", "decoder-only", [document]), tmp_path / "page.html")
+    _, _, data = page_of(
+        trained_run("memformer", "decoder-only", [document]), tmp_path / "page.html"
+    )
     assert text_of(data) == "B4,?B4.?B4\0"
     assert data["scored"] == data["bytes"] == 2
     assert [place for place, loss in enumerate(losses_of(data, 0)) if loss] == [4, 8]
@@ -256,7 +251,7 @@ def test_joined_documents_add_up_to_the_split(tmp_path):
     texts = (TEXT[:30], "abbey", TEXT[7:30], "x", TEXT[40:])
     documents = [document_from(text, BYTES) for text in texts]
     carried = {"carry_over": True, "lane_count": 1}
-    run = run_of("pretrained_recurrence", "overlapping", documents, **carried)
+    run = trained_run("pretrained_recurrence", "overlapping", documents, **carried)
     record, _, data = page_of(run, tmp_path / "page.html")
     nats = evaluate(run.model, run.documents, BYTES, 1).nats
     assert record["memory_carried"]["nats"] == pytest.approx(nats, rel=1e-9)
@@ -269,7 +264,7 @@ def test_joined_documents_add_up_to_the_split(tmp_path):
 
 def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     """The losses of the whole document stay. It has 8 segments of 8 tokens."""
-    run = run_of("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
+    run = trained_run("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
     _, _, whole = page_of(run, tmp_path / "whole.html")
     record, lines, some = page_of(run, tmp_path / "some.html", first=4, segments=3)
     assert record["segments"] == [4, 6]
@@ -281,14 +276,14 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "TOKENS", 30)
     record, _, _ = page_of(run, tmp_path / "few.html", first=2)
     assert record["segments"] == [2, 4]
-    run = run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
+    run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
     new = run.model.config.segment - overlap_of(run.model.config)
     record, _, _ = page_of(run, tmp_path / "overlapping.html")
     assert record["segments"] == [1, 30 // new], "of tokens that no segment before it shows"
 
 
 def test_windows_that_overlap_follow_the_token_before_them(tmp_path):
-    run = run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
+    run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html", first=3, segments=1)
     [segment] = data["segments"]
     assert data["before"] == TEXT[segment["at"] - 1]
@@ -296,7 +291,7 @@ def test_windows_that_overlap_follow_the_token_before_them(tmp_path):
 
 def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "BARS", 3)
-    run = run_of("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
+    run = trained_run("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
     strip = data["overview"]
     assert strip["segments"] == 3
@@ -320,11 +315,11 @@ def test_a_character_of_several_tokens_stands_at_its_last():
 
 def test_what_cannot_be_shown_is_refused(tmp_path):
     documents = [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])]
-    run = run_of("memformer", "decoder-only", documents)
+    run = trained_run("memformer", "decoder-only", documents)
     words = "--from 5: the document has 4 segments; give a smaller number"
     with pytest.raises(InputError, match=words):
         page_of(run, tmp_path / "page.html", first=5)
-    run = run_of("compressive", "nothing-remembered", [document_from(TEXT, BYTES)])
+    run = trained_run("compressive", "nothing-remembered", [document_from(TEXT, BYTES)])
     words = "view: this model carries no memory that could be cleared; give"
     with pytest.raises(InputError, match=words):
         page_of(run, tmp_path / "page.html")
@@ -405,7 +400,7 @@ def looked_at(tmp_path_factory):
     ids = np.array(IDS)
     scored = np.arange(len(ids) - 1) % 31 < 30
     document = Document("some", ids[:-1], ids[1:], scored)
-    run = run_of("compressive", "conv-bptt", [document], HOSTILE, data=HTML[0])
+    run = trained_run("compressive", "conv-bptt", [document], HOSTILE, data=HTML[0])
     page_of(run, path)
     path.write_text(path.read_text().replace("</body>", f"<script>{SCRIPT}</script></body>"))
     address = f"{path.as_uri()}#segment=1&at-a-time=1"
@@ -421,12 +416,14 @@ in_a_browser = pytest.mark.skipif(
 )
 
 
+@pytest.mark.interfaces  # not of the proof: a browser takes seconds
 @in_a_browser
 def test_a_pages_text_is_shown_as_text(looked_at):
     assert looked_at["hacked"] == ["undefined", 0, 3]
     assert looked_at["texts"] == SHOWN
 
 
+@pytest.mark.interfaces
 @in_a_browser
 def test_keys_slider_and_address_do_what_they_say(looked_at):
     assert looked_at["over"] == [[3], "2,0"]
