@@ -160,7 +160,9 @@ def data_of(path: Path, whole: bool) -> str:
         return WAITING
     data = values_of(path.stem) if is_chapter(path) else NOTHING
     if "try_one" in lives_of(path):
-        return as_json({"weights": runtime.weights_offered()})
+        from docs.book.try_one import recorded  # NumPy and two references
+
+        return as_json({"weights": runtime.weights_offered(), "run": recorded()})
     if not has_replay(path):
         return data
     from docs.book.replay import replay_data  # NumPy and a reference
@@ -199,9 +201,10 @@ def scripts_for(path: Path, data: str) -> str:
         needed.append("waiting.js")
     elif data != NOTHING:
         needed.append("heat.js")
-        needed += ["replay.js"] if has_replay(path) else []
         needed += ["panel.js"] if is_chapter(path) else []
     lives = [name for name in lives_of(path) if name != "edit" or "panel.js" in needed]
+    if has_replay(path) and "heat.js" in needed:
+        lives = ["replay", *lives]
     if lives:
         needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives)]
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]

@@ -4,6 +4,7 @@ The worker in the reader's browser runs it (live.py), and test_live.py outside. 
 memory that reads one document, segment by segment, through the reference.
 """
 
+import functools
 import importlib
 import json
 import sys
@@ -19,6 +20,17 @@ from reference.check import load
 LONGEST = 32_768  # tokens of a document
 HORIZON = 16  # segments that gradients are followed back
 SESSIONS: dict[int, SimpleNamespace] = {}  # {side of the page: what reads there}
+# what the page begins with
+FIRST_FILES = (
+    "docs/results/weights/block-recurrent-lstm-gate-facts-first.safetensors",
+    "docs/results/weights/memformer-slots-themselves-rewritten.safetensors",
+)
+FIRST = {
+    "facts": [["0", "5", ""], ["1", "7", ""], ["8", "9", ""], ["6", "2", ""]],
+    "lengths": [32, 0, 64],
+    "distractors": 0.0,
+    "seed": 0,
+}
 
 
 # ----------------------------------------------------------------------------
@@ -67,20 +79,33 @@ def noise(about: dict, length: int, distractors: float, rng: np.random.Generator
 
 # ----------------------------------------------------------------------------
 # reading
-def begin(side: int, files: list, **made: object) -> dict:
-    """Begin a session with files[0], weights; returns what the page must know of it."""
-    rows, about = load(ROOT / files[0])
+@functools.cache
+def model_of(file: str) -> tuple:
+    """(reference, config, parameters, what its metadata says) of a file of weights."""
+    rows, about = load(ROOT / file)
     about["config"] = json.loads(about["config"])
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in about["config"].items()}
     reference = importlib.import_module(f"reference.{about['model']}")
-    config = reference.Config(**fields)
     params = {name: row.astype(np.float64) for name, row in rows.items()}
+    return reference, reference.Config(**fields), params, about
+
+
+def ready(files: list) -> dict:
+    """Read these weights; who is answered knows that Python is there, and a document is next."""
+    for file in files:
+        model_of(file)
+    return {}
+
+
+def begin(side: int, files: list, **made: object) -> dict:
+    """Begin a session with files[0], weights; returns what the page must know of it."""
+    reference, config, params, about = model_of(files[0])
     tokens, places, questions = document(about, **made)
     state = reference.initial_state(params, config, 1)
     SESSIONS[side] = SimpleNamespace(
         reference=reference,
         config=config,
-        params=params,
+        params=dict(params),
         tokens=tokens,
         places=places,
         questions=questions,
@@ -89,11 +114,10 @@ def begin(side: int, files: list, **made: object) -> dict:
         written={},  # {place of a fact: (attention by slot (S,), the memory (S, D) before, after)}
         states={},  # {segment: the state before it} of the last ones
     )
-    count = tokens.shape[1] // config.segment
     first = memory_of(state)
     return {
         "segment": config.segment,
-        "segments": count,
+        "segments": tokens.shape[1] // config.segment,
         "tokens": bytes(tokens[0].astype(np.uint8)).decode(),
         "places": places,
         "questions": questions,
@@ -102,9 +126,18 @@ def begin(side: int, files: list, **made: object) -> dict:
     }
 
 
-def ready() -> dict:
-    """Nothing: who is answered knows that Python is there."""
-    return {}
+@functools.cache
+def recorded() -> dict:
+    """What the page shows before a visitor reads anything: the first document, read by two models.
+
+    "made" is what `begin` is given for it; each of "sides" has a file, and what `begin` and `read`
+    returned.
+    """
+    sides = []
+    for side, file in enumerate(FIRST_FILES):
+        begun = begin(side, [file], **FIRST)
+        sides.append({"file": file, "begun": begun, "read": read(side, np.inf)})
+    return {"made": FIRST, "sides": sides}
 
 
 def memory_of(state: tuple) -> np.ndarray:

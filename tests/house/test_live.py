@@ -139,9 +139,17 @@ def test_a_task_is_solved_in_the_page_and_an_endless_loop_is_ended(tmp_path):
 
 
 @pytest.mark.skipif(not BROWSER, reason="needs a browser: apt-get install chromium")
-def test_without_pythons_parts_a_line_says_how_to_get_them(tmp_path, monkeypatch):
+def test_without_pythons_parts_a_recorded_run_is_shown_and_a_line_says_how_to_get_them(
+    tmp_path, monkeypatch
+):
+    """The run is what `begin` and `read` return; no control promises another."""
     monkeypatch.setenv("PALIMPSEST_PYTHON", str(tmp_path / "none"))
-    checked(tmp_path, "withoutPython", "try_one")
+    found = checked(tmp_path, "withoutPython", "try_one")
+    assert found["open"] == 0
+    assert [side["file"] for side in found["sides"]] == [*try_one.FIRST_FILES]
+    for side in found["sides"]:
+        assert try_one.begin(0, files=[side["file"]], **try_one.FIRST)["tokens"] == side["tokens"]
+        same_answers(side["found"], try_one.read(0, 1000)["answers"])
 
 
 @pytest.mark.skipif(not BROWSER, reason="needs a browser: apt-get install chromium")
@@ -203,6 +211,20 @@ def test_the_site_has_what_the_judge_asks_for():
     asked = re.findall(r'"([a-z]+-[0-9.]+-py[0-9.py]+)"', (PAGE / "practice.js").read_text())
     assert len(asked) == 3
     assert {f"{name}-none-any.whl" for name in asked} <= {*runtime.PARTS}
+
+
+def test_an_archive_with_bytecode_is_served_in_the_place_of_its_source(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALIMPSEST_PYTHON", str(tmp_path))
+    (tmp_path / runtime.NUMPY).write_bytes(b"source")
+    assert runtime.content_of(runtime.NUMPY) == b"source"
+    (tmp_path / runtime.BYTECODE).mkdir()
+    (tmp_path / runtime.BYTECODE / runtime.NUMPY).write_bytes(b"bytecode")
+    assert runtime.content_of(runtime.NUMPY) == b"bytecode"
+
+
+def test_the_worker_asks_for_numpys_wheel():
+    assert f'"{runtime.NUMPY}"' in (PAGE / "worker.js").read_text()
+    assert {*runtime.COMPILED} <= {*runtime.PARTS}
 
 
 def test_a_part_with_another_sum_is_not_taken(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ never_checked = py_compile.PycInvalidationMode.UNCHECKED_HASH
 shutil.unpack_archive("/given.zip", "/given")
 compileall.compile_dir("/given", quiet=2, legacy=True, stripdir="/given", invalidation_mode=never_checked)
 for file in pathlib.Path("/given").rglob("*.*"):
-    if file.suffix in (".pyi", ".pxd", ".h", ".c", ".a") or file.with_suffix(".pyc").exists() and file.suffix == ".py":
+    if file.suffix in (".pyi", ".pxd", ".h", ".c", ".a") or file.match("*.py") and file.with_suffix(".pyc").exists():
         file.unlink()
 shutil.make_archive("/compiled", "zip", "/given")
 shutil.rmtree("/given")

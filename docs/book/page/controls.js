@@ -11,6 +11,7 @@ function sliderOf(label, values, start, oninput = () => {}) {  // element.value(
     range.setAttribute("aria-valuetext", output.textContent);
   };
   range.oninput = () => { say(); oninput(); };
+  element.move = by => { range.value = range.valueAsNumber + by; range.oninput(); };  // it stays between its ends
   say();
   return element;
 }

@@ -56,27 +56,24 @@ function drawMethod(method, which, step) {
 function startReplay() {
   const { methods, apart } = page.replay;
   const most = Math.max(...methods.map(({ steps }) => steps.length));
-  const slider = make("input", { type: "range", min: 0, max: most - 1, value: 0, "aria-label": "Step" });
-  slider.style = "flex: 1 1 8rem";
-  const place = make("output");
   const pair = make("div", { className: "pair" });
+  const numbers = Array.from({ length: most }, (_, k) => k + 1);
+  const step = sliderOf(`Step of ${most}`, numbers, 1, () => draw());
   function draw() {
-    const step = slider.valueAsNumber;
-    place.textContent = `step ${step + 1} of ${most}`;
-    pair.replaceChildren(...methods.map((method, which) => drawMethod(method, which, step)));
+    pair.replaceChildren(...methods.map((method, which) => drawMethod(method, which, step.value() - 1)));
     for (const line of pair.querySelectorAll("pre .lit")) {
       const code = line.closest("pre");
       code.scrollTop = line.offsetTop - code.clientHeight / 2;
     }
   }
-  function button(label, sign, by) {
-    const onclick = () => { slider.value = slider.valueAsNumber + by; draw(); };
-    return make("button", { "aria-label": label, onclick }, sign);
-  }
-  slider.oninput = draw;
+  const [before, next] = [["‹", "Step before", -1], ["›", "Next step", 1]].map(([sign, label, by]) => {
+    const moves = button(sign, () => step.move(by));
+    moves.setAttribute("aria-label", label);
+    return moves;
+  });
   const differ = `gradients differ by at most ${apart.toExponential(1)}, relative to the largest`;
   const end = make("p", { className: "quiet" }, `at the end ${apart ? differ : "all gradients are equal"}`);
-  const row = make("div", { className: "row" }, button("Step before", "‹", -1), slider, button("Next step", "›", 1), place);
+  const row = make("div", { className: "row" }, before, step, next);
   at("replay").append(row, pair, end);
   drawAlso(draw);
   draw();

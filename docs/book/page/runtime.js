@@ -8,13 +8,8 @@ async function pythonIsThere() {  // not from a file, nor where the site has no 
   return Boolean(reply?.ok);
 }
 
-const NO_PYTHON = "What is on this page runs in your browser if the book is served with Python's parts: " +
-  "python -m docs.book fetches and serves them. Here the page shows what was recorded.";
-
-async function whenPython(room, start) {  // start(room) if it can run; else a line says how to get it
-  if (await pythonIsThere()) start(room);
-  else room.append(make("p", { className: "quiet" }, NO_PYTHON));
-}
+const NO_PYTHON = "What you see is a run that was recorded. To read a document of your own the page needs Python's parts: " +
+  "python -m docs.book fetches and serves them.";
 
 function startPython() {
   python.worker = new Worker("python/worker.js", { type: "module" });

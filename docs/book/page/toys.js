@@ -4,6 +4,7 @@ const rounded = x => Number.isInteger(x) ? String(x) : String(Number(x.toPrecisi
 const steps = (first, last, by) => {
   return Array.from({ length: Math.round((last - first) / by) + 1 }, (_, k) => Number((first + k * by).toFixed(4)));
 };
+const counted = (count, what) => `${rounded(count)} ${what}${count === 1 ? "" : "s"}`;
 const said = text => make("p", {}, text);
 
 function tableOf(titles, rows) {
@@ -82,12 +83,12 @@ toy("toy_gate", {
     return [block, rounded(states[block]), z, sum];
   });
   const left = steps(0, 15, 1).map(n => (1 - g) * g ** n);
-  const half = g > 0 && g < 1 ? `Half is left after ${rounded(Math.log(0.5) / Math.log(g))} blocks.` : "";
+  const half = g > 0 && g < 1 ? `Half is left after ${counted(Math.log(0.5) / Math.log(g), "block")}.` : "";
   return [
     tableOf(["block", "c", "z", "next c"], rows),
     barsOfShares("what is left of what was written 0, 1, ... 15 blocks ago: (1 − g) gⁿ", left, blocks),
-    said(`${half} The gradient comes back by the same gⁿ, and stops at the segment's start: of ${blocks} blocks. ` +
-      "Pale bars are remembered, and nothing teaches the model to write them."),
+    said(`${half} The gradient comes back by the same gⁿ and stops at the segment's start, ` +
+      `${counted(blocks, "block")} back. Pale bars are remembered, and nothing teaches the model to write them.`),
   ];
 });
 
@@ -99,10 +100,10 @@ toy("toy_share", {
   const left = steps(0, segments, 1).map(k => own ** k);
   return [
     barsOfShares(`left of a slot after 0 to ${segments} segments, and of its gradient on the way back`, left, horizon),
-    said(`After ${segments} segments ${rounded(own ** segments)} of the slot is left: each segment multiplies it ` +
+    said(`After ${counted(segments, "segment")} ${rounded(own ** segments)} of the slot is left: each segment multiplies it ` +
       "by the weight that the slot gives to itself. The gradient that comes back through the slots is the same product."),
-    said(`With a horizon of ${horizon} it stops ${horizon} segments back, at the pale bars: what was written before ` +
-      "is read, but nobody learns to write it."),
+    said(`With a horizon of ${horizon} it stops ${counted(horizon, "segment")} back, at the pale bars: what was written ` +
+      "before is read, but nobody learns to write it."),
   ];
 });
 
@@ -122,7 +123,7 @@ toy("toy_pooled", {
   return [
     tableOf(["window", "inserted", "y = z", "dy of all losses", "g, from later windows"], rows),
     barsOfShares("what a window has of z, and gives back, 0 to 7 windows on", left, horizon),
-    said(`The gradient passes ${horizon} windows and stops there: ${factor > 1 ? "here it grows" : "here it shrinks"} by ` +
-      `${rounded(factor)} from window to window.`),
+    said(`The gradient passes ${counted(horizon, "window")} and stops there: here it ${factor > 1 ? "grows" : "shrinks"} ` +
+      `by ${rounded(factor)} from window to window.`),
   ];
 });

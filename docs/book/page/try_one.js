@@ -5,13 +5,13 @@ const HORIZONS = [1, 4, 16];
 const tryOne = { sides: [], isReading: false, isStopped: false };
 const asks = (name, given) => ask("docs.book.try_one", name, given);
 
-function factFields(alphabet) {  // up to four facts; no sign is a key and a value
-  const signs = ["", ...alphabet];
-  return [["3", "7", ""], ["5", "1", ""], ["2", "8", ""], ["4", "9", ""]].map(([key, value, later], number) => {
+function factFields(alphabet, facts) {  // up to four; no sign is a key and a value
+  const signs = [["", "–"], ...alphabet];
+  return facts.map(([key, value, later], number) => {
     const fact = `fact ${number + 1}`;
     const fields = [choice(`${fact}: key`, signs, key), choice(`${fact}: value`, signs, value)];
     fields.push(choice(`${fact}: told again with`, signs, later));
-    const row = make("div", { className: "row" }, fields[0], "→", fields[1], "later", fields[2]);
+    const row = make("div", { className: "row" }, "key", fields[0], "value", fields[1], "later", fields[2]);
     row.fact = () => fields.map(field => field.value);
     return row;
   });
@@ -29,40 +29,47 @@ function factsOf(rows) {  // those that are told, or an Error that says what is 
 }
 
 class Side {  // one memory: what it shows
-  constructor(number, weights) {
+  constructor(number, weights, { file, begun, read }) {
     this.number = number;
-    this.weights = choice(`memory ${number + 1}`, weights.map(({ file, row, stage }) => [file, `${row}; taught: ${stage}`]),
-      weights.at(-number).file);
+    this.weights = choice(`memory ${number + 1}`, weights.map(({ file, row, stage }) => [file, `${row} (${stage})`]),
+      file);
     this.fields = make("div", { className: "fields" });
     this.answers = make("table", {});
     this.behind = make("div", { className: "behind" });
     this.progress = make("progress", { value: 0, "aria-label": `how much memory ${number + 1} has read` });
     this.where = make("output", {});
     this.element = make("section", {}, this.weights, make("div", { className: "row" }, this.progress, this.where),
-      this.fields, this.answers, this.behind);
+      this.answers, this.fields, this.behind);
     this.answers.setAttribute("aria-live", "polite");
+    this.takeBegun(begun);
+    this.takeRead(read);
   }
 
   async begin(made) {
-    Object.assign(this, { moved: [], seen: [], found: [], read: 0 });
-    Object.assign(this, await asks("begin", { side: this.number, files: [this.weights.value], ...made }));
-    this.memory = numbersOf(this.memory);
+    this.takeBegun(await asks("begin", { side: this.number, files: [this.weights.value], ...made }));
     this.behind.replaceChildren();
     this.draw();
+  }
+
+  takeBegun(begun) {
+    Object.assign(this, { moved: [], seen: [], found: [], read: 0 }, begun, { memory: numbersOf(begun.memory) });
   }
 
   get isDone() { return this.read >= this.segments; }
 
   async readOn() {
-    const { read, memory, moved, seen, answers } = await asks("read", { side: this.number, seconds: 0.15 });
+    this.takeRead(await asks("read", { side: this.number, seconds: 0.15 }));
+    if (!isStill() || this.isDone) this.draw();
+    this.drawProgress();
+  }
+
+  takeRead({ read, memory, moved, seen, answers }) {
     const flat = numbersOf(moved);
     const [rows, slots] = moved.shape;
     for (let row = 0; row < rows; row++) this.moved.push(flat.subarray(row * slots, (row + 1) * slots));
     for (const each of seen) this.seen.push({ ...each, slots: numbersOf(each.slots) });
     this.found.push(...answers);
     Object.assign(this, { read, memory: numbersOf(memory) });
-    if (!isStill() || this.isDone) this.draw();
-    this.drawProgress();
   }
 
   drawProgress() {
@@ -91,15 +98,15 @@ class Side {  // one memory: what it shows
   drawSeen(slots) {  // for each fact and question, the slots that it is written to or reads
     const columns = this.seen.map(({ what, slots }) => ({ what, slots, most: Math.max(...slots) || 1 }));
     const colours = { written: colourNamed("--hurts"), read: colourNamed("--helps") };
-    const title = this.seen.map(({ key, what }) => `${what === "read" ? "?" : "@"}${key}`).join(" ");
-    return picture(`slots of ${title || "facts and questions"}`, slots, Math.max(1, columns.length), (slot, column) => {
+    const title = "a column for each fact: the slots it was written to; for each question: those it reads";
+    return picture(title, slots, Math.max(1, columns.length), (slot, column) => {
       const { what, slots, most } = columns[column] ?? { what: "read", slots: [0], most: 1 };
       return [...colours[what], (slots[slot] ?? 0) / most];
     });
   }
 
   drawAnswers() {
-    const titles = ["question", "answer", "probability", "", "left"];
+    const titles = ["asked", "answer", "probability", "", "left"];
     const rows = this.found.map(({ key, answer, probability, right, left }) => {
       const verdict = answer === right ? "✓ right" : `✗ not ${right}`;
       return [`?${key}`, answer, probability.toFixed(3), verdict, `${Math.round(100 * left)} %`];
@@ -128,22 +135,23 @@ class Side {  // one memory: what it shows
   }
 }
 
-function startTryOne(room) {
-  const { weights } = page;
-  const rows = factFields(weights[0].alphabet);
-  const lengths = [["tokens before the facts", 32], ["tokens between two facts", 0], ["tokens after the facts", 64]]
-    .map(([label, start]) => sliderOf(label, LENGTHS, start));
+async function startTryOne(room) {  // shows a run that was recorded, and reads others where Python is there
+  const { weights, run } = page;
+  const rows = factFields(weights[0].alphabet, run.made.facts);
+  const lengths = ["tokens before the facts", "tokens between two facts", "tokens after the facts"]
+    .map((label, which) => sliderOf(label, LENGTHS, run.made.lengths[which]));
   const distractors = choice("signs of facts in the filler", [["0", "none"], ["0.2", "one in five"]], "0");
-  const says = make("p", { role: "status" }, "Python starts…");
+  const says = make("p", { role: "status" });
   const reads = button("Read", () => readAll());
   const stops = button("Stop", () => { tryOne.isStopped = true; });
-  tryOne.sides = [0, 1].map(number => new Side(number, weights));
+  const text = make("pre", { id: "book-document" });
+  tryOne.sides = run.sides.map((recorded, number) => new Side(number, weights, recorded));
 
-  const goesBack = button("backward", () => {
+  const goesBack = button("Show the gradient", () => {
     goesBack.setAttribute("aria-pressed", goesBack.getAttribute("aria-pressed") !== "true");
     drawBack();
   });
-  const question = choice("question", [0, 1, 2, 3].map(k => [k, `of fact ${k + 1}`]), 0, () => drawBack());
+  const question = choice("question", [0, 1, 2, 3].map(k => [k, `question ${k + 1}`]), 0, () => drawBack());
   const horizon = choice("horizon", HORIZONS.map(h => [h, `horizon ${h}`]), 16, () => drawBack());
 
   async function drawBack() {
@@ -161,13 +169,14 @@ function startTryOne(room) {
       const made = { facts: factsOf(rows), lengths: lengths.map(each => each.value()),
         distractors: Number(distractors.value), seed: Math.floor(1e6 * Math.random()) };
       tryOne.made = made;
-      says.textContent = "reading";
+      says.textContent = "Reading…";
       for (const side of tryOne.sides) await side.begin(made);
-      document.getElementById("book-document").textContent = shortened(tryOne.sides[0].tokens);
+      drawText();
       while (!tryOne.isStopped && tryOne.sides.some(side => !side.isDone)) {
         for (const side of tryOne.sides) if (!side.isDone) await side.readOn();
       }
-      says.textContent = tryOne.isStopped ? "stopped" : "read";
+      says.textContent = tryOne.isStopped ? "Stopped before the end." : verdict();
+      behind.disabled = false;
       await drawBack();
     } catch (error) {
       says.textContent = lastLine(error).replace(/^ValueError: /, "");
@@ -176,17 +185,44 @@ function startTryOne(room) {
     reads.disabled = false;
   }
 
-  const about = make("div", { className: "row" }, reads, stops, make("label", {}, "distractors ", distractors),
-    goesBack, question, horizon);
-  room.append(...rows, ...lengths, about, says, make("pre", { id: "book-document" }),
-    make("div", { className: "sides" }, ...tryOne.sides.map(side => side.element)));
-  drawAlso(() => { for (const side of tryOne.sides) if (side.segments) side.draw(); });
-  ask("docs.book.try_one", "ready", {}).then(() => { says.textContent = "Python is there: press Read."; },
-    error => { says.textContent = lastLine(error); });
+  function drawText() {  // facts and questions stand out in the filler
+    const parts = shortened(tryOne.sides[0].tokens).split(/(@\d\d|\?\d)/);
+    text.replaceChildren(...parts.map((part, number) => number % 2 ? make("b", {}, part) : part));
+  }
+
+  function verdict() {
+    const known = tryOne.sides.map(({ weights, found }) => {
+      const right = found.filter(({ answer, right }) => answer === right).length;
+      return `${weights.selectedOptions[0].textContent}: ${right} of ${found.length} answers are right.`;
+    });
+    return known.join(" ");
+  }
+
+  const controls = make("fieldset", { disabled: true }, ...rows, ...lengths,
+    make("div", { className: "row" }, make("label", {}, "filler that looks like facts: ", distractors), reads, stops));
+  const behind = make("fieldset", { disabled: true, className: "row" }, goesBack, question, horizon);
+  room.append(controls, says, text, make("div", { className: "sides" }, ...tryOne.sides.map(side => side.element)), behind);
+  drawText();
+  const draw = () => { for (const side of tryOne.sides) side.draw(); };
+  drawAlso(draw);
+  draw();
+  for (const { weights } of tryOne.sides) weights.disabled = true;
+
+  says.textContent = NO_PYTHON;
+  if (!await pythonIsThere()) return;
+  says.textContent = "Below is a run that was recorded. Python starts in your browser, to read what you choose…";
+  try {
+    await asks("ready", { files: run.sides.map(({ file }) => file) });
+    says.textContent = "Python is there: change what you like, and press Read.";
+  } catch (error) {
+    says.textContent = lastLine(error);
+    return;
+  }
+  for (const element of [controls, ...tryOne.sides.map(side => side.weights)]) element.disabled = false;
 }
 
 function shortened(text) {  // its facts and questions, and filler where it is not too long
   return text.replace(/[^@?\d]{60,}/g, run => `${run.slice(0, 20)} … ${run.length - 40} more … ${run.slice(-20)}`);
 }
 
-whenPython(document.getElementById("book-live-try_one"), startTryOne);
+startTryOne(document.getElementById("book-live-try_one"));

@@ -23,6 +23,7 @@ async function answerTo({ id, module, name, given, wheels = [] }) {
   const live = python.pyimport("docs.book.live");
   live.alive = () => postMessage({ id, isAlive: true });
   for (const file of given.files ?? []) {
+    if (python.FS.analyzePath(`/book/${file}`).exists) continue;
     const name = file.split("/").at(-1);
     const reply = await fetch(here(name));
     python.FS.mkdirTree(`/book/${file.slice(0, -name.length)}`);
