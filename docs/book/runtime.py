@@ -108,7 +108,7 @@ def fetch() -> list[str]:
 
 
 def compile_parts() -> None:
-    """Let Python compile its library and NumPy once, if Node is there, so that no browser has to."""
+    """Compile Python's library and NumPy once, if Node is there, so that no browser has to."""
     if not all((parts_folder() / BYTECODE / name).exists() for name in COMPILED):
         program = Path(__file__).parent / "page" / "bytecode.js"
         with contextlib.suppress(OSError):  # there is no Node
