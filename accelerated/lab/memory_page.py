@@ -5,16 +5,14 @@
 writes memory.md and memory.svg beside the record, of whatever it has by then.
 """
 
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.harness import mean_of
-from accelerated.lab.pages import label_ends, laid_out, markdown_table, wrapped
-from accelerated.program.files import written_whole
+from accelerated.lab.harness import read_record, write_page
+from accelerated.lab.pages import label_ends, laid_out, markdown_table, mean_and_spread, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
 COLUMNS = ("near", "128", "hold", "wait", "overwrite", "old value", "keep", "distractors")
@@ -74,12 +72,10 @@ def page(record: dict) -> str:
 
 def takes(record: dict) -> str:
     """How long the commands take, and where they write."""
-    seconds = [
-        sum(sum(stage["seconds"]) for stage in stages)
-        for runs in record["runs"].values()
-        for stages in runs.values()
-        if len(stages) == len(record["settings"]["stages"])
-    ]
+    whole = len(record["settings"]["stages"])
+    runs = [stages for by_seed in record["runs"].values() for stages in by_seed.values()]
+    ended = [stages for stages in runs if len(stages) == whole]
+    seconds = [sum(sum(stage["seconds"]) for stage in stages) for stages in ended]
     minutes = statistics.median(seconds) / 60 if seconds else 20
     hours = SEEDS * len(record["settings"]["rows"]) * minutes / 60
     return f"""about {hours:.0f} hours of one core, goes on where it was interrupted, and writes
@@ -116,17 +112,15 @@ def answer(record: dict) -> str:
     def rise(runs: dict, name: str, stage: str) -> float:
         return mean(after(runs, stage), name) - mean(after(runs, first), name)
 
-    learned = [row for row, runs in ended.items() if mean(after(runs, last), "near") > HALF]
-    others = [row for row in ended if row not in learned]
+    learned = able(ended, last, "near")
     said = []
     for test, does in TASKS.items():
-        able = [row for row in learned if mean(after(ended[row], last), test) > HALF]
-        said.append(f"{does}? {'; '.join(able) or 'None'}.")
+        named = [row for row in able(ended, last, test) if row in learned]
+        said.append(f"{does}? {'; '.join(named) or 'None'}.")
     said.append(f"{SAID_OF} {seeds_of(ended, last)}")
+    others = "; ".join(row for row in ended if row not in learned)
     if others:
-        said.append(
-            f"Not learned even at 32 tokens, so no more is told of it: {'; '.join(others)}."
-        )
+        said.append(f"Not learned even at 32 tokens, so no more is told of it: {others}.")
 
     waits = sum(rise(runs, "wait", anywhere) > step for runs in ended.values())
     overwrites = sum(rise(runs, "overwrite", rewritten) > step for runs in ended.values())
@@ -138,6 +132,11 @@ def answer(record: dict) -> str:
         "at the end than after the first stage."
     )
     return " ".join(said)
+
+
+def able(ended: dict, last: str, test: str) -> list[str]:
+    """The rows that give more than half of a test's answers after the last stage."""
+    return [row for row, runs in ended.items() if mean(after(runs, last), test) > HALF]
 
 
 def seeds_of(ended: dict, last: str) -> str:
@@ -165,30 +164,20 @@ def table(record: dict) -> str:
         for stage in record["settings"]["stages"]:
             values = after(runs, stage)
             if values:
-                cells = [cell([each[name] for each in values]) for name in COLUMNS]
+                shares = [[each[name] for each in values] for name in COLUMNS]
+                cells = [mean_and_spread(own, ".0%") for own in shares]
                 rows.append([row, stage, str(len(values)), *cells])
     return markdown_table(["right answers", "after", "seeds", *COLUMNS], *rows)
-
-
-def cell(shares: list[float]) -> str:
-    """'mean (least..most)', in percent, or the only one."""
-    if len(shares) == 1:
-        return f"{shares[0]:.0%}"
-    spread = f"{100 * min(shares):.0f}..{100 * max(shares):.0f}"
-    return f"{statistics.mean(shares):.0%} ({spread})"
 
 
 def draw(record: dict, path: Path) -> None:
     """Draw hold against overwrite, from stage to stage, and recall by distance."""
     figure, (paths, lines) = new_figure(2)
-    rows = {row: runs for row, runs in record["runs"].items() if runs}
+    rows = {row: runs for row, runs in record["runs"].items() if any(runs.values())}
     colours = {row: f"C{number}" for number, row in enumerate(rows)}
-    ends = {}
-    for row, runs in rows.items():
-        end = draw_path(paths, record, runs, colours[row])
-        ends |= {row: end} if end else {}
+    ends = {row: draw_path(paths, record, runs, colours[row]) for row, runs in rows.items()}
     paths.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-    label_ends(paths, bottom_first(ends), colours)
+    label_ends(paths, ends, colours)
     paths.set_xlabel("overwrite: right after a fact was told again")
     paths.set_ylabel("hold: right after 8,192 tokens")
     title = "Stages 1 to 4; larger marks see past noise; dots are seeds"
@@ -197,20 +186,15 @@ def draw(record: dict, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_path(axes: Any, record: dict, runs: dict, colour: str) -> tuple[float, float] | None:
+def draw_path(axes: Any, record: dict, runs: dict, colour: str) -> tuple[float, float]:
     """Draw a row's mean after each stage, joined, and its seeds as dots; return the last mean."""
-    means = []
-    for stage in record["settings"]["stages"]:
-        values = after(runs, stage)
-        if not values:
-            continue
-        xs = [each["overwrite"] for each in values]
-        ys = [each["hold"] for each in values]
-        axes.scatter(xs, ys, s=4, color=colour, alpha=0.5, linewidths=0)
-        means.append((mean_of(xs), mean_of(ys), mean(values, "distractors")))
-    if not means:
-        return None
-    xs, ys, noise = zip(*means, strict=True)
+    found = [values for stage in record["settings"]["stages"] if (values := after(runs, stage))]
+    xs, ys, noise = (
+        [mean(values, name) for values in found] for name in ("overwrite", "hold", "distractors")
+    )
+    every = [each for values in found for each in values]
+    dots = [[each[name] for each in every] for name in ("overwrite", "hold")]
+    axes.scatter(*dots, s=4, color=colour, alpha=0.5, linewidths=0)
     axes.plot(xs, ys, color=colour, linewidth=1)
     axes.scatter(xs, ys, s=[30 + 170 * share for share in noise], color=colour, alpha=0.35)
     for number, place in enumerate(zip(xs, ys, strict=True), start=1):
@@ -221,7 +205,7 @@ def draw_path(axes: Any, record: dict, runs: dict, colour: str) -> tuple[float, 
 def draw_distances(axes: Any, record: dict, rows: dict, colours: dict[str, str]) -> None:
     """Draw recall by distance after the first stage; the best at 2,048 tokens have names."""
     first = next(iter(record["settings"]["stages"]))
-    found = {row: values for row, runs in rows.items() if (values := after(runs, first))}
+    found = {row: after(runs, first) for row, runs in rows.items()}
     best = sorted(found, key=lambda row: -mean(found[row], "2048"))[:NAMED]
     places = [*DISTANCES.values()]
     ends = {}
@@ -229,25 +213,17 @@ def draw_distances(axes: Any, record: dict, rows: dict, colours: dict[str, str])
         shares = [mean(values, name) for name in DISTANCES]
         colour = colours[row] if row in best else "0.75"
         axes.plot(places, shares, "o-", markersize=3, color=colour)
-        ends |= {row: (places[-1], shares[-1])} if row in best else {}
+        ends[row] = (places[-1], shares[-1])
     axes.set(ylim=(-0.03, 1.03), xlabel="tokens from facts to questions", ylabel="right answers")
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [f"{each:,}" for each in places])
-    label_ends(axes, bottom_first(ends), colours)
+    label_ends(axes, {row: ends[row] for row in best}, colours)
     axes.set_title(f"Recall by distance after {first}; grey: other rows", fontsize=9, loc="left")
-
-
-def bottom_first(ends: dict[str, tuple[Any, float]]) -> dict[str, tuple[Any, float]]:
-    """The ends of lines, the lowest one first."""
-    return dict(sorted(ends.items(), key=lambda item: item[1][1]))
 
 
 def main(path: Path) -> None:
     """Write the page and the picture of the record at path."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    draw(record, path.with_suffix(".svg"))
-    with written_whole(path.with_suffix(".md")) as temporary:
-        temporary.write_text(page(record), encoding="utf-8")
+    write_page(path, read_record(path, {"settings", "runs"}), page, draw)
 
 
 if __name__ == "__main__":
