@@ -18,12 +18,12 @@ import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
 from accelerated.lab.harness import Experiment, add_part, conduct, parser_of, write_record
-from accelerated.lab.systems import reader, two_hops
-from accelerated.lab.systems.questions import ROWS
+from accelerated.lab.systems import reader
+from accelerated.lab.systems.questions import ROWS, Task, said, scored
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import EXPECTED, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
-from accelerated.program.errors import InputError, counted, run_program
+from accelerated.program.errors import InputError, run_program
 from accelerated.program.files import regular
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
@@ -67,21 +67,14 @@ def question_of(item: dict) -> Question:
 
 def read_questions(path: Path) -> dict[str, Question]:
     """{its _id: question} of a file of HotpotQA; raises InputError if it is none."""
-    at = "it"
+    questions = {}
     try:
-        questions = {}
-        for number, item in enumerate(json.loads(regular(path).read_bytes()), start=1):
-            at = f"question {number}"
-            name = str(item["_id"])
-            question = question_of(item)
-            if name in questions:
-                raise ValueError(f"an earlier one has its _id, {name}")
-            questions[name] = question
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {FORM}") from None
+        for item in json.loads(regular(path).read_bytes()):
+            questions[str(item["_id"])] = question_of(item)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
+        at = f"{path}, question {len(questions) + 1}"
         kind = type(error).__name__
-        raise InputError(f"{path}: {at} cannot be read ({kind}: {error}); {FORM}") from None
+        raise InputError(f"{at}, cannot be read ({kind}: {error}); {FORM}") from None
     if not questions:
         raise InputError(f"{path} has no question; {FORM}")
     return questions
@@ -89,8 +82,7 @@ def read_questions(path: Path) -> dict[str, Question]:
 
 def open_vocabulary(folder: Path, vocabulary: int) -> Tokenizer:
     """The tokenizer of a RoBERTa's folder; raises InputError if it is another model's."""
-    has_merges = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    bpe = tokenizer_of_file(folder / ("vocab.json" if has_merges else "tokenizer.json"), EXPECTED)
+    bpe = tokenizer_of_file(folder / "vocab.json", EXPECTED)
     if bpe.spellings[:3] != SPECIAL or bpe.vocabulary > vocabulary:
         raise InputError(f"{bpe.name} is not this RoBERTa's vocabulary; {EXPECTED}")
     return bpe
@@ -107,9 +99,6 @@ def chosen(questions: dict[str, Question]) -> list[Question]:
             answered.append(question)
     if not answered:
         raise InputError("no text of --train has its question's answer; give another file")
-    left_out = len(questions) - len(answered)
-    if left_out:
-        print(f"{counted(left_out, 'question')} without their answer in the text are left out")
     order = np.random.default_rng(0).permutation(len(answered))[:QUESTIONS]
     return [answered[number] for number in order]
 
@@ -123,29 +112,27 @@ def cut_all(questions: Collection[Question], bpe: Tokenizer) -> list[Example]:
 def experiment_of(options: argparse.Namespace) -> Experiment:
     """What the files of a command line train and ask."""
     asked = read_questions(options.asked)
-    drawn = chosen(read_questions(options.train))
+    training = chosen(read_questions(options.train))
+
+    def make(recurrent: bool, seed: int) -> reader.Roberta:
+        return load_roberta(options.init, SEGMENT, recurrent, seed).to(choose_device("auto"))
 
     @functools.cache
-    def examples() -> tuple[list[Example], list[Example]]:
-        model = load_roberta(options.init, SEGMENT, False, 0)
-        bpe = open_vocabulary(options.init, model.masked.config.vocab_size)
-        return cut_all(drawn, bpe), cut_all(asked.values(), bpe)
+    def task() -> Task:
+        bpe = open_vocabulary(options.init, make(False, 0).masked.config.vocab_size)
+        examples = cut_all(training, bpe)
+        updates = math.ceil(EPOCHS * len(examples) / BATCH)
+        return Task(make, [(examples, updates)], cut_all(asked.values(), bpe), BATCH, RATE)
 
     def train(row: str, seed: int) -> dict:
-        training, asked_examples = examples()
-        model = load_roberta(options.init, SEGMENT, ROWS[row], seed)
-        model.to(choose_device("auto"))
-        updates = math.ceil(EPOCHS * len(training) / BATCH)
-        reader.fine_tune(model, training, updates, BATCH, RATE, seed, f"{row}, seed {seed}")
-        answers = dict(zip(asked, reader.answers(model, asked_examples), strict=True))
+        run, answers = scored(task(), row, seed)
         # as HotpotQA's evaluation reads it, without supporting facts
-        file = options.out / f"answers-{row}-{seed}.json"
-        write_record(file, {"answer": answers, "sp": {}})
-        pairs = [(answers[name], question.answer) for name, question in asked.items()]
-        return two_hops.scores(pairs)
+        content = {"answer": dict(zip(asked, answers, strict=True)), "sp": {}}
+        write_record(options.out / f"answers-{row}-{seed}.json", content)
+        return run
 
     settings = {name: str(getattr(options, name)) for name in ("init", "train", "asked")}
-    return Experiment("hotpotqa", list(ROWS), settings, train, two_hops.said)
+    return Experiment("hotpotqa", list(ROWS), settings, train, said)
 
 
 def main(argv: list[str]) -> None:

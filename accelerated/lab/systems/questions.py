@@ -7,8 +7,9 @@ F1 and exact match as HotpotQA has them, in percent, and the exact match of part
 
 import copy
 import functools
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,10 +44,6 @@ BATCH = 32
 RATE = 0.002
 QUESTIONS = (6400, 640)  # to train on, and asked
 WINDOWS = (4, 8)  # least and most of a text of the task
-# Parts of the answers: spans, by whether both hops are in one window, and the others
-TOGETHER = "spans, hops in one window"
-APART = "spans, hops apart"
-YES_OR_NO = "yes or no"
 
 
 def small_model(vocabulary: int) -> Roberta:
@@ -77,9 +74,11 @@ def small_model(vocabulary: int) -> Roberta:
 class Task(NamedTuple):
     """What the rows are trained and asked on."""
 
-    pretrained: Roberta  # without recurrence
+    make: Callable[[bool, int], Roberta]  # a model with or without recurrence, by a seed
     stages: Sequence[tuple[list[Example], int]]  # training questions and updates, one after another
     asked: list[Example]
+    batch: int
+    rate: float
 
 
 def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -> list[Example]:
@@ -92,7 +91,7 @@ def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -
 
 @functools.cache
 def make_task() -> Task:
-    """The task and its pretrained model."""
+    """The task in the small; its models begin from a pretrained one."""
     source = standard_library()
     lines, unseen = two_hops.prose()
     count, asked = QUESTIONS
@@ -102,38 +101,49 @@ def make_task() -> Task:
     tokens = text.tokens  # pyright: ignore  # of text, not of recall
     reader.pretrain(pretrained, tokens, SEGMENT, *PRETRAINING)
 
+    def make(recurrent: bool, seed: int) -> Roberta:
+        return Roberta(copy.deepcopy(pretrained.masked), recurrent, seed)
+
     questions = two_hops.drawn(count, lines, 3, (0, 1))
     short = [reader.cut(question, bpe, SEGMENT) for question in questions]
     examples = (short, task_examples(count, lines, bpe, 0))
     stages = list(zip(examples, UPDATES, strict=True))
-    return Task(pretrained, stages, task_examples(asked, unseen, bpe, 2))
+    return Task(make, stages, task_examples(asked, unseen, bpe, 2), BATCH, RATE)
 
 
-def scored(row: str, seed: int) -> dict[str, float]:
-    """F1 and exact match of a row's answers, and the exact match of their parts, in percent.
+def scored(task: Task, row: str, seed: int) -> tuple[dict[str, float], list[str]]:
+    """(F1, exact match and that of the answers' parts, in percent; the answers) of a row.
 
-    They are those of a model that was trained on all stages of the task.
+    They are those of a model that was trained on all stages of the task. Spans are parted by
+    whether both hops are in one window.
     """
-    pretrained, stages, asked = make_task()
-    model = Roberta(copy.deepcopy(pretrained.masked), ROWS[row], seed)
-    title = f"{row}, seed {seed}"
-    for examples, updates in stages:
-        reader.fine_tune(model, examples, updates, BATCH, RATE, seed, title)
+    model = task.make(ROWS[row], seed)
+    for examples, updates in task.stages:
+        how = (updates, task.batch, task.rate, seed)
+        reader.fine_tune(model, examples, *how, f"{row}, seed {seed}")
 
-    pairs = []
-    right = {TOGETHER: [], APART: [], YES_OR_NO: []}
-    for example, given in zip(asked, reader.answers(model, asked), strict=True):
+    answers = [*reader.answers(model, task.asked)]
+    found = {"F1": [], "exact match": []}
+    for example, given in zip(task.asked, answers, strict=True):
         answer = example.question.answer
-        part = APART if example.distance else TOGETHER
+        right = two_hops.is_right(given, answer)
+        part = "spans, hops apart" if example.distance else "spans, hops in one window"
         if answer in two_hops.KINDS:
-            part = YES_OR_NO
-        pairs.append((given, answer))
-        right[part].append(two_hops.is_right(given, answer))
-    parts = {part: two_hops.percent(of_part) for part, of_part in right.items()}
-    return two_hops.scores(pairs) | parts
+            part = "yes or no"
+        found["F1"].append(two_hops.f1(given, answer))
+        found["exact match"].append(right)
+        found.setdefault(part, []).append(right)
+    return {name: 100 * statistics.mean(scores) for name, scores in found.items()}, answers
 
 
-EXPERIMENT = Experiment("questions", list(ROWS), SIZES, scored, two_hops.said)
+def said(run: dict) -> str:
+    """The scores of a run, in a line."""
+    return ", ".join(f"{name} {score:.1f}" for name, score in run.items() if name != "seconds")
+
+
+def train(row: str, seed: int) -> dict:
+    """The scores of a row with a seed."""
+    return scored(make_task(), row, seed)[0]
 
 
 def main(argv: list[str]) -> None:
@@ -141,7 +151,7 @@ def main(argv: list[str]) -> None:
     parser = parser_of("systems.questions", __doc__)
     add_part(parser)
     torch.set_num_threads(1)  # models so small are slower with more
-    conduct(EXPERIMENT, parser.parse(argv))
+    conduct(Experiment("questions", list(ROWS), SIZES, train, said), parser.parse(argv))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ reader.py answers them.
 """
 
 import itertools
-import math
 import re
 import string
 from collections import Counter
@@ -75,22 +74,6 @@ def f1(given: str, answer: str) -> float:
 def is_right(given: str, answer: str) -> bool:
     """Whether an answer is an exact match, normalised."""
     return normalised(given) == normalised(answer)
-
-
-def percent(scores: Sequence[float]) -> float:
-    """The mean in percent; NaN without any."""
-    return 100 * sum(scores) / len(scores) if scores else math.nan
-
-
-def scores(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """The F1 and the exact match of pairs (given, answer), in percent."""
-    found = {"F1": f1, "exact match": is_right}
-    return {name: percent([score(*pair) for pair in pairs]) for name, score in found.items()}
-
-
-def said(run: dict) -> str:
-    """The scores of a run, in a line."""
-    return ", ".join(f"{name} {score:.1f}" for name, score in run.items() if name != "seconds")
 
 
 def prose() -> tuple[list[str], list[str]]:
