@@ -1,12 +1,11 @@
 """The command `python -m accelerated.lab.speed TABLE`.
 
-Measures or counts speed and memory and prints a table in Markdown.
+Measures speed and memory and prints a table in Markdown.
 
     steps       one training step of a model and of its baseline
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
     packages    one training step beside that of a public package, if one is installed
     generation  time per generated token after 1,000 and after 100,000 tokens
-    counts      what a step of the papers' sizes costs on a GPU, and each preset; needs no GPU
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a
 noisy machine affects all variants equally. A printed ratio is the median over pairs.
@@ -21,20 +20,19 @@ import torch
 from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
-from accelerated.lab.speed import counts, packages, steps
+from accelerated.lab.speed import packages, steps
 from accelerated.lab.speed.variants import MEASURED, options_of
 from accelerated.models import DEFAULT
 from accelerated.program.errors import InputError, run_program
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
-OF_A_MODEL = {
+TABLES = {
     "steps": steps.report_steps,
     "horizons": steps.report_horizons,
     "packages": packages.report_packages,
     "generation": steps.report_generation,
 }
-TABLES = [*OF_A_MODEL, "counts"]
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -65,18 +63,13 @@ def main(argv: list[str]) -> None:
                 "or leave it out"
             )
         check_figure(options.plot)
-    if options.table == "counts":
-        counts.print_steps()
-        counts.print_presets()
-        return
-
     keep_freed_memory()
     device = choose_device(options.device)
     threads = torch.get_num_threads()
     print(f"{device}, {threads} threads, torch {torch.__version__}, {options.dtype}\n")
     for model in options.model:
         measured = options_of(model, device, options.dtype)
-        OF_A_MODEL[options.table](argparse.Namespace(**vars(options) | vars(measured)))
+        TABLES[options.table](argparse.Namespace(**vars(options) | vars(measured)))
 
 
 if __name__ == "__main__":

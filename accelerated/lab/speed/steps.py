@@ -7,14 +7,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
 from accelerated.lab.pages import label_ends
-from accelerated.lab.speed.counts import meta_step, products, state_bytes
 from accelerated.lab.speed.timing import Measured, large_product, measured, print_measured
-from accelerated.lab.speed.variants import Variant, paper_settings, prepared_step, random_model
+from accelerated.lab.speed.variants import (
+    Variant,
+    meta_step,
+    paper_settings,
+    prepared_step,
+    random_model,
+)
 from accelerated.models import presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
@@ -25,11 +31,16 @@ TOKENS = 200  # timed together
 
 
 def step_variant(config: Any, method: str, segments: int, options: Namespace) -> Variant:
-    """A training step of our model, with its plain path's FLOPs."""
+    """A training step of our model, with its plain path's FLOPs.
+
+    The meta device writes SDPA out as products, with N x K scores.
+    """
     network = random_model(options.model, config, options.device)
     training = TrainingConfig(backprop=method, horizon=segments)
-    flops = products(meta_step(options.model, config, segments, options.batch, method))
-    return prepared_step(network, training, options)._replace(flops=flops)
+    with FlopCounterMode(display=False) as counter:
+        meta_step(options.model, config, segments, options.batch, method)()
+    step = prepared_step(network, training, options)
+    return step._replace(flops=counter.get_total_flops())
 
 
 def report_steps(options: Namespace) -> None:
@@ -66,7 +77,8 @@ def report_horizons(options: Namespace) -> None:
     found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         network = random_model(options.model, replace(options.config, **changes), options.device)
-        megabytes = state_bytes(network, options.batch) / 1e6
+        state = network.initial_state(options.batch)
+        megabytes = sum(field.nbytes for field in state) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
         found[title] = {}
         for horizon in options.horizons or facts.get("horizons", HORIZONS):

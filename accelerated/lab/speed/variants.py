@@ -26,7 +26,7 @@ import torch
 from accelerated.data.lanes import Segment
 from accelerated.models import NAMES, model_class, presets_of
 from accelerated.protocol import Model, computing_in
-from accelerated.replay import Result
+from accelerated.replay import BACKPROP, Result
 from accelerated.training.optimization import backprop_of
 from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
@@ -126,3 +126,11 @@ def rollout(
 def prepared_step(model: Model, training: TrainingConfig, options: Namespace) -> Variant:
     """A rollout of a model as train.py prepares it."""
     return rollout(model, backprop_of(model, training), training.horizon, options)
+
+
+def meta_step(
+    model: str, config: Any, segments: int, lanes: int = 1, method: str = "through_time"
+) -> Callable[[], object]:
+    """A rollout of a model on the meta device, in bfloat16: it has shapes but no numbers."""
+    options = Namespace(device=torch.device("meta"), batch=lanes, dtype="bfloat16")
+    return rollout(model_on_meta(model, config), BACKPROP[method], segments, options).step

@@ -57,6 +57,7 @@ SETTINGS = {
     "learning_rates": {"memformer": 0.0005, "pretrained_recurrence": 0.0005},
 }
 POINT = 10  # updates in a point of a curve
+LAST = SETTINGS["updates"] // POINT // 10  # points
 TITLE = "Which memories learn an agent's task?"
 ANSWER = """Block-Recurrent and Memorizing learn it, and so does Compressive at compression rates
 from 2 on; at rate 1 one seed of three loses the task again. Memformer learns most of it, at a lower
@@ -119,15 +120,14 @@ def read_episode(core: Model, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
     stops it at its memories.
     """
     state = core.initial_state(len(tokens))
-    segments = tokens.split(SEGMENT, 1)
     logits = []
-    auxiliary = 0.0
-    for segment in segments:
+    auxiliary = []
+    for segment in tokens.split(SEGMENT, 1):
         output = core(segment, state)
         state = output.state
         logits.append(output.logits[..., :OUTPUTS])
-        auxiliary = auxiliary + sum(output.auxiliary.values()) / len(segments)
-    return torch.cat(logits, 1), auxiliary
+        auxiliary.append(sum(output.auxiliary.values()))
+    return torch.cat(logits, 1), sum(auxiliary) / len(auxiliary)
 
 
 def vtrace(
@@ -224,16 +224,13 @@ def run(row: str, seed: int) -> dict:
 
 def final(run: dict) -> float:
     """The mean success in the last tenth of a run, in percent."""
-    points = run["successes"]
-    return 100 * statistics.mean(points[-max(1, len(points) // 10) :])
+    return 100 * statistics.mean(run["successes"][-LAST:])
 
 
 def updates_until_solved(run: dict) -> str:
     """After how many updates a run first reaches SOLVED, or "not"."""
-    for point, success in enumerate(run["successes"], start=1):
-        if success >= SOLVED:
-            return str(point * POINT)
-    return "not"
+    solved = [point for point, share in enumerate(run["successes"], start=1) if share >= SOLVED]
+    return str(solved[0] * POINT) if solved else "not"
 
 
 def page(record: dict) -> str:

@@ -17,7 +17,7 @@ from accelerated.data.tokenizers import Tokenizer
 from accelerated.lab.systems.roberta import Roberta, Window
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
-from accelerated.training.optimization import check_finite
+from accelerated.training.optimization import check_finite, set_learning_rate
 
 # ids: special tokens as in RoBERTa's vocabulary, then the BPE's tokens, then <mask>
 CLS, PAD, SEP, FIRST = range(4)
@@ -59,29 +59,27 @@ def cut(question: Question, bpe: Tokenizer, segment: int, first: int = FIRST) ->
     The question keeps at most half of them. So text has at least `segment` / 2 - 1 tokens of every
     window, whatever is asked. first is the id of the BPE's rank 0.
     """
-    text = question.text
-    ranks = bpe.encode(text)
-    ends = bpe.token_bytes[ranks].cumsum()
+    ranks = bpe.encode(question.text)
     asked = bpe.encode(question.question)[: segment // 2 - 2] + first
     prefix = [CLS, *asked, SEP]
     room = segment - len(prefix) - 1
     windows = math.ceil(len(ranks) / room)
-
-    places = np.arange(windows * room).reshape(windows, room)
     of_text = np.zeros((windows, segment), bool)
-    of_text[:, len(prefix) : -1] = places < len(ranks)
+    of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ranks)
     tokens = np.full((windows, segment), PAD)
     tokens[:, : len(prefix)] = prefix
     tokens[of_text] = ranks + first
     tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
+
+    ends = bpe.token_bytes[ranks].cumsum()
+    places = np.flatnonzero(of_text)
 
     def place(character: int, side: Literal["left", "right"] = "left") -> int:
         """The place among all K N of the token in which a character ends.
 
         With the side right, in which it begins.
         """
-        token = np.searchsorted(ends, len(text[:character].encode()), side=side)
-        return int(np.flatnonzero(of_text)[token])
+        return int(places[np.searchsorted(ends, len(question.text[:character].encode()), side)])
 
     answer = 0, 0, 0  # of a span that the text does not have
     begin = answer_start(question)
@@ -89,9 +87,8 @@ def cut(question: Question, bpe: Tokenizer, segment: int, first: int = FIRST) ->
         answer = 1 + KINDS.index(question.answer), 0, 0
     elif begin >= 0:
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
-    windows_of_hops = [place(end) // segment for _, end in question.hops] or [0]
-    distance = max(windows_of_hops) - min(windows_of_hops)
-    return Example(question, tokens, of_text, ends, answer, distance)
+    hops = [place(end) // segment for _, end in question.hops] or [0]
+    return Example(question, tokens, of_text, ends, answer, max(hops) - min(hops))
 
 
 def batched(examples: Sequence[Example], device: torch.device | None = None) -> list[Window]:
@@ -189,11 +186,10 @@ def fine_tune(
     rng = np.random.default_rng(seed)
     passes = math.ceil(updates * batch / len(examples))
     order = np.concatenate([rng.permutation(len(examples)) for _ in range(passes)])
+    device = device_of(model)
 
     def loss_of(update: int) -> Tensor:
-        numbers = order[(update - 1) * batch : update * batch]
-        some = [examples[number] for number in numbers]
-        device = device_of(model)
+        some = [examples[number] for number in order[(update - 1) * batch : update * batch]]
         answer = torch.tensor([example.answer for example in some], device=device)  # (B, 3)
         return model.answer_loss(batched(some, device), answer[:, 0], answer[:, 1:])
 
@@ -214,9 +210,9 @@ def train(
     for update in Progress(title, updates, "update", over=range(1, updates + 1)):
         rising = update / warmup
         falling = (updates - update + 1) / (updates - warmup + 1)
-        optimizer.param_groups[0]["lr"] = rate * min(rising, falling)
-        optimizer.zero_grad()
+        set_learning_rate(optimizer, rate * min(rising, falling))
         loss = loss_of(update)
+        optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         values.append(loss.item())

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from accelerated.evaluation.options import at_least
+from accelerated.lab.harness import parser_of
 from accelerated.program.errors import InputError, run_program
 from accelerated.program.files import written_whole
-from accelerated.program.parser import OptionParser
 
 MU = 255
 FULL_SCALE = 2**15  # of 16-bit samples
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
 
     No file is written twice.
     """
-    parser = OptionParser(prog="python -m accelerated.lab.systems.speech")
+    parser = parser_of("systems.speech", __doc__)
     add = parser.add_argument
     add("source", type=Path, help="a .wav (one channel, 16-bit PCM), or a .txt")
     target_help = "the .txt (a character a sample), the .jsonl (a row for 3,840), or the .wav"
@@ -93,10 +93,7 @@ def main(argv: list[str]) -> None:
     add("--rate", type=at_least(1), default=22050, help=rate_help)
     source, target, rate = vars(parser.parse(argv)).values()
     if (source.suffix, target.suffix) not in WAYS:
-        raise InputError(
-            f"cannot convert {source} to {target}; "
-            "give a .wav and a .txt or .jsonl, or a .txt and a .wav"
-        )
+        raise InputError(f"cannot convert {source} to {target}; give a .wav and one of the others")
     if source.suffix == ".wav":
         values, rate = read_wav(source)
     else:

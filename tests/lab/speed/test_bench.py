@@ -193,7 +193,7 @@ def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_
     assert megabytes == drawn
 
 
-@pytest.mark.parametrize("words", [["steps"], ["counts"], ["horizons", "--model", *MEASURED[:2]]])
+@pytest.mark.parametrize("words", [["steps"], ["horizons", "--model", *MEASURED[:2]]])
 def test_a_picture_is_of_one_models_horizons(words):
     with pytest.raises(InputError, match="--plot draws the table horizons of one model"):
         bench.main([*words, "--plot", "memory.svg"])
