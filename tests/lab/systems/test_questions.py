@@ -329,10 +329,10 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
         e._replace(distance=int(far)) for e, far in zip(task.asked, apart, strict=True)
     ]
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
-    monkeypatch.setattr(questions, "make_task", lambda: task)
     monkeypatch.setattr(reader, "fine_tune", noted)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    run = questions.scored("recurrent", 3)
+    run, answers = questions.scored(task, "recurrent", 3)
+    assert answers == given_
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
 
     def percent_right(numbers):
@@ -343,9 +343,9 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     assert run == {
         "F1": run["F1"],
         "exact match": 50,
-        questions.TOGETHER: percent_right([n for n in spans if not apart[n]]),
-        questions.APART: percent_right([n for n in spans if apart[n]]),
-        questions.YES_OR_NO: percent_right([n for n in range(10) if n not in spans]),
+        "spans, hops in one window": percent_right([n for n in spans if not apart[n]]),
+        "spans, hops apart": percent_right([n for n in spans if apart[n]]),
+        "yes or no": percent_right([n for n in range(10) if n not in spans]),
     }
     half_right = sum(n >= 5 for n in spans)  # one word of two is
     assert half_right > 0
