@@ -374,16 +374,6 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(vectors, theirs, sa
     assert says in line
 
 
-def test_gradients_are_checked_with_numpy_alone():
-    others = ("torch", "safetensors", "tqdm", "tiktoken", "filelock")
-    program = (
-        f"import sys; sys.modules |= dict.fromkeys({others}); "
-        "from reference.gradients import main; "
-        "sys.exit(main('pretrained_recurrence', ['--check']))"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(reads, tmp_path):
     shutil.copy(ROOT / "reference" / "check.py", tmp_path)

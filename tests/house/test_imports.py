@@ -1,12 +1,9 @@
 """The house: imports run one way, rooms and functions stay small, files say what they are for."""
 
 import ast
-import subprocess
-import sys
 
 import pytest
 
-from accelerated.models import NAMES
 from tests.conftest import ROOT
 
 LONGEST = 53  # lines of a function
@@ -110,14 +107,6 @@ def test_a_file_begins_with_what_it_is_for_and_its_functions_are_short(module):
             assert lines <= LONGEST, (
                 f"{node.name} has {lines} lines; which of its steps has a name?"
             )
-
-
-def test_presets_and_command_lines_load_no_torch():
-    """A misspelt option and --help are answered at once."""
-    modules = ["accelerated.training.options", "accelerated.evaluation.options"]
-    modules += [f"accelerated.presets.{name}" for name in NAMES]
-    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 WRITERS = ("write_text", "write_bytes", "savefig")

@@ -64,6 +64,14 @@ def test_imports_are_numpy_and_the_standard_library(name):
     assert not other_than_numpy(TREES[name])
 
 
+def test_programs_import_numpy_and_each_other():
+    """So a reference is checked, and a port's results too, where there is no torch."""
+    for path in FOLDER.rglob("*.py"):
+        others = other_than_numpy(ast.parse(path.read_bytes()))
+        others = {each for each in others if not each.startswith("reference.")}
+        assert not others, f"{path.name} imports {others}"
+
+
 @with_variants
 def test_variants_import_their_papers_file_alone(name):
     """As a module called `paper`: so a function of either file can be replaced for a moment."""

@@ -26,7 +26,7 @@ every_case = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_paper_has_vectors(name):
     assert any(paper == name for paper, _ in EVERY_CASE), (
-        f"tests/tools/cases.py has no case of {name}: a paper owes vectors"
+        f"tests/tools/cases.txt has no case of {name}: a paper owes vectors"
     )
 
 
@@ -55,7 +55,7 @@ def test_every_value_of_every_field_stands_in_a_case(paper):
         kind = str if isinstance(getattr(configs[0], field), str) else bool
         found = {kind(getattr(config, field)) for config in configs}
         assert found >= owed, (
-            f"no case of {paper} in tests/tools/cases.py has a {field} of {owed - found}"
+            f"no case of {paper} in tests/tools/cases.txt has a {field} of {owed - found}"
         )
 
 

@@ -27,7 +27,7 @@ from reference.variants import pretrained_recurrence as pooling
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
 from tests.tools import inner
-from tests.tools.cases import EVERY_CASE, MEMFORMER, STEPPED, TASKS, VARIANTS, config_of
+from tests.tools.cases import CONFIGS, EVERY_CASE, STEPPED, TASKS, VARIANTS, config_of
 from tests.tools.operators import operators
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
@@ -211,7 +211,7 @@ def compressive_rules() -> dict:
 
 def memformer_rules() -> dict:
     """The special tokens, and the signed distances of both models."""
-    specials = {name: MEMFORMER.special(name) for name in memformer.SPECIALS}
+    specials = {name: CONFIGS["memformer"].special(name) for name in memformer.SPECIALS}
     distances = []
     for name in ("decoder-only", "continuation"):
         for causal in (False, True):
