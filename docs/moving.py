@@ -22,6 +22,7 @@ CELLS = {  # {cell of the tour: its picture}
     9: "results/recall-distance",
 }
 SIZE = {"width": 1130, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+CHROMIUM = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 SECTION = "document.getElementById('{section}').scrollIntoView(); "
 SHOW = "slider.value = {segment}; show('slot_attention_forward'); "
 POINT = (
@@ -64,8 +65,7 @@ class Browser:
         self.replies, from_browser = os.pipe()
         for end in (to_browser, from_browser):
             os.set_inheritable(end, True)
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        command += ["--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        command = [*CHROMIUM, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
 
         def as_three_and_four() -> None:  # where Chromium reads and writes
             os.dup2(to_browser, 3)
@@ -117,10 +117,9 @@ def attach(folder: Path) -> None:
     notebook = json.loads(TOUR.read_text(encoding="utf-8"))
     for number, name in CELLS.items():
         path = folder / f"{Path(name).name}.png"
-        browser = Browser(TOUR.parent / f"{name}.svg", str(folder / path.stem))
-        browser.photograph(path)
-        browser.process.terminate()
-        browser.process.wait()
+        drawing = (TOUR.parent / f"{name}.svg").as_uri()
+        options = [f"--screenshot={path}", "--window-size=1130,800"]
+        subprocess.run([*CHROMIUM, *options, drawing], capture_output=True, check=True)
         small = ["-trim", "-bordercolor", "white", "-border", "12", "+dither", "-colors", "32"]
         subprocess.run(["convert", str(path), *small, str(path)], check=True)
         picture = base64.b64encode(path.read_bytes()).decode()

@@ -11,13 +11,12 @@ import functools
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from docs.book.values import folder
@@ -92,7 +91,7 @@ def keep(name: str, content: bytes) -> None:
 
 
 def fetch() -> list[str]:
-    """Get the parts that are missing; returns those that could not be had."""
+    """Get the parts that are missing, and say so if some cannot be had; returns these."""
     try:
         for name in missing():
             with urllib.request.urlopen(f"{RELEASE}/{name}", timeout=20) as reply:
@@ -102,7 +101,9 @@ def fetch() -> list[str]:
     for command in PACKAGES:
         if missing():
             keep_from_package(command)
-    if not missing():
+    if missing():
+        print("Python's parts cannot be had now: pages show recorded values alone", file=sys.stderr)
+    else:
         compile_parts()
     return missing()
 
@@ -111,8 +112,9 @@ def compile_parts() -> None:
     """Compile Python's library and NumPy once, if Node is there, so that no browser has to."""
     if not all((parts_folder() / BYTECODE / name).exists() for name in COMPILED):
         program = Path(__file__).parent / "page" / "bytecode.js"
+        command = ["node", program, parts_folder(), *COMPILED]
         with contextlib.suppress(OSError):  # there is no Node
-            subprocess.run(["node", program, parts_folder(), *COMPILED], check=False)
+            subprocess.run(command, capture_output=True, check=False)
 
 
 def keep_from_package(command: list[str]) -> None:
@@ -120,25 +122,12 @@ def keep_from_package(command: list[str]) -> None:
     with tempfile.TemporaryDirectory() as there:
         with contextlib.suppress(OSError):  # there is no npm
             subprocess.run(command, cwd=there, capture_output=True, check=False)
-        for path in Path(there).iterdir():
-            keep(path.name, path.read_bytes())
-            for name, content in members_of(path):
-                keep(name, content)
-
-
-def members_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(file name, content) of the parts in an archive."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                if Path(member).name in PARTS:
-                    yield Path(member).name, archive.read(member)
-    elif tarfile.is_tarfile(path):
-        with tarfile.open(path) as archive:
-            for member in archive.getmembers():
-                content = archive.extractfile(member)
-                if Path(member.name).name in PARTS and content:
-                    yield Path(member.name).name, content.read()
+        for package in [*Path(there).iterdir()]:
+            kind = "zip" if package.suffix == ".whl" else "gztar"
+            shutil.unpack_archive(package, there, kind)
+        for path in Path(there).rglob("*.*"):
+            if path.name in PARTS and path.is_file():
+                keep(path.name, path.read_bytes())
 
 
 def ours() -> bytes:

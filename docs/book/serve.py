@@ -92,12 +92,6 @@ def server_at(port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer((ADDRESS, 0), Handler)
 
 
-def fetch_parts() -> None:
-    """Get the parts of Python that are missing, and say so if they cannot be had."""
-    if runtime.fetch():
-        print("Python's parts cannot be had now: pages show recorded values alone", flush=True)
-
-
 def serve(port: int, opens: bool, fetches: bool) -> None:
     """Serve the book until Ctrl-C, and show it in a browser if `opens`.
 
@@ -113,7 +107,8 @@ def serve(port: int, opens: bool, fetches: bool) -> None:
         threading.Thread(target=record_all, args=(missing,), daemon=True).start()
     if fetches and runtime.missing():
         print(f"fetching Python for the reader's browser to {runtime.parts_folder()}", flush=True)
-        threading.Thread(target=fetch_parts, daemon=True).start()
+    if fetches:
+        threading.Thread(target=runtime.fetch, daemon=True).start()
     if opens:
         webbrowser.open(address)
     with contextlib.suppress(KeyboardInterrupt):

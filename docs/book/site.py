@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from docs.book import runtime
 from docs.book.search import index_script
-from docs.book.text import LIVE, REPLAY, file_text, markdown_of, page_text
+from docs.book.text import LIVE, file_text, markdown_of, page_text
 from docs.book.values import as_json, is_kept, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
@@ -58,6 +58,7 @@ MENU = {  # {group: patterns of its pages}
 NOTHING = "{}"  # data of a page of text
 WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
 INDEX = "search-index.js"  # what the search box finds
+RECORDED = ("edit", "replay")  # scripts that need what is recorded
 PRACTICE = "docs.practice --in mine"  # pages that say so let a reader write the task there
 PYTHON = "python/"  # the folder of what runtime.py brings
 NAMES = {"docs/book/front.md": "index.html", "docs/index.md": "methods.html"}
@@ -159,25 +160,22 @@ def data_of(path: Path, whole: bool) -> str:
     if is_chapter(path) and not (whole or is_kept(path.stem)):
         return WAITING
     data = values_of(path.stem) if is_chapter(path) else NOTHING
-    if "try_one" in lives_of(path):
+    lives = lives_of(path)
+    more = {}
+    if "try_one" in lives:
         from docs.book.try_one import recorded  # NumPy and two references
 
-        return as_json({"weights": runtime.weights_offered(), "run": recorded()})
-    if not has_replay(path):
-        return data
-    from docs.book.replay import replay_data  # NumPy and a reference
+        more = {"weights": runtime.weights_offered(), "run": recorded()}
+    if "replay" in lives:
+        from docs.book.replay import replay_data  # NumPy and a reference
 
-    replay = as_json({"replay": replay_data()})
-    return replay if data == NOTHING else f"{data[:-1]},{replay[1:]}"  # both objects in one
-
-
-def has_replay(path: Path) -> bool:
-    """Whether a page shows the replay."""
-    return path.suffix == ".md" and REPLAY in path.read_text(encoding="utf-8")
+        more = {"replay": replay_data()}
+    both = [part for part in (data[1:-1], as_json(more)[1:-1]) if part]
+    return f"{{{','.join(both)}}}"
 
 
 def lives_of(path: Path) -> list[str]:
-    """What Python runs on a page in the reader's browser: names of scripts in page/."""
+    """What a reader plays with on a page: names of scripts in page/."""
     if path.suffix != ".md":
         return []
     text = path.read_text(encoding="utf-8")
@@ -202,9 +200,7 @@ def scripts_for(path: Path, data: str) -> str:
     elif data != NOTHING:
         needed.append("heat.js")
         needed += ["panel.js"] if is_chapter(path) else []
-    lives = [name for name in lives_of(path) if name != "edit" or "panel.js" in needed]
-    if has_replay(path) and "heat.js" in needed:
-        lives = ["replay", *lives]
+    lives = [name for name in lives_of(path) if data != WAITING or name not in RECORDED]
     if lives:
         needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives)]
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]

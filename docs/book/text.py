@@ -28,11 +28,10 @@ from docs.excerpts import EXCERPT
 INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
 OPTION = re.compile(r"(?<![^\s(\[=])--?[A-Za-z][\w-]*")  # it is not broken at its signs
 PANEL = re.compile(r"<!-- panel: (\w+) -->")
-REPLAY = "<!-- replay -->"
 CARDS = "<!-- cards -->"
 # The white paper of a drawing
 PAPER = re.compile(r'(<g id="patch_[12]">\s*<path d="[^"]*"\s*style="fill: )#ffffff')
-LIVE = re.compile(r"^<!-- live: (\w+) -->$", re.M)  # where what Python runs in the browser is shown
+LIVE = re.compile(r"^<!-- live: (\w+) -->$", re.M)  # where what a reader plays with is shown
 CLASSES = {
     Comment: "c",
     Keyword: "k",
@@ -201,15 +200,13 @@ class Page(RendererHTML):
         return f"<code{mark}>{whole}</code>"
 
     def html_block(self, tokens, at, options, env) -> str:
-        """HTML as it stands; a comment marks where the replay is drawn, or is left out."""
+        """HTML as it stands; a comment marks what is drawn there, or is left out."""
         content = tokens[at].content
-        if content.strip() == REPLAY:
-            return '<div class="replay" id="book-replay"></div>'
         if content.strip() == CARDS:
             return '<div class="cards"></div>'  # the list after it is shown as cards
         live = LIVE.match(content.strip())
         if live:
-            return f'<div class="live" id="book-live-{live[1]}"></div>'
+            return f'<div class="live {live[1]}" id="book-live-{live[1]}"></div>'
         return re.sub(r"<!--.*?-->\n?", "", content, flags=re.S)
 
     def image(self, tokens, at, options, env) -> str:

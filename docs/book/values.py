@@ -1,7 +1,7 @@
 """The recorded values of a chapter, kept between builds. site.py and serve.py use it.
 
-What a chapter shows depends on the references, the vectors and the code of the book alone, so it is
-kept under their digest, in the user's cache folder. It can be deleted at any time.
+What a chapter shows depends on the references, the vectors and the code that records alone, so it
+is kept under their digest, in the user's cache folder. It can be deleted at any time.
 """
 
 import base64
@@ -20,7 +20,11 @@ import numpy as np
 
 from docs.excerpts import ROOT
 
-SOURCES = ("reference/**/*.py", "docs/book/*.py", "docs/excerpts.py")
+SOURCES = (
+    "reference/**/*.py",
+    *(f"docs/book/{name}.py" for name in ("method", "record", "text", "values")),
+    "docs/excerpts.py",
+)
 KEPT = 20  # files; the oldest go
 
 

@@ -70,7 +70,7 @@ def test_every_function_is_on_its_methods_page(book, method):
 
 def test_the_replay_is_on_every_page_that_has_its_mark(book):
     """On a chapter beside the values of its code."""
-    marked = [path for path in BOOK.pages() if BOOK.has_replay(path)]
+    marked = [path for path in BOOK.pages() if "replay" in BOOK.lives_of(path)]
     assert {path.stem for path in marked} >= {"replay", "memformer"}
     for path in marked:
         page = book / BOOK.pages()[path]

@@ -74,7 +74,7 @@ function startReplay() {
   const differ = `gradients differ by at most ${apart.toExponential(1)}, relative to the largest`;
   const end = make("p", { className: "quiet" }, `at the end ${apart ? differ : "all gradients are equal"}`);
   const row = make("div", { className: "row" }, before, step, next);
-  at("replay").append(row, pair, end);
+  at("live-replay").append(row, pair, end);
   drawAlso(draw);
   draw();
 }
