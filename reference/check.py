@@ -27,6 +27,7 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 # Of the largest magnitude in a tensor; how they were measured stands in docs/porting.md
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
 SMALL = 1e-6  # float32's rounding, in a tensor of float64
+LARGE = 1e-3  # what no rounding is
 GIVEN = "given/"
 INNER = "inner/"
 REPLAY = "replay/"
@@ -39,58 +40,8 @@ STAGES = {  # in the order of work: what a name begins with
     "steps": "sgd/|adamw/",
     "replay": REPLAY,
 }
+FORWARD = 2  # the last stage of the forward pass
 LINES = 12  # of failures that are shown, if not all are
-HINTS = {  # for a name that is wrong first: what to look at
-    "operator/.*/d": "the formula above NAME_backward in reference/PAPER.py",
-    "operator/": "NAME_forward in reference/PAPER.py; the conventions in docs/porting.md",
-    "inner/sinusoids": "all sines, then all cosines; base 10,000; row t is of distance K - 1 - t",
-    "inner/(layer_in|.*normed|ident)": "the norm: mean, epsilon; embedding unscaled; which states",
-    "inner/position_bias": "buckets of the distance, a row for each head; not yet scaled",
-    "inner/distance_key": "sinusoids of signed distances, from far to near; W_R is (out, in)",
-    "inner/scores_by_distance$": "v is added to the query; rows of distances; the product's axes",
-    "inner/scores_by": "the shift: query i is at C + M + i; sign, clipping; hidden keys are 0",
-    "inner/.*(scores|similarity)": "u is added to the query; the shift; scaled or not; the mask",
-    "inner/read_weights": "the state before its update; the scale; padding",
-    "inner/.*weights": "1 / sqrt(E) or the learned scale; the mask: off by one, inverted; padding",
-    "inner/(attention_over|decoded)": "no mask, positions or biases; which rows; oldest first",
-    "inner/(attended|read$|local|found|states_from)": "which keys, and their own values; the scale",
-    "inner/(attention_o|after_a)": "heads side by side; (out, in); a bias; the residual; epsilon",
-    "inner/.*(mlp|gelu|layer_o|encoded)": "a bias; ReLU or GELU by tanh; the residual; epsilon",
-    "inner/gate_input": "[own; seen], each with its heads side by side",
-    "inner/(.*gate|states_after)": "a bias; sigmoid, tanh; + 1, - 1; whose share is g; a norm",
-    "inner/(evicted|usage|new$)": "which layer's rows, oldest first; joined before cut; its order",
-    "inner/new_slots": "the slot itself, raw; no output matrix, no residual",
-    "inner/(mixed|pooled|layer_s)": "which layers, rows; before or after the last norm; the gate",
-    "inner/inserted": "GELU after each hidden layer and not after the last; biases",
-    "inner/": "matrices are (out, in), biases; heads side by side; unit length; a norm before",
-    "0/logits": "1 / sqrt(D); the last norm; which row predicts; other layers, masks, positions",
-    r"\d+/loss": "nats of what is scored, summed; the targets as they are given",
-    r"\d+/next": "which rows are kept, oldest first; the raw state is carried; padding",
-    r"\d+/auxiliary": "a mean over everything, one for each layer; data; the decoder's rows",
-    r"\d+/logits": "how a state of another segment is read; padding; a shorter window",
-    "objective": "divided by all that is scored; auxiliary losses by the segments",
-    ".*grad_state": "all that reads it adds up; a lane that starts passes none on; the stops",
-    ".*inner_grad/(new_slots|states_after|pooled|new$)": "it comes from the next segment: a stop?",
-    ".*inner_grad/attention_over": "of a mean over everything: 2 / size; its own loss alone",
-    ".*inner_grad/(.*gate)": "1 - g; the derivative of sigmoid or tanh; from the carry, too",
-    ".*inner_grad/.*weights": "d weights = d out V^T, of the same keys; what reads them besides",
-    ".*inner_grad/.*(scores|sim|position)": "softmax: w (dw - sum of w dw); the scale, once; sums",
-    ".*inner_grad/.*(mlp|gelu)": "ReLU's or GELU's derivative where it was computed; W, not W^T",
-    ".*inner_grad/.*value": "d value = weights^T d out; all that reads it",
-    ".*inner_grad/.*(query|key)": "scores^T by the other; the scale; unit length's backward",
-    ".*inner_grad": "all that reads it adds up, residuals too; the norm's backward; the stops",
-    ".*grad.*initial": "lanes that start give it their gradient, and only they",
-    ".*grad/embedding": "it is read and is the output: two gradients; the stops",
-    ".*grad/.*key_bias": "exactly zero: softmax cancels it",
-    ".*grad/.*norm": "dscale = sum of dy n, dbias = sum of dy; all that reads the norm adds up",
-    ".*grad/.*compression": "its own loss alone, unless bptt; evicted rows are data; their order",
-    ".*grad/.*(bias|scale|positions|gate)": "a sum over lanes, and over all places that use it",
-    ".*grad": "dW = dy^T x over lanes and rows, of all places that use it; the stops",
-    "sgd": "p - rate * gradient",
-    "adamw": "gradients are right; see AdamW's line in docs/porting.md",
-    "replay/[af]": "K - 1 calls of advance, before K of forward, the last segment first",
-    "replay": "the same state before each segment as in the first pass; its gradient is handed on",
-}
 # By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
 BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
 LANES = 3
@@ -105,6 +56,7 @@ class Row(NamedTuple):
     tolerance: float
     words: str
     lanes: tuple = ()  # those that are wrong, if the tensor has three
+    spread: float = 0.0  # root of the mean square, relative like the error
 
     @property
     def passes(self) -> bool:
@@ -172,11 +124,34 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     words = f"{error:.1e} at [{where}], {share_of(tolerance, error)}"
     if scale == 0:
         words += ", expected exactly zero"
+    elif error > max(tolerance, SMALL) and tolerance > 0:
+        words += seen_in(expected, actual, max(tolerance, SMALL) * scale)
     lanes = ()
     if difference.shape[:1] == (LANES,) and re.match(BY_LANE, name):
         off = difference.reshape(LANES, -1).max(1) > tolerance * (scale or 1.0)
         lanes = tuple(np.flatnonzero(off).tolist())
-    return Row(name, error, tolerance, words, lanes)
+    spread = float(np.sqrt((difference**2).mean()) / (scale or 1.0))
+    return Row(name, error, tolerance, words, lanes, spread)
+
+
+def seen_in(expected: np.ndarray, actual: np.ndarray, near: float) -> str:
+    """What the numbers of a wrong tensor say of themselves, or "". near is no difference."""
+    if not actual.any():
+        return ", all of it is zero"
+    difference = actual - expected
+    factor = (actual * expected).sum() / (expected**2).sum()
+    if np.abs(actual - factor * expected).max() <= near:
+        return f", {factor:.4g} times what is expected"
+    for axis in range(expected.ndim):
+        if np.abs(np.sort(actual, axis) - np.sort(expected, axis)).max() <= near:
+            return f", the same numbers in another order of axis {axis}"
+    lanes_and_rows = tuple({0, expected.ndim - 2})
+    if expected.ndim > 2 and np.ptp(difference, lanes_and_rows).max() <= near:
+        return ", off by the same in every row"
+    nonzero = np.count_nonzero((expected == 0) & (np.abs(actual) > near))
+    zero = np.count_nonzero((actual == 0) & (np.abs(expected) > near))
+    words = f", {nonzero} that should be exactly zero are not" if nonzero else ""
+    return words + (f", {zero} are zero and should not be" if zero else "")
 
 
 def tolerance_of(dtype: np.dtype) -> float:
@@ -229,28 +204,42 @@ def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
 def first_wrong(rows: list[Row]) -> Row | None:
     """The first tensor that is wrong, or else the first that is missing; None if all agree."""
     wrong = [row for row in rows if not row.passes]
-    return min(wrong, key=lambda row: row.is_missing, default=None)
+    first = min(wrong, key=lambda row: row.is_missing, default=None)
+    if first and "initial" in first.name:  # a part of the gradient by the state, which is behind it
+        number = segment_of(first.name)
+        states = [row for row in wrong if "grad_state/" in row.name and not row.is_missing]
+        return next((row for row in states if segment_of(row.name) == number), first)
+    return first
 
 
-def hint_of(row: Row) -> str:
-    """What to look at if this tensor is the first that is wrong."""
+def hint_of(vectors: Path, row: Row) -> str:
+    """What to look at if this tensor of a file is the first that is wrong.
+
+    That is what its lanes and its size say, and how it is computed; "" if nothing is known.
+    """
     if row.is_missing:
         return "the name; tensors that may be left out are in docs/porting.md"
-    if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
-        return "an operation in float32?"
     segment = segment_of(row.name)
     start = STARTS.get(segment, LANES)
+    others = tuple(lane for lane in range(LANES) if lane != start)
+    said = ["the order of axes"] if row.words.startswith("shape") else []
+    if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
+        said += ["an operation in float32, or an epsilon in another place?"]
     if row.lanes == (start,):
-        return f"lane {start} alone is wrong, where a document starts in segment {segment}"
-    shape = "the order of axes, or: " if row.words.startswith("shape") else ""
-    words = shape + next(words for pattern, words in HINTS.items() if re.match(pattern, row.name))
-    if start < LANES and row.lanes == tuple(lane for lane in range(LANES) if lane != start):
-        words += f"; lane {start} alone is right, which starts a document"
-    return words
+        said += [f"lane {start} alone is wrong, where a document starts in segment {segment}"]
+    if start < LANES and row.lanes == others:
+        said += [f"lane {start} alone is right, which starts a document"]
+    hints = described(vectors.parents[1] / "hints.json")
+    names = (row.name, f"{vectors.stem}/{row.name}")
+    for pattern, words in [*hints.get(vectors.parent.name, []), *hints.get("", [])]:
+        if any(re.match(pattern, name) for name in names):
+            return "; ".join([*said, words])
+    return "; ".join(said)
 
 
-def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
+def report(vectors: Path, rows: list[Row], unknown: list, whole: bool) -> None:
     """Print the verdict, the first wrong tensor, and a table, whole or of some failures."""
+    title = f"{vectors.parent.name} {vectors.stem}"
     wrong = [row for row in rows if not row.passes]
     missing = sum(row.is_missing for row in wrong)
     print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {missing} missing")
@@ -258,7 +247,7 @@ def report(title: str, rows: list[Row], unknown: list, whole: bool) -> None:
     if first:
         is_what = "missing" if first.is_missing else "wrong"
         print(f"  begin with {first.name}, the first that is {is_what}: {first.words}")
-        print(f"  look at: {hint_of(first)}")
+        print(f"  look at: {hint_of(vectors, first)}")
         if all(row.name.startswith(INNER) for row in wrong):
             print(f"  only {INNER} values are wrong: all that is asked for agrees")
     for row in rows if whole else wrong[:LINES]:
@@ -281,35 +270,62 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
     return rows, sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
 
 
-def flags_of(vectors: Path, first: Row) -> list:
-    """Known mistakes that make this tensor the first wrong one, with this error.
+def flags_of(vectors: Path, rows: list[Row]) -> list:
+    """Known mistakes with these results: this first wrong tensor, as much off, as many others.
 
-    The .json beside a case has them: {tensor: {flag: error}}, null if it cannot be compared.
+    The .json beside a case has them: {tensor: {flag: mark_of its rows}}.
     """
-    about = vectors.with_suffix(".json")
+    flags = described(vectors.with_suffix(".json")).get("flags", {})
+    name, mark = mark_of(rows)
+    known = flags.get(name, {})
+    return [flag for flag, other in known.items() if is_near(mark, other)]
+
+
+def mark_of(rows: list[Row]) -> tuple:
+    """The first wrong tensor, and how wrong rows are.
+
+    [its error, its root mean square, how many others of its stage are clearly wrong]; the errors
+    are null if they cannot be compared.
+    """
+    first = first_wrong(rows)
+    stage = stage_of(first.name)
+    asked_for = [row for row in rows if not re.match(OPTIONAL, row.name)]
+    others = sum(row.error > LARGE and stage_of(row.name) == stage for row in asked_for)
+    errors = [float(f"{each:.3g}") if np.isfinite(each) else None for each in first[1::4]]
+    return first.name, [*errors, others]
+
+
+def is_near(mark: list, known: list) -> bool:
+    """Whether a mark is that of a known mistake, to one in a hundred."""
+    if mark[2] != known[2] or (mark[0] is None) != (known[0] is None):
+        return False
+    if mark[0] is None:
+        return True
+    pairs = zip(mark[:2], known[:2], strict=True)
+    return all(abs(error - other) <= 0.01 * other for error, other in pairs)
+
+
+def described(path: Path) -> dict:
+    """What a .json of the vectors says; nothing if it is not there."""
     try:
-        described = json.loads(about.read_bytes()) if about.is_file() else {}
-        flags = described.get("flags", {}).get(first.name, {})
-        return [flag for flag, error in flags.items() if is_near(first.error, error)]
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckError(f"{about} is damaged ({error}); restore it") from None
-
-
-def is_near(error: float, known: float | None) -> bool:
-    """Whether an error is that of a known mistake, which has three digits."""
-    return np.isinf(error) if known is None else bool(abs(error - known) <= 0.01 * known)
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+        return found
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckError(f"{path} is damaged ({error}); restore it") from None
 
 
 def told(path: Path, first: Row) -> dict:
     """What --json says of the tensor to begin with."""
     error = first.error if np.isfinite(first.error) else None
-    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint_of(first)}
+    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint_of(path, first)}
 
 
 def check_one(vectors: Path, theirs: Path, stage: str) -> dict:
     """Compare a file with another; returns the verdict up to the stage."""
     rows, unknown = read_both(vectors, theirs, stage)
-    report(f"{vectors.parent.name} {vectors.stem}", rows, unknown, whole=not stage)
+    report(vectors, rows, unknown, whole=not stage)
     first = first_wrong(rows)
     return {"agrees": not first, "begin_with": told(vectors, first) if first else None}
 
@@ -333,7 +349,7 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
     If strict, a case that is missing does not agree.
     """
     names, in_both = names_in(vectors, theirs)
-    failed = []  # (place, file, first wrong tensor)
+    failed = []  # (place, file, rows)
     stages = [*STAGES]
     last = 0  # stage that is compared
     for name in in_both:
@@ -342,8 +358,7 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
         last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
         first = first_wrong(rows)
         if first:
-            inside = sum(row.name.startswith(INNER) for row in rows)
-            failed.append((place_of(first, inside), path, first))
+            failed.append((place_of(path, rows), path, rows))
             count = sum(not row.passes for row in rows)
             if len(failed) <= LINES:
                 print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
@@ -356,22 +371,26 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
     verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
     verdict |= {"cases": len(in_both), "missing": absent, "level": stages[last]}
     if failed:
-        _, path, first = min(failed)
-        begin_with(path, first)
-        return verdict | {"begin_with": told(path, first)}
+        _, path, rows = min(failed, key=lambda each: each[:2])
+        begin_with(path, rows)
+        return verdict | {"begin_with": told(path, first_wrong(rows))}
     print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
     return verdict | {"begin_with": None}
 
 
-def place_of(first: Row, inside: int) -> tuple:
+def place_of(path: Path, rows: list[Row]) -> tuple:
     """What sorts files by the computation of their first wrong tensor; missing ones come last.
 
-    Of several in one segment, the file with most values inside a layer says most.
+    Of several in one segment and one pass, the file with most values inside a layer says most, and
+    of these the largest.
     """
-    stage = [*STAGES].index(stage_of(first.name))
+    first = first_wrong(rows)
+    stage = max([*STAGES].index(stage_of(first.name)), FORWARD)
     number = segment_of(first.name)
     backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
-    return first.is_missing, stage, -number if backwards else number, -inside
+    inside = sum(row.name.startswith(INNER) for row in rows)
+    place = (first.is_missing, stage, -number if backwards else number)
+    return *place, -inside, -path.stat().st_size
 
 
 def segment_of(name: str) -> int:
@@ -380,13 +399,14 @@ def segment_of(name: str) -> int:
     return int(segment) if segment.isdigit() else 0
 
 
-def begin_with(path: Path, first: Row) -> None:
+def begin_with(path: Path, rows: list[Row]) -> None:
     """Print the stage that is not done, and what to look at in this file."""
+    first = first_wrong(rows)
     now = stage_of(first.name)
     print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {first.name}: {first.words}")
-    print(f"look at: {hint_of(first)}")
-    for flag in flags_of(path, first)[:3]:
+    print(f"look at: {hint_of(path, first)}")
+    for flag in flags_of(path, rows)[:3]:
         print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
 
 

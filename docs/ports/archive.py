@@ -1,8 +1,8 @@
 """python -m docs.ports.archive FILE.zip [--float32]: the vectors in one file, for another's CI.
 
-In it stand the folders of docs/vectors, their manifest, reference/check.py and the licence. With
---float32 all numbers are in float32, for frameworks without float64. `--manifest` instead of FILE
-writes docs/vectors/manifest.json anew. Needs NumPy.
+In it stand the folders of docs/vectors, their manifest and hints, reference/check.py and the
+licence. With --float32 all numbers are in float32, for frameworks without float64. `--manifest`
+instead of FILE writes docs/vectors/manifest.json anew. Needs NumPy.
 """
 
 import argparse
@@ -77,7 +77,8 @@ def write_archive(file: Path, single: bool) -> None:
             to.parent.mkdir(exist_ok=True)
             write(to, rows, about, SINGLE if single else TYPES)
         (copy / MANIFEST).write_text(as_text(manifest(copy)), encoding="utf-8")
-        for path in (VECTORS / "rules.json", ROOT / "reference" / "check.py", ROOT / "LICENSE"):
+        beside = [VECTORS / "rules.json", VECTORS / "hints.json", ROOT / "LICENSE"]
+        for path in [*beside, ROOT / "reference" / "check.py"]:
             (copy / path.name).write_bytes(path.read_bytes())
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from reference import check
-from tests.tools.mistakes import CATALOGUE, first_wrong_of, shown
+from tests.tools.mistakes import CATALOGUE, rows_with, shown
+from tests.tools.vectors import FOLDER
 
 MISTAKES = json.loads(CATALOGUE.read_text())
 PAGE = (CATALOGUE.parents[1] / "mistakes.md").read_text()
@@ -22,11 +23,14 @@ def test_a_mistake_is_caught_where_its_flag_says(mistake):
     What the checker says of it fits, in the case that the page names.
     """
     assert mistake["cases"], "no case of docs/vectors catches it"
-    begins = first_wrong_of(mistake)
+    begins = rows_with(mistake)
     assert shown(begins) == mistake["cases"], "run python -m tests.tools.mistakes"
     flag = mistake["flag"]
-    said = check.hint_of(begins[BEGINS[flag]])
+    path = FOLDER / mistake["paper"] / f"{BEGINS[flag]}.safetensors"
+    rows = begins[BEGINS[flag]]
+    said = check.hint_of(path, check.first_wrong(rows))
     assert mistake["hint"] in said, f"of {flag} the checker says: {said}"
+    assert flag in check.flags_of(path, rows)
 
 
 def test_the_page_has_all_mistakes_in_their_order():

@@ -194,16 +194,19 @@ def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
     return inner, [*reversed(order)]
 
 
-def rows_of(case: Case, name: str) -> dict:
+def rows_of(case: Case, name: str, backwards: bool = True) -> dict:
     """{name: array} of all that a port should compute in a case, in the order of computation.
 
-    Gradients of single segments are there if some inside a layer are.
+    Gradients of single segments are there if some inside a layer are; none if not backwards.
     """
     reference, config, params, state, segments = case
     paper = reference.__name__.split(".")[-1]
     forward, backward = inner_values(paper, name)
     inner, order = inside_of(case, paper, forward)
     computed, caches, _ = rollout_forward(reference, params, config, segments, state)
+    rows = {INNER + key: value for key, value in inner.items()} | computed
+    if not backwards:
+        return rows
 
     steps: list = []
 
@@ -211,6 +214,5 @@ def rows_of(case: Case, name: str) -> dict:
         steps.extend(segments_backward(reference, params, config, caches))
 
     inside = recorded(backward, reference, run, lambda name: None)
-    rows = {INNER + key: value for key, value in inner.items()} | computed
     detailed = range(len(segments)) if backward else [0]
     return rows | gradient_rows(case, steps, order, inside, detailed)

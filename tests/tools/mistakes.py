@@ -4,12 +4,11 @@
 
 A mistake is a text in a function of a reference and what stands in its place, with a flag, a
 sentence, the source where it was made, and a part of what the checker says of it. Its cases are
-{case: [the first wrong tensor, its relative error]}; the error is null if it is not finite. After
-it python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
+{case: [the first wrong tensor, how wrong all are (check.mark_of)]}. After it
+python -m tests.tools.vectors writes the flags beside the vectors, for the checker.
 """
 
 import json
-import math
 
 from docs.practice.tasks import changed
 from reference import check
@@ -18,8 +17,8 @@ from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import CATALOGUE, FOLDER, computed
 
 
-def first_wrong_of(mistake: dict) -> dict[str, check.Row]:
-    """{case: the first tensor that is wrong} of the cases that catch a mistake; it can run them."""
+def rows_with(mistake: dict) -> dict[str, list[check.Row]]:
+    """{case: all its rows} of the cases that catch a mistake; it can run them."""
     paper = mistake["paper"]
     texts = (mistake[name] for name in ("function", "old", "new"))
     wrong = changed(PAPERS[paper].reference, *texts)
@@ -30,25 +29,21 @@ def first_wrong_of(mistake: dict) -> dict[str, check.Row]:
             found = computed(paper, name, wrong, steps=False)
         except ValueError:  # shapes that do not fit
             continue
-        first = check.first_wrong(check.compare(expected, expected | found))
-        if first:
-            begins[name] = first
+        rows = check.compare(expected, expected | found)
+        if check.first_wrong(rows):
+            begins[name] = rows
     return begins
 
 
-def shown(begins: dict[str, check.Row]) -> dict[str, list]:
-    """{case: [the first wrong tensor, its error]}, as the catalogue has it."""
-    cases = {}
-    for name, first in begins.items():
-        error = float(f"{first.error:.3g}")
-        cases[name] = [first.name, error if math.isfinite(error) else None]
-    return cases
+def shown(begins: dict[str, list[check.Row]]) -> dict[str, list]:
+    """{case: [the first wrong tensor, how wrong all are]}, as the catalogue has it."""
+    return {name: [*check.mark_of(rows)] for name, rows in begins.items()}
 
 
 def main() -> None:
     """Write the catalogue anew, a line for each mistake."""
     mistakes = json.loads(CATALOGUE.read_text())
-    mistakes = [each | {"cases": shown(first_wrong_of(each))} for each in mistakes]
+    mistakes = [each | {"cases": shown(rows_with(each))} for each in mistakes]
     lines = [json.dumps(each, ensure_ascii=False) for each in mistakes]
     CATALOGUE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -79,14 +79,16 @@ def steps_of(case: Case) -> dict:
     return rows | {f"adamw/{name}": value for name, value in after.items()}
 
 
-def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
+def computed(
+    paper: str, name: str, reference: object, steps: bool = True, backwards: bool = True
+) -> dict:
     """{name: array} of all that a port should compute, by this reference.
 
-    Steps of optimisers are left out if not asked for.
+    Steps of optimisers and gradients are left out if not asked for.
     """
     config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
     case = inputs_of(paper, name)._replace(reference=reference, config=config)
-    rows = inner.rows_of(case, name)
+    rows = inner.rows_of(case, name, backwards)
     if (paper, name) == ("memformer", "recall"):  # how often replay calls what
         count = len(case.segments)
         rows |= {"replay/advance": np.array(count - 1), "replay/forward": np.array(count)}
@@ -119,12 +121,12 @@ def operators_file(paper: str) -> tuple[dict, dict]:
 
 
 def flags_of(paper: str, name: str) -> dict:
-    """{first wrong tensor: {flag: its error}} of the catalogue's mistakes that a case catches."""
+    """{first wrong tensor: {flag: how wrong}} of the catalogue's mistakes that a case catches."""
     flags: dict = {}
     for mistake in json.loads(CATALOGUE.read_text()):
         if mistake["paper"] == paper and name in mistake["cases"]:
-            tensor, error = mistake["cases"][name]
-            flags.setdefault(tensor, {})[mistake["flag"]] = error
+            tensor, mark = mistake["cases"][name]
+            flags.setdefault(tensor, {})[mistake["flag"]] = mark
     return flags
 
 
