@@ -47,6 +47,18 @@ def test_documents_of_a_stage_are_whole_segments():
             assert memory.RecallConfig(**memory.TOLD | told).length % memory.SEGMENT == 0
 
 
+def test_what_is_asked_later_was_told_out_of_attentions_reach():
+    documents = memory.documents_of({"rewrites": 1, "distance": 40})
+    later = memory.asked_later(documents, 100)
+    first = 12 + 40  # facts and filler
+    assert (later.inputs[:, :first] == documents.inputs[:, :first]).all()
+    between = slice(first, first + 100)
+    assert np.isin(later.inputs[:, between], memory.FILLER).all()
+    assert not later.scored[:, between].any()
+    for field, moved in zip(documents[1:], later[1:], strict=True):
+        assert (moved[:, first + 100 :] == field[:, first:]).all()
+
+
 def test_what_was_told_again_is_found_with_the_value_before():
     documents = memory.documents_of({"rewrites": 1, "distance": 32})
     before, again = memory.values_before(documents.inputs)

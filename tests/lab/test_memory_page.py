@@ -9,6 +9,7 @@ from accelerated.lab import memory, memory_page
 
 ROW = "Memorizing"
 OTHER = "Compressive"
+AGAIN = ("overwrite", "old value", "keep")
 
 
 @pytest.fixture
@@ -19,7 +20,8 @@ def record():
 
 def stages(count, **shares):
     """What the first `count` stages taught, with these shares of right answers; the rest is 0.9."""
-    names = [*memory.TESTS, "overwrite", "old value", "keep"]
+    told_again = [f"{name}{where}" for name in AGAIN for where in memory.TOLD_AGAIN]
+    names = [*memory.TESTS, *told_again]
     right = dict.fromkeys(names, 0.9) | shares
     record = {"right": right, "seconds": [600, 60]}
     return [{"stage": stage} | record for stage in [*memory.STAGES][:count]]
@@ -47,6 +49,13 @@ def test_what_was_not_learned_is_said_and_nothing_else_is(record):
     assert "Who holds a fact for 8,192 tokens? None." in answer
 
 
+def test_who_overwrites_keeps_the_other_facts(record):
+    record["runs"][ROW] = {"0": stages(4)}
+    record["runs"][OTHER] = {"0": stages(4, **{"keep, later": 0.4})}
+    question = "Who takes a new value for an old one, and keeps the others?"
+    assert f"{question} {ROW}." in memory_page.answer(record)
+
+
 def test_a_table_has_the_mean_and_the_spread_of_its_seeds(record):
     record["runs"][ROW] = {str(seed): stages(1, hold=0.2 + seed / 10) for seed in range(3)}
     [line] = [line for line in memory_page.table(record).splitlines() if ROW in line]
@@ -60,5 +69,5 @@ def test_page_and_picture_are_written_beside_a_record(record, tmp_path):
     path.write_text(json.dumps(record))
     memory_page.main(path)
     assert path.with_suffix(".md").read_text() == memory_page.page(record)
-    assert "seed 99" in memory_page.page(record)
+    assert "seed 99" in " ".join(memory_page.page(record).split())
     assert ROW in path.with_suffix(".svg").read_text()
