@@ -102,5 +102,5 @@ BENCHMARK = {  # lab/speed/variants.py says what these are
         lambda config: {"layers": config.layers + 1, "recurrent_layers": ()},
     ),
     "horizons": (1, 2, 4, 8),  # of long segments
-    "presets": ("paper", "bytes", "large", "arxiv", "github", "xl-512", "xl-1024", "xl-2048"),
+    "preset": "paper",
 }

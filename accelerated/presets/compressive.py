@@ -128,5 +128,5 @@ BENCHMARK = {  # lab/speed/variants.py says what these are
         "Transformer-XL with as many rows",
         lambda config: {"memory": config.memory + config.compressed_memory, "compressed_memory": 0},
     ),
-    "presets": ("wikitext-103", "enwik8", "pg19", "pg19-xl", "speech"),
+    "preset": "wikitext-103",
 }

@@ -24,5 +24,4 @@ BENCHMARK = {  # lab/speed/variants.py says what these are
     "small": AGREEMENT_SIZES | {"layers": 2, "segment": 32},
     "segments": 8,
     "lanes": {"cpu": 4, "cuda": 8},
-    "presets": (),
 }

@@ -92,5 +92,5 @@ BENCHMARK = {  # lab/speed/variants.py says what these are
         "encoder-decoder, 4+8 layers": {"encoder_layers": 4, "decoder_layers": 8},
         "decoder-only, 12 layers": {"encoder_layers": 0, "decoder_layers": 12},
     },
-    "presets": ("wikitext-103", "decoder"),
+    "preset": "wikitext-103",
 }

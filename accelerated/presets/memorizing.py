@@ -65,5 +65,5 @@ BENCHMARK = {  # lab/speed/variants.py says what these are
     "segments": 8,
     "lanes": {"cpu": 4, "cuda": 8},
     "baseline": ("Transformer-XL", lambda config: {"memory": 0}),
-    "presets": ("paper",),
+    "preset": "paper",
 }

@@ -16,8 +16,8 @@ from accelerated.lab.pages import label_ends
 from accelerated.lab.speed.timing import Measured, large_product, measured, print_measured
 from accelerated.lab.speed.variants import (
     Variant,
+    config_of,
     meta_step,
-    paper_settings,
     prepared_step,
     random_model,
 )
@@ -118,7 +118,7 @@ def continuation(position: int, options: Namespace) -> Variant:
     """TOKENS tokens after a text of so many, drawn one by one; on a CPU by preset tiny."""
     device = options.device
     generator = torch.Generator(device).manual_seed(0)
-    config, _ = paper_settings(options.model, "" if device.type == "cuda" else "tiny")
+    config = options.config if device.type == "cuda" else config_of(options.model, "tiny")
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start = read_prompt(stepper_of(network, capture=False), text)

@@ -2,12 +2,12 @@
 
 The sizes stand in accelerated/presets/<model>.py, whose BENCHMARK has
 
-    sizes      fields of the Config that is measured on a CPU; on a GPU that of the first preset
+    sizes      fields of the Config that is measured on a CPU
+    preset     of the paper's sizes, which is measured on a GPU, if there is one
     small      fields that are smaller if a model is compared with a CPU: in a large one rounding
                may cross a ReLU's kink
     segments   of a step
     lanes      of a batch, on a CPU and on a GPU
-    presets    of the papers' sizes
     backprop   the method of a step, if it is not through_time
     baseline   a name, and a function from the Config to the fields that the baseline changes
     horizons   of the table horizons, if they are not HORIZONS
@@ -41,25 +41,19 @@ class Variant(NamedTuple):
     flops: float | None = None
 
 
-def paper_settings(model: str, preset: str = "") -> tuple[Any, TrainingConfig]:
-    """A preset's Config, with dropout and the vocabulary of its text, and its TrainingConfig.
-
-    The first of a model's presets, unless another is named.
-    """
-    settings = preset_settings(model, preset or presets_of(model).BENCHMARK["presets"][0])
-    vocabulary = vocabulary_of(settings.data)
-    return replace(settings.model_config, vocabulary=vocabulary), settings.training
+def config_of(model: str, preset: str) -> Any:
+    """A preset's Config, with dropout and the vocabulary of its text."""
+    settings = preset_settings(model, preset)
+    return replace(settings.model_config, vocabulary=vocabulary_of(settings.data))
 
 
 def options_of(model: str, device: torch.device, dtype: str) -> Namespace:
     """A model's Config on a device, the lanes of a batch, the device and the type."""
-    facts = presets_of(model)
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    if kind == "cuda":
-        config, _ = paper_settings(model)
-    else:
-        config = facts.Config(**facts.BENCHMARK["sizes"])
-    lanes = facts.BENCHMARK["lanes"][kind]
+    facts = presets_of(model).BENCHMARK
+    config = presets_of(model).Config(**facts["sizes"])
+    if device.type == "cuda" and "preset" in facts:
+        config = config_of(model, facts["preset"])
+    lanes = facts["lanes"][device.type]
     return Namespace(model=model, config=config, batch=lanes, device=device, dtype=dtype)
 
 

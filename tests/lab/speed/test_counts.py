@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accelerated.lab.speed.variants import meta_step, paper_settings
+from accelerated.lab.speed.variants import config_of, meta_step
+from accelerated.models import presets_of
 
 # operations that are dispatched, except views and allocations; and MB kept for the backward pass,
 # beside parameters and the incoming state: of one segment of a lane, forward and backward in
@@ -144,7 +145,8 @@ def test_a_step_costs_no_more_and_its_products_are_aligned(model):
     """Except a few of a table's size: the decoder of Memformer reads 65 tokens, not 64."""
     torch.set_default_dtype(torch.float32)
     with Unaligned() as unaligned:
-        found = counted(meta_step(model, paper_settings(model)[0], 1))
+        config = config_of(model, presets_of(model).BENCHMARK["preset"])
+        found = counted(meta_step(model, config, 1))
     kernels, megabytes = MOST[model]
     assert len(found.names) <= kernels
     assert found.saved_bytes <= 1e6 * megabytes

@@ -17,16 +17,13 @@ KIND = torch.tensor([0, 2, 0])
 PLACES = torch.tensor([[11, 13], [0, 0], [4, 14]])
 
 
-def random_model(folder, seed, recurrent=True, dropout=0.0):
+def random_model(folder, seed, recurrent=True):
     """A model whose parameters are away from where they begin, so that every term has an effect."""
     model = load_roberta(folder, 8, recurrent, 0)
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in (*model.span.parameters(), *model.kind.parameters()):
             parameter.add_(0.3 * torch.randn_like(parameter))
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = dropout
     return model.eval()
 
 
@@ -102,15 +99,6 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else(folder):
             expected -= 0.5 * (of_places[0, start] + of_places[1, end])
     loss = model.answer_loss(windows, KIND, PLACES)
     torch.testing.assert_close(loss, expected / 3, rtol=1e-12, atol=0)
-
-
-def test_dropout_acts_in_training_alone(folder):
-    model = random_model(folder, 2, dropout=0.4)
-    windows = example()
-    loss = model.answer_loss(windows, KIND, PLACES)
-    assert model.answer_loss(windows, KIND, PLACES) == loss
-    model.train()
-    assert model.answer_loss(windows, KIND, PLACES) != loss
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
