@@ -158,6 +158,7 @@ def test_parameters_of_another_shape_or_with_nan_are_refused():
         ({"weight": weight}, "bias should be (2,), is absent"),
         ({"weight": weight, "bias": bias, "extra": bias}, "extra should be absent"),
         ({"weight": weight, "bias": bias / 0}, "run: bias has NaN or infinite values; give"),
+        ({"weight": weight, "bias": 1 / bias}, "run: bias has NaN or infinite values; give"),
     ):
         assert words in refusal(load_parameters, model, parameters, "run")
     assert torch.equal(model.weight, before)

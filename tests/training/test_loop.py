@@ -401,6 +401,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation(finished):
     kept = load_checkpoint(finished.folder / "best.pt")
     said = f"best.pt is of step {kept['step']}, and step {best} has the lowest validation"
     assert kept["step"] == best, said
+    line = f"the best was step {best}, with {finished.bits[best]:.3f} bits per byte"
+    assert line in finished.printed, "the sample is of other weights: look at load_best"
     for name, value in finished.params[best].items():
         check(best, "parameter", kept["parameters"][name], value, f"{name} of best.pt")
 

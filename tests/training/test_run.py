@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import RecallConfig
@@ -15,6 +16,7 @@ from accelerated.training.run import Run
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, refusal, train, words
 from tests.helpers.texts import documents_of, write
+from tests.helpers.variants import PAPERS
 
 # (options, steps of 2 x 2 windows): there are 5 windows, or 6 that overlap. Groups of lanes change
 # no number of updates
@@ -47,12 +49,12 @@ def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
     data = SimpleNamespace(data=SimpleNamespace(data="recall"), recall=RecallConfig())
     run = SimpleNamespace(validation_share=0.25, settings=data)
     carried = Score(6.0, 4, 3, 4)
-    cleared = Score(6.0, 4, 1, 4)
+    cleared = Score(8.0, 4, 1, 4)
     lines = Run.last_lines(run, carried, cleared).splitlines()
     assert lines[0].endswith("cleared each segment")
     right = "right answers: 75.0% with the memory, 25.0% with it cleared"
     assert lines[1] == f"{right} (a guess 10%, the values without their keys 38%)"
-    assert lines[2] == "the memory saves 0.0% of the bits"
+    assert lines[2] == "the memory saves 25.0% of the bits", "6 of 8 nats are left"
     first, second = Run.last_lines(run, carried, None).splitlines()
     assert first.startswith("validation on 4 tokens (25% of the split), bits per byte: ")
     assert first.endswith("; no memory is carried")
@@ -182,6 +184,27 @@ def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
     settings, start = parse(words(*COMPRESSIVE, options))
     (tmp_path / "run").mkdir()
     assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"]
+
+
+@pytest.mark.parametrize("ours,theirs", [("overlapping", "plain"), ("plain", "overlapping")])
+def test_weights_that_add_or_leave_out_recurrence_mix_no_module(ours, theirs):
+    """The model keeps its own, and takes all else."""
+    own = PAPERS["pretrained_recurrence"]
+    model = own.model(own.variant(ours), seed=1)
+    drawn = {name: x.clone() for name, x in model.state_dict().items() if "module." in name}
+    given = own.model(own.variant(theirs), seed=2).state_dict()
+    start = SimpleNamespace(resumed=None, initial=Saved("a run", {"parameters": given}))
+    opening.load_weights_of(start, model)
+    for name, found in model.state_dict().items():
+        expected = drawn[name] if name in drawn else given[name]
+        assert torch.equal(found, expected), f"{name} is of the other model: load_weights_of"
+
+
+def test_tokens_in_a_second_are_those_read_in_the_seconds_of_the_bar():
+    run = SimpleNamespace(tokens=600)
+    for seconds, expected in ((4.0, 150.0), (0.0, 0.0)):
+        bar = SimpleNamespace(format_dict={"elapsed": seconds})
+        assert Run.tokens_per_second(run, bar) == expected, f"600 tokens in {seconds} seconds"
 
 
 @pytest.mark.parametrize("out", ["run", "new/deep/run"])
