@@ -208,12 +208,12 @@ async function startTryOne(room) {  // shows a run that was recorded, and reads 
   draw();
   for (const { weights } of tryOne.sides) weights.disabled = true;
 
-  says.textContent = NO_PYTHON;
+  says.textContent = `${verdict()} ${NO_PYTHON}`;
   if (!await pythonIsThere()) return;
-  says.textContent = "Below is a run that was recorded. Python starts in your browser, to read what you choose…";
+  says.textContent = `${verdict()} This run was recorded; Python starts in your browser, to read what you choose…`;
   try {
     await asks("ready", { files: run.sides.map(({ file }) => file) });
-    says.textContent = "Python is there: change what you like, and press Read.";
+    says.textContent = `${verdict()} This run was recorded. Python is there: change what you like, and press Read.`;
   } catch (error) {
     says.textContent = lastLine(error);
     return;
