@@ -2,12 +2,11 @@
 python -m docs.book --out BOOK, then python -m docs.moving BOOK. It puts the notebook's pictures
 into it, too.
 
-It needs Chromium and ImageMagick. Chromium is driven by its DevTools protocol, over two pipes.
+It needs Chromium and ImageMagick.
 """
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,14 +20,14 @@ CELLS = {  # {cell of the tour: its picture}
     3: "figures/compressive_memories",
     9: "results/recall-distance",
 }
-SIZE = {"width": 1130, "height": 800, "deviceScaleFactor": 1, "mobile": False}
 CHROMIUM = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+# a photograph begins at a page's top, so a page that is scrolled stands in a frame
+FRAME = "<body style='margin: 0'><iframe src={page} style='width: 100%; height: 800px; border: 0'>"
 SECTION = "document.getElementById('{section}').scrollIntoView(); "
 SHOW = "slider.value = {segment}; show('slot_attention_forward'); "
 POINT = (
     "[...at('code').querySelectorAll('.has')].find(each => each.innerText === '{name}').click(); "
 )
-LOADED = "if (document.readyState !== 'complete') await new Promise(done => { onload = done; })"
 REPLAY = "document.querySelector('.replay').scrollIntoView(); "
 STEP = (
     "{{ const bar = document.querySelector('.replay input'); bar.value = {step}; bar.oninput(); }}"
@@ -57,59 +56,10 @@ def replay_scene() -> list[tuple[str, int]]:
     return frames
 
 
-class Browser:
-    """A headless Chromium that shows a page."""
-
-    def __init__(self, page: Path, profile: str):
-        to_browser, self.requests = os.pipe()
-        self.replies, from_browser = os.pipe()
-        for end in (to_browser, from_browser):
-            os.set_inheritable(end, True)
-        command = [*CHROMIUM, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-
-        def as_three_and_four() -> None:  # where Chromium reads and writes
-            os.dup2(to_browser, 3)
-            os.dup2(from_browser, 4)
-
-        self.process = subprocess.Popen(
-            command, preexec_fn=as_three_and_four, close_fds=False, stderr=subprocess.DEVNULL
-        )
-        self.session = None
-        self.buffer = b""
-        targets = self.call("Target.getTargets")["targetInfos"]
-        [target] = [each["targetId"] for each in targets if each["type"] == "page"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["sessionId"]
-        self.call("Emulation.setDeviceMetricsOverride", **SIZE)
-        self.call("Page.navigate", url=page.as_uri())
-        self.run(LOADED)
-
-    def call(self, method: str, **parameters: object) -> dict:
-        """The result of a command of the protocol."""
-        message = {"id": 1, "method": method, "params": parameters}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.requests, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self.buffer:
-                self.buffer += os.read(self.replies, 1 << 16)
-            reply, _, self.buffer = self.buffer.partition(b"\0")
-            answer = json.loads(reply)
-            if answer.get("id") == 1:
-                return answer["result"]
-
-    def run(self, script: str) -> None:
-        """Run JavaScript in the page, and wait until it is drawn."""
-        drawn = "await new Promise(done => setTimeout(done, 300));"
-        expression = f"(async () => {{ {script}; {drawn} }})()"
-        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True)
-        if "exceptionDetails" in answer:
-            raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
-
-    def photograph(self, path: Path) -> None:
-        """Write what the page shows as a PNG."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
+def photograph(page: Path, path: Path) -> None:
+    """Write what a page or a drawing shows as a PNG."""
+    options = [f"--screenshot={path}", "--window-size=1130,800"]
+    subprocess.run([*CHROMIUM, *options, page.as_uri()], capture_output=True, check=True)
 
 
 def attach(folder: Path) -> None:
@@ -117,9 +67,7 @@ def attach(folder: Path) -> None:
     notebook = json.loads(TOUR.read_text(encoding="utf-8"))
     for number, name in CELLS.items():
         path = folder / f"{Path(name).name}.png"
-        drawing = (TOUR.parent / f"{name}.svg").as_uri()
-        options = [f"--screenshot={path}", "--window-size=1130,800"]
-        subprocess.run([*CHROMIUM, *options, drawing], capture_output=True, check=True)
+        photograph(TOUR.parent / f"{name}.svg", path)
         small = ["-trim", "-bordercolor", "white", "-border", "12", "+dither", "-colors", "32"]
         subprocess.run(["convert", str(path), *small, str(path)], check=True)
         picture = base64.b64encode(path.read_bytes()).decode()
@@ -129,17 +77,24 @@ def attach(folder: Path) -> None:
 
 
 def draw(book: Path, folder: Path) -> None:
-    """Photograph the scenes into a folder, and join them."""
+    """Photograph the scenes into a folder, and join them.
+
+    A frame is a copy of the page, in which all scripts up to the frame's have run.
+    """
     command = ["convert", "-loop", "0"]
     for page, frames in {"memformer": values_scene(), "replay": replay_scene()}.items():
-        browser = Browser((book / f"{page}.html").resolve(), str(folder / page))
+        text = (book / f"{page}.html").read_text(encoding="utf-8")
+        copy = folder / f"{page}.html"
+        around = folder / "around.html"
+        around.write_text(FRAME.format(page=copy.name), encoding="utf-8")
+        scripts = ""
         for number, (script, hundredths) in enumerate(frames):
-            browser.run(script)
+            scripts += f"{script}\n"
+            shown = text.replace("</body>", f"<script>{scripts}</script></body>")
+            copy.write_text(shown, encoding="utf-8")
             path = folder / f"{page}{number:02d}.png"
-            browser.photograph(path)
+            photograph(around, path)
             command += ["-delay", str(hundredths), str(path)]
-        browser.process.terminate()
-        browser.process.wait()
     command += ["-resize", "80%", "+dither", "-colors", "48", "-layers", "optimize", str(PICTURE)]
     subprocess.run(command, check=True)
 

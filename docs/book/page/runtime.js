@@ -8,7 +8,7 @@ async function pythonIsThere() {  // not from a file, nor where the site has no 
   return Boolean(reply?.ok);
 }
 
-const NO_PYTHON = "What you see is a run that was recorded. To read a document of your own the page needs Python's parts: " +
+const NO_PYTHON = "This run was recorded. To read a document of your own the page needs Python's parts: " +
   "python -m docs.book fetches and serves them.";
 
 function startPython() {

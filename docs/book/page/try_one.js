@@ -98,7 +98,7 @@ class Side {  // one memory: what it shows
   drawSeen(slots) {  // for each fact and question, the slots that it is written to or reads
     const columns = this.seen.map(({ what, slots }) => ({ what, slots, most: Math.max(...slots) || 1 }));
     const colours = { written: colourNamed("--hurts"), read: colourNamed("--helps") };
-    const title = "a column for each fact: the slots it was written to; for each question: those it reads";
+    const title = "slots that a fact was written to (orange), that a question reads (blue)";
     return picture(title, slots, Math.max(1, columns.length), (slot, column) => {
       const { what, slots, most } = columns[column] ?? { what: "read", slots: [0], most: 1 };
       return [...colours[what], (slots[slot] ?? 0) / most];
@@ -208,12 +208,12 @@ async function startTryOne(room) {  // shows a run that was recorded, and reads 
   draw();
   for (const { weights } of tryOne.sides) weights.disabled = true;
 
-  says.textContent = NO_PYTHON;
+  says.textContent = `${verdict()} ${NO_PYTHON}`;
   if (!await pythonIsThere()) return;
-  says.textContent = "Below is a run that was recorded. Python starts in your browser, to read what you choose…";
+  says.textContent = `${verdict()} This run was recorded; Python starts in your browser, to read what you choose…`;
   try {
     await asks("ready", { files: run.sides.map(({ file }) => file) });
-    says.textContent = "Python is there: change what you like, and press Read.";
+    says.textContent = `${verdict()} This run was recorded. Python is there: change what you like, and press Read.`;
   } catch (error) {
     says.textContent = lastLine(error);
     return;
