@@ -36,6 +36,7 @@ from accelerated.attention.heads import (
     project_heads,
     split_heads,
 )
+from accelerated.attention.relative_shift import Heads
 from accelerated.attention.signed_distance import (
     Distances,
     rows_of_table,
@@ -162,17 +163,8 @@ class SelfAttention(Attention):
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
             return simplified_attention(query, key, value, rows, hidden_keys, dropout)
-        return transformer_xl_attention(
-            query,
-            key,
-            value,
-            distance_key=rows,
-            content_bias=self.content_bias,
-            distance_bias=self.distance_bias,
-            positioned=self.distances.length,
-            hidden_keys=hidden_keys,
-            dropout=dropout,
-        )
+        heads = Heads(query, key, value, rows, self.content_bias, self.distance_bias)
+        return transformer_xl_attention(heads, self.distances.length, hidden_keys, dropout)
 
 
 class CrossAttention(Attention):

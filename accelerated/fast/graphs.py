@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from accelerated.data.lanes import Segment
 from accelerated.memory_replay import (
     Gradients,
-    detached,
+    detach,
     last_to_first,
     seeded,
     zeros_if_none,
 )
-from accelerated.protocol import Model, Reading, State, detach, require_gradient
+from accelerated.protocol import Model, Reading, State, require_gradient
 from accelerated.replay import (
     BACKPROP,
     Losses,
@@ -105,11 +105,10 @@ class CapturedBackprop:
 
     def graphs_for(self, segment: Segment, state: State, weight: float) -> "Graphs":
         """The graphs for these shapes and this memory; other graphs are dropped."""
-        weights = [holder[name] for holder, name, _ in self.places]
         key = (
             weight,
             [(x.shape, x.dtype) for x in (segment.tokens, *state)],
-            [(x.data_ptr(), x.dtype) for x in weights],
+            [(parameter.data_ptr(), holder[name].dtype) for holder, name, parameter in self.places],
         )
         if self.graphs is None or self.graphs.key != key:
             self.graphs = None  # its memory is freed before the new one takes some
@@ -145,22 +144,23 @@ class Graphs:
         self.model = model
         self.places = places
         self.weight = weight
-        # A parameter in the type that the model computes in; it shares the memory of its copy
-        self.leaves = [
-            holder[name].detach().requires_grad_(parameter.requires_grad)
-            for holder, name, parameter in places
-        ]
+        # A parameter in the type that the model computes in: in memory of its own, or else itself
+        self.leaves = []
+        for holder, name, parameter in places:
+            leaf = parameter.detach().to(holder[name].dtype)
+            self.leaves.append(leaf.requires_grad_(parameter.requires_grad))
         # Gradients are summed in the type of the parameters
         self.sums = [torch.zeros_like(parameter) for _, _, parameter in places]
-        self.used = [False] * len(places)  # whether a parameter has got a gradient
         self.stretches: dict[Kind, Stretch] = {}
         self.advances: dict[tuple[bool, bool], Advance] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
-        """Set all sums to zero."""
+        """Set all sums to zero, and the leaves to what the parameters are now."""
         torch.ops.aten._foreach_zero_(self.sums)
-        self.used = [False] * len(self.places)
+        with torch.no_grad():
+            torch.ops.aten._foreach_copy_(self.leaves, [parameter for *_, parameter in self.places])
+        self.used = [False] * len(self.places)  # whether a parameter has got a gradient
 
     def advance(self, segment: Segment, seed: int, state: State) -> State:
         """The state after a segment, without gradient."""
@@ -338,7 +338,7 @@ class Stretch:
             part.backward()
             dhidden.copy_(zeros_if_none(hidden.grad, hidden))
             parts.append(part.detach())
-            auxiliary.append(copied(detached(reading.auxiliary)))
+            auxiliary.append(copied(detach(reading.auxiliary)))
 
         backward.replay()
         after = copied(detach(reads[-1][1].state))
@@ -402,7 +402,7 @@ def record(functions: Sequence[Callable[[], Any]], graphs: Graphs) -> list[tuple
                 results = function()
             recorded.append((graph, results))
     # Without their autograd graph, which belongs to the stream of the recording
-    return [(graph, tree_map_only(Tensor, Tensor.detach, found)) for graph, found in recorded]
+    return [(graph, detach(found)) for graph, found in recorded]
 
 
 def warm_up(functions: Sequence[Callable[[], Any]]) -> None:

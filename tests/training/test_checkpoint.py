@@ -71,8 +71,6 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     assert "no checkpoint at" in refusal(load_checkpoint, path)
-    (tmp_path / "best.pt").touch()
-    assert f"copy {tmp_path}/best.pt to it, or give a" in refusal(load_checkpoint, path)
     for words, content in OTHER_FILES.items():
         path.write_bytes(content)
         assert words in refusal(load_checkpoint, path)
@@ -107,8 +105,6 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
 
 OF_A_WRONG_TYPE = [(field, True) for field in EMPTY_CHECKPOINT]  # none is true or false
 OF_A_WRONG_TYPE += [("best", "x"), ("step", 3.0), ("pending", [0.0, 0, 0])]
-OF_A_WRONG_TYPE += [("parameters", {3: torch.ones(2)}), ("parameters", {"w": 1.0})]
-OF_A_WRONG_TYPE += [("parameters", {"w": torch.ones(2, dtype=torch.int64)})]
 
 
 def test_fields_of_a_wrong_type_are_refused(tmp_path):
@@ -116,7 +112,7 @@ def test_fields_of_a_wrong_type_are_refused(tmp_path):
     for field, value in OF_A_WRONG_TYPE:
         save_checkpoint(path, CONTENTS | {field: value})
         line = refusal(load_checkpoint, path)
-        assert line.startswith(f"{path}: {field}"[:-1]), f"{field} {value!r}: {line}"
+        assert line.startswith(f"{path}: {field} is"), f"{field} {value!r}: {line}"
         assert "another program or release wrote it; train again with another" in line
 
 
