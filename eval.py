@@ -15,7 +15,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -120,8 +119,9 @@ def check_same_data(runs: list[TrainedRun], options: argparse.Namespace) -> None
     """Raise InputError if the runs read different data and --data does not say which to read."""
     data = {options.data or run.settings.data.data for run in runs}
     if len(data) > 1:
-        listed = ", ".join(sorted(data))
-        raise InputError(f"the runs read different data ({listed}); give --data for all of them")
+        raise InputError(
+            f"the runs read different data ({', '.join(sorted(data))}); give --data for all of them"
+        )
 
 
 def open_documents(
@@ -212,8 +212,7 @@ def heading(run: TrainedRun, cleared: bool) -> list[str]:
     step = f"step {run.checkpoint['step']:,}"
     if "file" in run.checkpoint:
         step = f"{run.checkpoint['file']} of {step}"
-    memory = run.memory(cleared)
-    lines.append(f"{run.settings.model} from {Path(run.path)}, {step}, {read}, {memory}")
+    lines.append(f"{run.settings.model} from {run.path}, {step}, {read}, {run.memory(cleared)}")
     return lines
 
 

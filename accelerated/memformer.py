@@ -39,7 +39,6 @@ from accelerated.attention.heads import (
 from accelerated.attention.relative_shift import Heads
 from accelerated.attention.signed_distance import (
     Distances,
-    rows_of_table,
     simplified_attention,
     transformer_xl_attention,
 )
@@ -148,7 +147,7 @@ class SelfAttention(Attention):
         """What each distance adds, from far to near: (2N - 1, E), or in Eq. 1 (H, R, E)."""
         rows = self.distances.rows
         if self.simplified:
-            return rows_of_table(rows, self.positions)
+            return rows @ self.positions  # rows are one-hot: they name those of the table
         [by_distance] = project_heads(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
         return by_distance.squeeze(0)
 

@@ -38,11 +38,6 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     return one_hot.to(torch.get_default_dtype())
 
 
-def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
-    """The rows (n, E) of a table (R, E) that one_hot (n, R) names."""
-    return one_hot @ table
-
-
 class Distances(ParameterModule):
     """What all self-attentions of a stack know of the distances i - j from query i to key j."""
 

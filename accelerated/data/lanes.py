@@ -177,13 +177,8 @@ class Segment(NamedTuple):
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segment:
         """The Segment with every tensor changed, those of its task too, and nothing else."""
         task = None if self.task is None else self.task._make(map(change, self.task))
-        return Segment(
-            change(self.tokens),
-            change(self.targets),
-            change(self.scored),
-            change(self.starts),
-            task,
-        )
+        tokens, targets, scored, starts = map(change, self[:4])
+        return Segment(tokens, targets, scored, starts, task)
 
     def with_all_starts(self) -> Segment:
         """The Segment, as if a document started in every lane."""

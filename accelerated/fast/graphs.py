@@ -264,7 +264,7 @@ class Stretch:
         self.inputs = [Inputs(segment, kind.starts) for segment in segments]
         self.state = copied(detach(state))
         self.before = self.state if kind.first else require_gradient(self.state)
-        self.dafter = [torch.zeros_like(field) for field in moving(self.state)]
+        self.dafter = [torch.zeros_like(field) for field in floating_fields(self.state)]
         self.readings: list[Reading] = []
         self.dhidden: list[Tensor] = []
         self.used: list[bool] = []
@@ -292,14 +292,14 @@ class Stretch:
                 outputs.append(loss)
                 gradients.append(torch.full_like(loss, self.graphs.weight))
         if not self.kind.last:
-            outputs.extend(moving(self.readings[-1].state))
+            outputs.extend(floating_fields(self.readings[-1].state))
             gradients.extend(self.dafter)
         attached = [n for n, output in enumerate(outputs) if output.requires_grad]
         outputs = [outputs[n] for n in attached]
         gradients = [gradients[n] for n in attached]
 
         leaves = {n: leaf for n, leaf in enumerate(self.graphs.leaves) if leaf.requires_grad}
-        fields = [] if self.kind.first else moving(self.before)
+        fields = [] if self.kind.first else floating_fields(self.before)
         inputs = [*fields, *leaves.values()]
         found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         dleaves: list[Tensor | None] = [None] * len(self.graphs.leaves)
@@ -361,7 +361,7 @@ class Inputs:
         fill(own, (segment.tokens, segment.starts, segment.task))
 
 
-def moving(state: State) -> list[Tensor]:
+def floating_fields(state: State) -> list[Tensor]:
     """The fields of a state that have gradients, which token ids have not."""
     return [field for field in state if field.is_floating_point()]
 

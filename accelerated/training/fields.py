@@ -56,7 +56,7 @@ def add_options(
         group.add_argument(option_name(name), dest=name, **option)
 
 
-def conversion(default: object) -> dict[str, Any]:
+def conversion(default: Any) -> dict[str, Any]:
     """What add_argument takes for an option of the type of this default."""
     kind = type(default)
     return {"type": TYPES.get(kind, kind), "metavar": METAVARS[kind]}
