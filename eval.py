@@ -15,7 +15,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -23,7 +22,7 @@ from accelerated.data.config import HUB, DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation.options import REPORTS, Report, models_by_size
+from accelerated.evaluation.options import RECALL_SIZES, REPORTS, Report, models_by_size
 from accelerated.evaluation.score import Answer, TrainedRun, check_numbers
 from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError, option_name
@@ -83,7 +82,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     settings = settings_from(checkpoint, path)
     torch.set_default_dtype(parameter_type(settings))
     config = evaluated_config(name, options, settings)
-    device = choose_device(options.device, settings.training.dtype)
+    device = choose_device(options.device)
     model, tokenizer = open_model(path, checkpoint, settings, config, device)
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return TrainedRun(path, model, settings, checkpoint, tokenizer, lane_count)
@@ -120,8 +119,9 @@ def check_same_data(runs: list[TrainedRun], options: argparse.Namespace) -> None
     """Raise InputError if the runs read different data and --data does not say which to read."""
     data = {options.data or run.settings.data.data for run in runs}
     if len(data) > 1:
-        listed = ", ".join(sorted(data))
-        raise InputError(f"the runs read different data ({listed}); give --data for all of them")
+        raise InputError(
+            f"the runs read different data ({', '.join(sorted(data))}); give --data for all of them"
+        )
 
 
 def open_documents(
@@ -175,7 +175,7 @@ def check_recall(run: TrainedRun, carry_over: bool | None) -> None:
 def recall_config(run: TrainedRun, data: str, options: argparse.Namespace) -> RecallConfig:
     """The sizes of --data recall as the run was trained, changed by the options."""
     given = {}
-    for name in ("distance", "pairs", "begin", "rewrites", "distractors"):
+    for name in RECALL_SIZES:
         value = getattr(options, f"recall_{name}")
         if value is None:
             continue
@@ -212,8 +212,7 @@ def heading(run: TrainedRun, cleared: bool) -> list[str]:
     step = f"step {run.checkpoint['step']:,}"
     if "file" in run.checkpoint:
         step = f"{run.checkpoint['file']} of {step}"
-    memory = run.memory(cleared)
-    lines.append(f"{run.settings.model} from {Path(run.path)}, {step}, {read}, {memory}")
+    lines.append(f"{run.settings.model} from {run.path}, {step}, {read}, {run.memory(cleared)}")
     return lines
 
 

@@ -200,8 +200,7 @@ def sample(run: opening.Run) -> None:
         )
         continued = samples.show_text(run.tokenizer, tokens)
     given = samples.show_text(run.tokenizer, prompt[0].tolist())
-    what = "a sample: the opening of a validation document"
-    print(f"{what}, and after {END} how the model continues it:")
+    print(f"a sample: a validation document's opening, and after {END} how the model continues it:")
     print(f"{given}{END}{continued}")
 
 

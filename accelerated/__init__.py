@@ -31,16 +31,12 @@ def load(path: str | Path, checkpoint: str = "last", device: str | torch.device 
     checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
     damaged, or if the device is not here.
     """
-    from accelerated.program.errors import InputError
     from accelerated.training.checkpoint import load_weights, open_model
     from accelerated.training.process import choose_device
     from accelerated.training.settings import settings_from
 
     device = choose_device(device)
-    try:
-        contents = load_weights(path, checkpoint)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give another run") from None
+    contents = load_weights(path, checkpoint)
     settings = settings_from(contents, path)
     model, tokenizer = open_model(path, contents, settings, device=device)
     return Loaded(model, tokenizer, settings)
@@ -67,15 +63,10 @@ def generate(
     from accelerated.evaluation.options import check_sampling
     from accelerated.evaluation.sample import ids_of, sampling_of, stream_text
     from accelerated.generation.continuation import continue_text
-    from accelerated.program.errors import InputError
 
     check_sampling(tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     sampling = sampling_of(temperature, top_p)
-    try:
-        given = prompt.encode()
-    except (AttributeError, UnicodeEncodeError):  # it is bytes, or has half of a surrogate pair
-        raise InputError(f"the prompt {prompt!r:.50} is no text; give another") from None
-    ids = ids_of(tokenizer, given)
+    ids = ids_of(tokenizer, prompt.encode())
     device = model.embedding.device
     generator = torch.Generator(device).manual_seed(seed)
     read = torch.tensor([ids], device=device)

@@ -48,13 +48,16 @@ MOST_LAYERS = 10_000
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of a safetensors file
 
 
+class FolderError(ValueError):
+    """Raised if what a folder holds cannot be used; a mistake of ours is another error."""
+
+
 class AnyDecoder(PretrainedRecurrence):
     """A decoder with the recurrence module; if `vectors` is 0, the decoder alone."""
 
     config: DecoderConfig
     output: nn.Parameter | None  # (V, D); None if it is the embedding
     kind = "decoder"
-    recordable = False  # some decoders of the package ask
 
     def __init__(self, config: DecoderConfig, seed: int = 0, causal: Any = None):
         """`causal` is a model of the package; without it a new one is made, as config.base says."""
@@ -133,23 +136,34 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
 def package_config(base: str) -> Any:
     """The package's config, of the text of a config.json.
 
-    Raises ValueError if the package does not have the model, or if there is anything of FOREIGN.
+    Raises FolderError if the package does not have the model, or if there is anything of FOREIGN.
     """
-    described = json.loads(base)
+    with of_the_folder():
+        described = dict(json.loads(base))
+        kind = str(described["model_type"])
     fields = [*fields_of(described)]
     for pattern, plain, what in FOREIGN:
         for name, value in fields:
             if re.fullmatch(pattern, name) and value not in plain:
-                raise ValueError(f"its config.json names {what}; nothing of that is used")
-    kind = described["model_type"]
+                raise FolderError(f"its config.json names {what}; nothing of that is used")
     if kind not in transformers.CONFIG_MAPPING:
-        raise ValueError(f"transformers {transformers.__version__} has no model_type {kind!r}")
+        raise FolderError(f"transformers {transformers.__version__} has no model_type {kind!r}")
     for name, value in described.items():
         if "layer" in name and isinstance(value, int) and value > MOST_LAYERS:
-            raise ValueError(f"{name} is {value}; at most {MOST_LAYERS} are made")
+            raise FolderError(f"{name} is {value}; at most {MOST_LAYERS} are made")
     for name in ("dtype", "torch_dtype"):  # ours is given, and theirs may be no type
         described.pop(name, None)
-    return transformers.CONFIG_MAPPING[kind].from_dict(described)
+    with of_the_folder():
+        return transformers.CONFIG_MAPPING[kind].from_dict(described)
+
+
+@contextlib.contextmanager
+def of_the_folder() -> Iterator[None]:
+    """Inside, only what a folder holds can fail; the package's errors have many types."""
+    try:
+        yield
+    except Exception as error:
+        raise FolderError(reason_of(error)) from error
 
 
 def fields_of(described: Any) -> Iterator[tuple[str, Any]]:
@@ -174,28 +188,30 @@ def new_causal(config: DecoderConfig) -> Any:
                 setattr(own, name, config.dropout)
         own.layerdrop = 0.0  # every layer's output is pooled
         dtype = torch.get_default_dtype()
-        return transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
-    except Exception as error:  # of the package: any
-        raise InputError(f"this decoder cannot be made: {reason_of(error)}; {OTHER}") from None
+        with of_the_folder():
+            return transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
+    except FolderError as error:
+        raise InputError(f"this decoder cannot be made: {error}; {OTHER}") from None
 
 
 def read_folder(kind: str, folder: Path, own: Any) -> Any:
     """What a class of the package reads from a folder's safetensors, whose package_config is own.
 
-    Nothing is run or fetched. Raises an error of the package, or ValueError if the folder lacks a
+    Nothing is run or fetched. Raises FolderError if the package cannot read it, or if it lacks a
     parameter, or has whole numbers for one.
     """
-    model, report = getattr(transformers, kind).from_pretrained(
-        folder,
-        config=own,
-        dtype=torch.get_default_dtype(),
-        output_loading_info=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        use_safetensors=True,
-    )
+    with of_the_folder():
+        model, report = getattr(transformers, kind).from_pretrained(
+            folder,
+            config=own,
+            dtype=torch.get_default_dtype(),
+            output_loading_info=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+        )
     if report["missing_keys"]:
-        raise ValueError(f"it has no {min(report['missing_keys'])}")
+        raise FolderError(f"it has no {min(report['missing_keys'])}")
     names = [name for name, _ in model.named_parameters()]
     for file in folder.glob("*.safetensors"):
         with safetensors.safe_open(file, "pt") as reader:
@@ -204,7 +220,7 @@ def read_folder(kind: str, folder: Path, own: Any) -> Any:
                 dtype = reader.get_slice(stored).get_dtype()
                 is_parameter = any(n.endswith(stored) or stored.endswith(n) for n in names)
                 if is_parameter and dtype not in FLOATS:
-                    raise ValueError(f"{stored} is stored as {dtype}, and weights are floats")
+                    raise FolderError(f"{stored} is stored as {dtype}, and weights are floats")
     return model
 
 
@@ -215,12 +231,13 @@ def reason_of(error: Exception) -> str:
 
 @torch.no_grad()
 def check_logits(causal: Any, config: DecoderConfig) -> None:
-    """Raise ValueError unless a first window's logits are those of `causal`, which reads on."""
+    """Raise FolderError unless a first window's logits are those of `causal`, which reads on."""
     every = tuple(range(1, config.layers + 1))
     config = dataclasses.replace(config, vectors=1, insertion_layers=every)
     model = AnyDecoder(config, causal=causal)
     tokens = torch.arange(min(8, config.max_positions))[None] % config.vocabulary
-    expected = causal(tokens).logits[:, :4, : config.vocabulary]
+    with of_the_folder():
+        expected = causal(tokens).logits[:, :4, : config.vocabulary]
     logits = model(tokens[:, :4], model.initial_state(1)).logits
     if (logits - expected).abs().max() > 1e-3 * expected.abs().max():
-        raise ValueError(f"recurrence fits no {type(causal).__name__}: its logits would be others")
+        raise FolderError(f"recurrence fits no {type(causal).__name__}: its logits would be others")

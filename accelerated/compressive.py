@@ -30,13 +30,16 @@ from accelerated.attention.heads import (
     parameter,
     project_heads,
 )
-from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
+from accelerated.attention.relative_shift import Heads, distance_sinusoids, relative_attention
 from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.compressive import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane (a row of the batch).
+
+    A document starts with zeros (Algorithm 1, lines 1-2).
+    """
 
     memory: Tensor  # (B, L, M, D)
     compressed: Tensor  # (B, L, C, D)
@@ -298,8 +301,8 @@ class Layer(CheckpointableLayer):
             value = value + self.value_bias[:, None]
         dropout = self.config.dropout if self.training else 0.0
         own = (distances[1], own_bias[0]) if self.own_distances else None
-        given = (query, key, value, distances[0], content_bias, distance_bias)
-        return relative_attention(*given, dropout, measure, in_values=self.simplified, own=own)
+        heads = Heads(query, key, value, distances[0], content_bias, distance_bias)
+        return relative_attention(heads, dropout, measure, in_values=self.simplified, own=own)
 
     def distance_biases(self) -> tuple[Tensor, ...]:
         """u and v (H, E), and the compressed rows' own v if they have one.
@@ -419,11 +422,6 @@ class Compressive(Model):
         memory = (batch, c.layers, c.memory, c.width)
         compressed = (batch, c.layers, c.compressed_memory, c.width)
         return {"memory": memory, "compressed": compressed}
-
-    def initial_state(self, batch: int) -> State:
-        """The state at a document's start: zeros (Algorithm 1, lines 1-2)."""
-        shapes = self.state_shapes(batch)
-        return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
 
     def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.

@@ -200,10 +200,6 @@ class GatedDeltanet(Model):
         hidden = rms_norm(x, self.final_norm) * self.config.width**-0.5
         return Reading(hidden, State(torch.stack(matrices, 1), torch.stack(inputs, 1)), {})
 
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits."""
-        return self.read(tokens, state).state
-
     @property
     def attention_reach(self) -> int:
         """How many tokens back a prediction can look without the matrices: by convolutions."""

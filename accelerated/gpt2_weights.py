@@ -15,13 +15,11 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from accelerated.data.tokenizers import tokenizer_of_file
 from accelerated.presets.pretrained_recurrence import GPT2, DecoderConfig
-from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import regular
 from reference.pretrained_recurrence import Config
@@ -75,14 +73,16 @@ def load_gpt2(file: Path, described: dict) -> dict:
     published = of_gpt2(tensors)
     config = config_of(file, published, described)
     check_computed(file, described)
-    check_tensors(file, published, gpt2_shapes(config))
+    try:
+        own = renamed(published, config.layers)
+    except ValueError as error:
+        raise InputError(f"{file} is not a GPT-2: {error}; {EXPECTED}") from None
     for name, tensor in tensors.items():
         if name.endswith("lm_head.weight") and not torch.equal(tensor, published["wte.weight"]):
             raise InputError(
                 f"{file}: lm_head.weight differs from wte.weight, but GPT-2 has one for both; "
                 f"{EXPECTED}"
             )
-    own = renamed(published, config.layers)
     parameters = {name: tensor.float().contiguous() for name, tensor in own.items()}
     return contents_of(config, tokenizer_beside(file.parent), parameters)
 
@@ -102,21 +102,22 @@ def load_decoder(folder: Path, described: dict) -> dict:
     try:
         own = any_decoder.package_config(base)
         causal = any_decoder.read_folder("AutoModelForCausalLM", folder, own)
-        config = DecoderConfig(
-            vocabulary=min(own.vocab_size, vocabulary),
-            width=own.hidden_size,
-            layers=own.num_hidden_layers,
-            heads=own.num_attention_heads,
-            max_positions=own.max_position_embeddings,
-            segment=min(GPT2["segment"], own.max_position_embeddings),
-            vectors=0,
-            dropout=GPT2["dropout"],
-            base=base,
-        )
+        with any_decoder.of_the_folder():
+            config = DecoderConfig(
+                vocabulary=min(own.vocab_size, vocabulary),
+                width=own.hidden_size,
+                layers=own.num_hidden_layers,
+                heads=own.num_attention_heads,
+                max_positions=own.max_position_embeddings,
+                segment=min(GPT2["segment"], own.max_position_embeddings),
+                vectors=0,
+                dropout=GPT2["dropout"],
+                base=base,
+            )
         any_decoder.check_logits(causal.eval(), config)
-    except Exception as error:  # of the package: any
+    except any_decoder.FolderError as error:
         raise InputError(
-            f"{folder} cannot be used: {any_decoder.reason_of(error)}; "
+            f"{folder} cannot be used: {error}; "
             "expected a causal decoder, as AutoModelForCausalLM saves it"
         ) from None
     model = any_decoder.AnyDecoder(config, causal=causal)
@@ -215,69 +216,26 @@ def tokenizer_beside(folder: Path) -> str:
 # Its tensors
 
 
-def gpt2_shapes(config: Config) -> dict[str, tuple]:
-    """{GPT-2's name: shape} for a model of config's sizes: those of ours, as it is published."""
-    with torch.device("meta"):
-        model = PretrainedRecurrence(config)
-    published = as_published(model.state_dict(), config.layers)
-    return {name: tuple(tensor.shape) for name, tensor in of_gpt2(published).items()}
-
-
-def check_tensors(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, tuple]) -> None:
-    """Raise InputError unless the tensors have exactly these names and shapes, and are floats."""
-    for name in sorted(shapes.keys() | tensors.keys()):
-        expected = shapes.get(name, "absent")
-        actual = tuple(tensors[name].shape) if name in tensors else "absent"
-        if expected != actual:
-            raise InputError(
-                f"{file} is not a GPT-2: {name} should be {expected}, is {actual}; {EXPECTED}"
-            )
-        if not tensors[name].is_floating_point():
-            raise InputError(
-                f"{file}: {name} is stored as {tensors[name].dtype}; "
-                "give the weights in a type of floats"
-            )
-
-
 def renamed(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
-    """{our name: tensor} of GPT-2's: matrices are transposed, query, key and value split."""
-    ours = {name: tensors[theirs] for name, theirs in OF_MODEL.items()}
-    for layer in range(layers):
-        for name, theirs in OF_LAYER.items():
-            ours[f"layers.{layer}.{name}"] = tensors[f"h.{layer}.{theirs}"].t()
-        for kind, names in JOINED.items():
-            parts = tensors[f"h.{layer}.attn.c_attn.{kind}"].t().chunk(3)
-            for name, part in zip(names, parts, strict=True):
-                ours[f"layers.{layer}.{name}"] = part
+    """{our name: tensor} of GPT-2's: matrices are transposed, query, key and value split.
+
+    Raises ValueError unless the tensors have exactly GPT-2's names, and are floats.
+    """
+    left = dict(tensors)
+    try:
+        ours = {name: left.pop(theirs) for name, theirs in OF_MODEL.items()}
+        for layer in range(layers):
+            for name, theirs in OF_LAYER.items():
+                ours[f"layers.{layer}.{name}"] = left.pop(f"h.{layer}.{theirs}").t()
+            for kind, names in JOINED.items():
+                parts = left.pop(f"h.{layer}.attn.c_attn.{kind}").t().chunk(3)
+                for name, part in zip(names, parts, strict=True):
+                    ours[f"layers.{layer}.{name}"] = part
+    except KeyError as error:
+        raise ValueError(f"it has no {error.args[0]}") from None
+    if left:
+        raise ValueError(f"it has {min(left)}, too")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} is stored as {tensor.dtype}, and weights are floats")
     return ours
-
-
-# Written, for eval.py export
-
-
-def as_published(parameters: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
-    """{GPT-2's name: tensor} of ours, as `renamed` reads them and the package transformers does."""
-    theirs = {name: parameters[ours] for ours, name in OF_MODEL.items()}
-    for layer in range(layers):
-        for ours, name in OF_LAYER.items():
-            theirs[f"h.{layer}.{name}"] = parameters[f"layers.{layer}.{ours}"].t()
-        for kind, names in JOINED.items():
-            parts = [parameters[f"layers.{layer}.{name}"].t() for name in names]
-            theirs[f"h.{layer}.attn.c_attn.{kind}"] = torch.cat(parts, -1)
-    return {f"transformer.{name}": tensor.contiguous() for name, tensor in theirs.items()}
-
-
-def published_config(config: Config) -> dict[str, Any]:
-    """What the config.json of a published GPT-2 of these sizes says."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocabulary,
-        "n_positions": config.max_positions,
-        "n_embd": config.width,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_inner": config.feed_forward,
-        "bos_token_id": None,  # ours has no such token
-        "eos_token_id": None,
-    } | {name: values[0] for name, values in COMPUTED.items()}

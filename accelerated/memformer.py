@@ -36,9 +36,9 @@ from accelerated.attention.heads import (
     project_heads,
     split_heads,
 )
+from accelerated.attention.relative_shift import Heads
 from accelerated.attention.signed_distance import (
     Distances,
-    rows_of_table,
     simplified_attention,
     transformer_xl_attention,
 )
@@ -147,7 +147,7 @@ class SelfAttention(Attention):
         """What each distance adds, from far to near: (2N - 1, E), or in Eq. 1 (H, R, E)."""
         rows = self.distances.rows
         if self.simplified:
-            return rows_of_table(rows, self.positions)
+            return rows @ self.positions  # rows are one-hot: they name those of the table
         [by_distance] = project_heads(rows[None], self.heads, [self.distance_key])  # (1, H, R, E)
         return by_distance.squeeze(0)
 
@@ -162,17 +162,8 @@ class SelfAttention(Attention):
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
             return simplified_attention(query, key, value, rows, hidden_keys, dropout)
-        return transformer_xl_attention(
-            query,
-            key,
-            value,
-            distance_key=rows,
-            content_bias=self.content_bias,
-            distance_bias=self.distance_bias,
-            positioned=self.distances.length,
-            hidden_keys=hidden_keys,
-            dropout=dropout,
-        )
+        heads = Heads(query, key, value, rows, self.content_bias, self.distance_bias)
+        return transformer_xl_attention(heads, self.distances.length, hidden_keys, dropout)
 
 
 class CrossAttention(Attention):

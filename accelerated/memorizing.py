@@ -36,7 +36,7 @@ KeyValue: TypeAlias = tuple[Tensor, Tensor]  # keys and values
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 is the lane (a row of the batch)."""
+    """What a segment passes to the next one; axis 0 is the lane. A document starts with zeros."""
 
     keys: Tensor  # (B, L, H, N, E), of the previous segment, unit length
     values: Tensor  # (B, L, H, N, E)
@@ -168,11 +168,6 @@ class Memorizing(Model):
         memory = (batch, c.heads, c.memory, c.head_width)
         return {"keys": rows, "values": rows, "memory_keys": memory, "memory_values": memory}
 
-    def initial_state(self, batch: int) -> State:
-        """The state at a document's start: zero keys and values."""
-        shapes = self.state_shapes(batch)
-        return State(*(self.embedding.new_zeros(shape) for shape in shapes.values()))
-
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
@@ -189,10 +184,6 @@ class Memorizing(Model):
             x, pair = layer(x, pair, memory, offset)  # keys and values (B, H, N, E)
             pairs.append(pair)
         return Reading(self.output_rows(x), self.next_state(state, pairs), {})
-
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits."""
-        return self.read(tokens, state).state
 
     @compilable
     def memory_of(self, state: State) -> Memory:

@@ -51,7 +51,7 @@ def replay(
         losses.append(loss)
         return after, dbefore
 
-    last = last_to_first(range(len(inputs)), detached(state), advance_one, replay_one)
+    last = last_to_first(range(len(inputs)), detach(state), advance_one, replay_one)
     return torch.stack(losses).sum(), last
 
 
@@ -93,10 +93,10 @@ def back_propagate(
     dbefore = [
         zeros_if_none(leaf.grad, leaf) if isinstance(leaf, Tensor) else None for leaf in leaves
     ]
-    return loss.detach(), detached(after), dbefore
+    return loss.detach(), detach(after), dbefore
 
 
-def detached(state: State) -> State:
+def detach(state: State) -> State:
     """The state without graph."""
     return tree_map_only(Tensor, Tensor.detach, state)
 

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.utils._pytree import SUPPORTED_NODES, _register_namedtuple
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
@@ -66,9 +64,6 @@ class Output(NamedTuple):
     auxiliary: dict[str, Tensor]  # {name: scalar loss}, added to the task loss
 
 
-_register_namedtuple(Output, serialized_type_name="accelerated.protocol.Output")
-
-
 class CheckpointableLayer(ParameterModule):
     """A layer that can be checkpointed: only its inputs are kept, and backward computes it again.
 
@@ -96,15 +91,6 @@ class Model(ParameterModule, ABC):
     state_type: type[State]
     config: ModelConfig
     embedding: nn.Parameter  # (V, D)
-    recordable = True  # whether a GPU can repeat its passes: none asks the host for a number
-
-    def __init_subclass__(cls, **named: Any):
-        """Name the class's own State, so that torch.export can save a program that has one."""
-        super().__init_subclass__(**named)
-        state_type = cls.__dict__.get("state_type")
-        if state_type is not None and state_type not in SUPPORTED_NODES:
-            name = f"{state_type.__module__}.{state_type.__qualname__}"
-            _register_namedtuple(state_type, serialized_type_name=name)
 
     @abstractmethod
     def __init__(self, config: ModelConfig, seed: int = 0):
@@ -125,12 +111,14 @@ class Model(ParameterModule, ABC):
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State of `batch` lanes."""
 
-    @abstractmethod
     def initial_state(self, batch: int) -> State:
-        """The State at a document's start; its learned part gets gradients.
+        """The State at a document's start: zeros, or in some models learned, with gradients.
 
         Raises ValueError if batch is below 1.
         """
+        return self.state_type._make(
+            map(self.embedding.new_zeros, self.state_shapes(batch).values())
+        )
 
     @abstractmethod
     def read(self, tokens: Tensor, state: State, *task: Task) -> Reading:
@@ -140,9 +128,9 @@ class Model(ParameterModule, ABC):
         length.
         """
 
-    @abstractmethod
     def advance(self, tokens: Tensor, state: State, *task: Task) -> State:
-        """The same State as `read` returns, for less: only what it depends on is computed."""
+        """The same State as `read` returns; in some models for less, without what predicts."""
+        return self.read(tokens, state, *task).state
 
     def output_matrix(self) -> OutputMatrix:
         """(V, D), the embedding: logits are hidden rows times its transpose.
@@ -185,8 +173,7 @@ class Model(ParameterModule, ABC):
         Reads only types and shapes: it makes no tensor and waits for no device.
         """
         if type(state) is not self.state_type:
-            own = kind_of(self.state_type)
-            raise ValueError(f"the state is a {kind_of(type(state))}, this model takes a {own}")
+            raise ValueError(f"the state is {type(state)}, this model takes {self.state_type}")
         for name, expected in self.state_shapes(lanes).items():
             given = tuple(getattr(state, name).shape)
             if given[1:] != expected[1:]:
@@ -199,12 +186,6 @@ class Model(ParameterModule, ABC):
                     f"the state's {name} has {given[0]} lanes, expected {lanes}, "
                     "as many as the tokens have"
                 )
-
-
-def kind_of(state_type: type) -> str:
-    """The name of a state's class with its module, because every model calls its class State."""
-    module = state_type.__module__.rpartition(".")[2]
-    return f"{module}.{state_type.__qualname__}"
 
 
 def logits_of(model: Model, hidden: Tensor) -> Tensor:
@@ -256,15 +237,12 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
     beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
-    gradients outside. The copies keep their memory, because CUDA graphs read fixed addresses.
+    gradients outside.
     """
     changed = tensors_of_other_types(model, dtype)
-    originals = [original for _, _, original in changed]
     try:
-        if originals:
-            copies = Copies.apply(memory_of_copies(model, dtype, originals), *originals)
-            for (holder, name, _), copy in zip(changed, copies, strict=True):
-                holder[name] = copy
+        for holder, name, original in changed:
+            holder[name] = original.to(dtype)
         yield
     finally:
         for holder, name, original in changed:
@@ -289,42 +267,6 @@ def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[d
                 if tensor.is_floating_point():
                     found.append((holder, name, tensor))
     return found
-
-
-def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tensor]) -> list[Tensor]:
-    """Tensors in dtype with the originals' shapes, the same each time unless the model moved."""
-    kept = model.__dict__.setdefault("memory_of_copies", {})
-    devices = [original.device for original in originals]
-    if dtype not in kept or [copy.device for copy in kept[dtype]] != devices:
-        kept[dtype] = [torch.empty_like(x, dtype=dtype, requires_grad=False) for x in originals]
-    return kept[dtype]
-
-
-class Copies(torch.autograd.Function):
-    """Copies all tensors into `copies`, of another type, in one operation.
-
-    A gradient comes back in its tensor's own type.
-    """
-
-    @staticmethod
-    def forward(ctx, copies: list[Tensor], *tensors: Tensor):
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        ctx.set_materialize_grads(False)  # what got no gradient keeps none
-        torch.ops.aten._foreach_copy_(copies, tensors)
-        return tuple(copy.detach() for copy in copies)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients: Tensor | None):
-        converted = [
-            None if gradient is None else torch.empty_like(gradient, dtype=dtype)
-            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
-        ]
-        arrived = [gradient for gradient in gradients if gradient is not None]
-        if arrived:
-            targets = [copy for copy in converted if copy is not None]
-            torch.ops.aten._foreach_copy_(targets, arrived)
-        return None, *converted
 
 
 # Checks
@@ -361,11 +303,6 @@ def check_vocabulary(tokens: Tensor, vocabulary: int) -> None:
 
 
 # States
-
-
-def detach(state: State) -> State:
-    """The same state, detached from the autograd graph."""
-    return state._make(field.detach() for field in state)
 
 
 def require_gradient(state: State) -> State:

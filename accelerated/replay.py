@@ -39,7 +39,7 @@ from accelerated.data.lanes import Segment
 from accelerated.memory_replay import (
     Gradients,
     back_propagate,
-    detached,
+    detach,
     last_to_first,
     seeded,
 )
@@ -48,7 +48,6 @@ from accelerated.protocol import (
     OutputMatrix,
     Reading,
     State,
-    detach,
     logits_by,
     replace_lanes,
 )
@@ -109,7 +108,7 @@ def forward_then_backward(
     for segment, seed in zip(segments, seeds, strict=True):
         part, losses, state = run(model, segment, state, seed, divisor)
         parts.append(part)
-        auxiliary.append(detached(losses))
+        auxiliary.append(detach(losses))
         extra = extra + sum(losses.values())
 
     loss = functools.reduce(torch.add, parts)
@@ -149,7 +148,7 @@ def memory_replay(
         def objective(before: State) -> tuple[Tensor, State]:
             part, losses, after = run_segment(model, segment, before, seed, divisor)
             parts.append(part.detach())
-            auxiliary.append(detached(losses))
+            auxiliary.append(detach(losses))
             return part + sum(losses.values()) * weight, after
 
         _, after, dbefore = back_propagate(objective, before, dafter)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from accelerated import replay
 from accelerated.lab.speed.timing import peak_memory
-from accelerated.protocol import detach, keep_lanes
+from accelerated.memory_replay import detach
+from accelerated.protocol import keep_lanes
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import (

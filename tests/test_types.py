@@ -20,7 +20,7 @@ from accelerated.attention.sliding_window import (
 )
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
-from accelerated.protocol import computing_in, memory_of_copies
+from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.options import parse
 from tests.helpers.comparison import assert_agree
@@ -63,30 +63,6 @@ def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before(model):
     for name, tensor in model.state_dict(keep_vars=True).items():
         assert tensor is before[name], f"{name} is still a copy afterwards"
         assert torch.equal(tensor, values[name]), f"{name} has changed"
-
-
-def test_the_copies_keep_their_addresses_and_are_made_anew_each_time(model):
-    """A CUDA graph reads fixed addresses.
-
-    A backward pass through older copies would be wrong and is refused. The copies that are kept
-    belong to no graph, which would live on with them, and are others if the model has moved.
-    """
-    norm = model["norm"]
-    addresses = []
-    outputs = []
-    for value in (1.0, 2.0):
-        norm.weight.data.fill_(value)
-        with computing_in(model, torch.bfloat16):
-            assert norm.weight.tolist() == [value, value]
-            addresses.append([tensor.data_ptr() for tensor in model.parameters()])
-            outputs.append(norm.weight * torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
-    assert addresses[0] == addresses[1]
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        outputs[0].sum().backward()
-    kept = model.memory_of_copies[torch.bfloat16]
-    assert not any(copy.requires_grad for copy in kept), "a kept copy is part of a graph"
-    moved = memory_of_copies(model, torch.bfloat16, [copy.to("meta") for copy in kept])
-    assert {copy.device.type for copy in moved} == {"meta"}
 
 
 def test_gradients_reach_the_parameters_in_their_own_type_and_add_up(model):

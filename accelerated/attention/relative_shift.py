@@ -6,6 +6,7 @@ the shift and the SDPA path from here.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,13 +49,19 @@ def relative_unshift(by_key: Tensor) -> Tensor:
     return padded[..., 1:]
 
 
+class Heads(NamedTuple):
+    """What Transformer-XL's attention takes."""
+
+    query: Tensor  # q, (B, H, N, E)
+    key: Tensor  # k, (B, H, K, E)
+    value: Tensor  # x, (B, H, K, E)
+    distance_key: Tensor  # r from far to near, (H, R, E)
+    content_bias: Tensor  # u, (H, E)
+    distance_bias: Tensor  # v, (H, E)
+
+
 def relative_attention_plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
+    heads: Heads,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
@@ -62,14 +69,12 @@ def relative_attention_plain(
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j, and the mean weight of each key.
 
-    query: (B, H, N, E)
-    key, value: k and x, (B, H, K, E)
-    distance_key: r, (H, R, E); row t is for the distance R - 1 - t, row 0 for all beyond too
-    content_bias, distance_bias: u and v, (H, E)
+    heads: row t of r is for the distance R - 1 - t, row 0 for all beyond too
     measure: whether the mean weights (B, K) are returned; if not, None is
     in_values: the value is x_j + r_{i-j}
     own: distance_key and distance_bias of the first keys, if others than these
     """
+    query, key, value, distance_key, content_bias, distance_bias = heads
     content = (query + content_bias[:, None]) @ key.mT  # (B, H, N, K)
     if own is None:
         missing = key.shape[2] - distance_key.shape[1]
@@ -94,12 +99,7 @@ def relative_attention_plain(
 
 
 def relative_attention_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
+    heads: Heads,
     positioned: int,
     hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
@@ -110,6 +110,7 @@ def relative_attention_sdpa(
     positioned: how many keys have a position, the last ones
     hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
     """
+    query, key, value, distance_key, content_bias, distance_bias = heads
     offset = scores_by_key(query, distance_key, distance_bias, own)[..., :positioned]
     if hidden_keys is not None:
         offset = offset.masked_fill(hidden_keys, -math.inf)
@@ -153,12 +154,7 @@ def scores_by_key(
 
 @with_fast_path
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
+    heads: Heads,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
@@ -168,9 +164,9 @@ def relative_attention(
 
     SDPA returns no weights, which both `measure` and `in_values` need.
     """
-    given = (query, key, value, distance_key, content_bias, distance_bias)
-    if takes_sdpa(query, key) and not (measure or in_values):
-        positioned = key.shape[2]
+    query = heads.query
+    if takes_sdpa(query, heads.key) and not (measure or in_values):
+        positioned = heads.key.shape[2]
         future = future_keys(query.shape[2], positioned, query.device)
-        return relative_attention_sdpa(*given, positioned, future, dropout, own), None
-    return relative_attention_plain(*given, dropout, measure, in_values, own)
+        return relative_attention_sdpa(heads, positioned, future, dropout, own), None
+    return relative_attention_plain(heads, dropout, measure, in_values, own)

@@ -19,6 +19,7 @@ from accelerated.attention.heads import (
     with_fast_path,
 )
 from accelerated.attention.relative_shift import (
+    Heads,
     distance_sinusoids,
     relative_attention_sdpa,
     relative_shift,
@@ -35,12 +36,6 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     distance = torch.arange(length - 1, -length, -1).clamp(lowest, highest)
     one_hot = functional.one_hot(distance - lowest, highest - lowest + 1)
     return one_hot.to(torch.get_default_dtype())
-
-
-@with_fast_path
-def rows_of_table(one_hot: Tensor, table: Tensor) -> Tensor:
-    """The rows (n, E) of a table (R, E) that one_hot (n, R) names."""
-    return one_hot @ table
 
 
 class Distances(ParameterModule):
@@ -108,26 +103,16 @@ def simplified_attention(
 
 
 def transformer_xl_attention_plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    positioned: int,
-    hidden_keys: Tensor | None = None,
-    dropout: float = 0.0,
+    heads: Heads, positioned: int, hidden_keys: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j, (B, H, N, E): Eq. 1.
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j, (B, H, N, E): Eq. 1.
 
-    query: (B, H, N, E)
-    key, value: (B, H, K, E), of which only the last `positioned` have positions
-    distance_key: r from far to near, (H, R, E); query i and key j take row N - 1 - i + j, and a
-        key that is hidden may have none
-    content_bias, distance_bias: u and v, (H, E)
+    heads: query i and key j take row N - 1 - i + j of r, and a key that is hidden may have none
+    positioned: how many keys have positions, the last ones
     hidden_keys: true if a query must not see one of these keys; broadcasts to
         (B, H, N, positioned)
     """
+    query, key, value, distance_key, content_bias, distance_bias = heads
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.mT  # (B, H, N, K)
     distance_query = (query + distance_bias[:, None]) * scale
@@ -137,17 +122,9 @@ def transformer_xl_attention_plain(
 
 
 def transformer_xl_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    positioned: int,
-    hidden_keys: Tensor | None = None,
-    dropout: float = 0.0,
+    heads: Heads, positioned: int, hidden_keys: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """The same as transformer_xl_attention_plain, by the fastest path."""
-    attend = relative_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
-    given = (query, key, value, distance_key, content_bias, distance_bias)
-    return attend(*given, positioned, hidden_keys, dropout)
+    """The same as transformer_xl_attention_plain, on a GPU by SDPA."""
+    by_sdpa = takes_sdpa(heads.query, heads.key)
+    attend = relative_attention_sdpa if by_sdpa else transformer_xl_attention_plain
+    return attend(heads, positioned, hidden_keys, dropout)

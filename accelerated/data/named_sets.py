@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.data.config import HUB, ON_THE_HUB
-from accelerated.data.sources import SPLIT_NAMES, Source, Text, fingerprint, with_missing_splits
+from accelerated.data.sources import SPLIT_NAMES, Source, Text, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, only_worker, written_whole
@@ -40,17 +40,13 @@ def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
     train.
     """
     import datasets
-    from datasets.config import HF_DATASETS_CACHE
 
     name = ON_THE_HUB.get(data, data.removeprefix(HUB))
     path, _, config = name.partition(":")
     # Its errors are reported below, in one line
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    cache = Path(HF_DATASETS_CACHE)
-    if Path(path).is_dir():  # the package would know a file by its time of writing
-        cache = cache / contents_of(Path(path))
     try:
-        opened = datasets.load_dataset(path, config or None, cache_dir=str(cache))
+        opened = datasets.load_dataset(path, config or None)
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
@@ -75,12 +71,6 @@ def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
                 "name the one that holds the text by --text-column"
             )
     return tables
-
-
-def contents_of(folder: Path) -> str:
-    """A name for what the files below a folder hold now."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return fingerprint([(str(path), file_checksum(path)) for path in files])
 
 
 def table_source(data: str, column: str = "text") -> Source:

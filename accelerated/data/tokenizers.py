@@ -36,7 +36,6 @@ LINE_END = "\n"
 UNKNOWN = "<unk>"
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
-MOST_IDS = 1 << 24
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 ADVICE = (
     "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, "
@@ -138,10 +137,7 @@ class PackagedTokenizer(Tokenizer):
         is_of_bytes = "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}"
         symbols = byte_of_symbol() if is_of_bytes else {}
         tokens = {number: token for token, number in self.model.get_vocab().items()}
-        largest = max(tokens)
-        if largest >= MOST_IDS:
-            raise ValueError(f"its ids go up to {largest:,}, and not all below are used")
-        spellings = [b""] * (1 + largest)  # of ids that are left unused
+        spellings = [b""] * (1 + max(tokens))  # of ids that are left unused
         for number, token in tokens.items():
             spellings[number] = spelling_of(token, symbols, self.kind)
         super().__init__(name, spellings, content)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.data.config import DataConfig, check_data
+from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable, regular
 from accelerated.program.parser import OptionParser, integer, whole_numbers
-from accelerated.training.fields import METAVARS, TYPES, add_data_dir, field_help
+from accelerated.training.fields import add_data_dir, conversion, field_help
 from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
 
@@ -57,7 +58,6 @@ TEMPERATURE = number(
     "0 for the most probable token, or at least 0.001",
 )
 PROBABILITY = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
-SHARE = number(float, lambda value: 0 <= value <= 1, "in 0..1")
 POSITIVE = number(float, lambda value: 0 < value < math.inf, "positive and finite")
 SEED = number(int, lambda value: 0 <= value < 1 << 32, "at least 0 and below 2^32")
 
@@ -83,37 +83,14 @@ READING = (  # of reports that read documents
         choices=("train", "valid", "test"),
     ),
     option(
-        "--recall-distance",
-        "of --data recall: tokens before the first question (default as trained)",
-        at_least(0),
-        "N",
-    ),
-    option("--recall-pairs", "of --data recall: facts (default as trained)", at_least(1), "N"),
-    option(
-        "--recall-begin",
-        "of --data recall: tokens before the facts (default as trained)",
-        at_least(0),
-        "N",
-    ),
-    option(
-        "--recall-rewrites",
-        "of --data recall: how often a key is told again (default as trained)",
-        at_least(0),
-        "N",
-    ),
-    option(
-        "--recall-distractors",
-        "of --data recall: share of facts' signs in the filler (default as trained)",
-        SHARE,
-        "SHARE",
-    ),
-    option(
         "--carry-over-documents",
         "carry memory from document to document, as in one text (default as trained)",
         action=argparse.BooleanOptionalAction,
     ),
     option("--batch", "lanes, documents read at a time (default the run's)", at_least(1), "B"),
 )
+# Of --data recall: fields of RecallConfig that need not be as trained
+RECALL_SIZES = ("distance", "pairs", "begin", "rewrites", "distractors")
 PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
 CLEAR = option("--clear-memory", "start every segment from the initial state", action="store_true")
 SAMPLING = (
@@ -355,6 +332,10 @@ def report_parser(name: str) -> OptionParser:
     if report.sizes:
         add_sizes(parser, report.model)
     if report.splits:
+        for size in RECALL_SIZES:
+            text = f"of --data recall: {field_help(RecallConfig)[size]} (default as trained)"
+            how = conversion(getattr(RecallConfig, size))
+            parser.add_argument(f"--recall-{size}", help=text, **how)
         add_data_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
@@ -367,10 +348,8 @@ def add_sizes(parser: OptionParser, only: str | None) -> None:
             configs = {model: presets_of(model).Config for model in models}
             texts = [f"{model}: {field_help(config)[size]}" for model, config in configs.items()]
             text = f"{'; '.join(texts)} (default the run's)"
-            kind = type(getattr(configs[models[0]], size))
-            metavar = METAVARS[kind]
-            kind = TYPES.get(kind, kind)
-            parser.add_argument(option_name(size), type=kind, metavar=metavar, help=text)
+            how = conversion(getattr(configs[models[0]], size))
+            parser.add_argument(option_name(size), help=text, **how)
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:

@@ -202,9 +202,9 @@ def predictions_of(model: Model, hidden: Tensor, segment: Segment) -> Prediction
     nats = []
     right = []
     chunks = logits_in_chunks(hidden.flatten(0, 1), model.output_matrix(), targets)
-    for logits, aims in chunks:
-        nats.append(functional.cross_entropy(logits, aims, reduction="none"))
-        right.append(logits.argmax(-1) == aims)
+    for logits, of_chunk in chunks:
+        nats.append(functional.cross_entropy(logits, of_chunk, reduction="none"))
+        right.append(logits.argmax(-1) == of_chunk)
     shape = segment.targets.shape
     losses = torch.cat(nats).view(shape).cpu().numpy()
     was_right = torch.cat(right).view(shape).cpu().numpy()

@@ -1,19 +1,17 @@
 """eval.py export: a run as a folder that other programs read, and that --init takes back.
 
-model.safetensors has the parameters by the reference's names; matrices are (out, in). A plain GPT-2
-has them as it is published, for the package transformers. config.json has the settings. A tokenizer
-of the run's own has a file of its own. modeling_palimpsest.py opens it in the package transformers.
-config.json is written last: a folder without it is not whole.
+model.safetensors has the parameters by the reference's names; matrices are (out, in). config.json
+has the settings. A tokenizer of the run's own has a file of its own. modeling_palimpsest.py opens
+the folder in the package transformers. config.json is written last: a folder without it is not
+whole.
 """
 
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 from accelerated.evaluation.score import Answer, TrainedRun
 from accelerated.export.program import write_program
-from accelerated.gpt2_weights import as_published, published_config
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.folder import EXPORT, WEIGHTS, write_settings
@@ -36,19 +34,16 @@ README = """\
 `train.py --init FOLDER` do.
 
 {names}
-"""
-TRANSFORMERS = """
 
 `transformers.AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` opens it too, if
-the project is on PYTHONPATH: modeling_palimpsest.py stands between the two."""
+the project is on PYTHONPATH: modeling_palimpsest.py stands between the two.
+"""
 OURS = """\
 model.safetensors has the parameters by the names of reference/{model}.py; model_config in
 config.json has the sizes."""
 OF_A_DECODER = """\
 In model.safetensors decoder.* has the parameters of the model that `base` in config.json describes,
 by the names of the package transformers. module.* has those of the recurrence."""
-PUBLISHED = """\
-It is a plain GPT-2, so `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)` opens it too."""
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
@@ -60,7 +55,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free:
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    if options.program and hasattr(run.model.config, "base"):
+    is_decoder = hasattr(run.model.config, "base")
+    if options.program and is_decoder:
         raise InputError("--program is for this project's own models, this is another decoder")
     safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2")
 
@@ -68,10 +64,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     size = sum(value.numel() for value in parameters.values())
-    names, described, parameters = for_transformers(run, parameters)
-    if described is AUTO:
-        with written_whole(folder / MODELING.name, ADVICE) as path:
-            path.write_bytes(MODELING.read_bytes())
+    names = OF_A_DECODER if is_decoder else OURS.format(model=run.settings.model)
+    with written_whole(folder / MODELING.name, ADVICE) as path:
+        path.write_bytes(MODELING.read_bytes())
     with written_whole(folder / WEIGHTS, ADVICE) as path:
         path.write_bytes(safetensors.save(parameters, {"format": "pt"}))
     if options.program:
@@ -88,7 +83,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     what = f"{run.settings.model}, {size:,} parameters, step {about['step']:,}"
     with written_whole(folder / "README.md", ADVICE) as path:
         path.write_bytes(README.format(what=what, names=names).encode())
-    write_settings(folder, described | about | settings_contents(run.settings), ADVICE)
+    write_settings(folder, AUTO | about | settings_contents(run.settings), ADVICE)
 
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = sorted(path.relative_to(folder).as_posix() for path in paths)
@@ -97,13 +92,3 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         f"train on from there with: python train.py --init {shlex.quote(str(folder))}",
     ]
     return {"folder": str(folder), "files": files, "parameters": size}, lines
-
-
-def for_transformers(run: TrainedRun, parameters: dict) -> tuple[str, dict, dict]:
-    """How transformers opens it: what README.md and config.json say, and the parameters."""
-    config: Any = run.model.config
-    if hasattr(config, "base"):
-        return OF_A_DECODER + TRANSFORMERS, AUTO, parameters
-    if getattr(config, "vectors", 1) == 0:
-        return PUBLISHED, published_config(config), as_published(parameters, config.layers)
-    return OURS.format(model=run.settings.model) + TRANSFORMERS, AUTO, parameters

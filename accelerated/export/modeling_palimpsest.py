@@ -7,7 +7,6 @@ the path.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,13 +46,9 @@ class Palimpsest(PreTrainedModel):
         self.model = model
 
     @classmethod
-    def from_pretrained(cls, folder: str, *, config: Any = None, **hub: Any) -> "Palimpsest":
+    def from_pretrained(cls, folder: str, *, config: Any = None, **_: Any) -> "Palimpsest":
         """Open the folder, as accelerated.load does: on a CPU, in the run's own type."""
         config = config or PalimpsestConfig.from_pretrained(folder)
-        if not Path(folder).is_dir():
-            from huggingface_hub import snapshot_download
-
-            folder = snapshot_download(folder, revision=hub.get("revision"))
         return cls(config, accelerated.load(folder).model).eval()
 
     def forward(self, input_ids: Tensor, state: Any = None) -> SegmentOutput:

@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from accelerated.data.lanes import Segment
 from accelerated.memory_replay import (
     Gradients,
-    detached,
+    detach,
     last_to_first,
     seeded,
     zeros_if_none,
 )
-from accelerated.protocol import Model, Reading, State, detach, require_gradient
+from accelerated.protocol import Model, Reading, State, require_gradient
 from accelerated.replay import (
     BACKPROP,
     Losses,
@@ -105,11 +105,10 @@ class CapturedBackprop:
 
     def graphs_for(self, segment: Segment, state: State, weight: float) -> "Graphs":
         """The graphs for these shapes and this memory; other graphs are dropped."""
-        weights = [holder[name] for holder, name, _ in self.places]
         key = (
             weight,
             [(x.shape, x.dtype) for x in (segment.tokens, *state)],
-            [(x.data_ptr(), x.dtype) for x in weights],
+            [(parameter.data_ptr(), holder[name].dtype) for holder, name, parameter in self.places],
         )
         if self.graphs is None or self.graphs.key != key:
             self.graphs = None  # its memory is freed before the new one takes some
@@ -145,22 +144,23 @@ class Graphs:
         self.model = model
         self.places = places
         self.weight = weight
-        # A parameter in the type that the model computes in; it shares the memory of its copy
-        self.leaves = [
-            holder[name].detach().requires_grad_(parameter.requires_grad)
-            for holder, name, parameter in places
-        ]
+        # A parameter in the type that the model computes in: in memory of its own, or else itself
+        self.leaves = []
+        for holder, name, parameter in places:
+            leaf = parameter.detach().to(holder[name].dtype)
+            self.leaves.append(leaf.requires_grad_(parameter.requires_grad))
         # Gradients are summed in the type of the parameters
         self.sums = [torch.zeros_like(parameter) for _, _, parameter in places]
-        self.used = [False] * len(places)  # whether a parameter has got a gradient
         self.stretches: dict[Kind, Stretch] = {}
         self.advances: dict[tuple[bool, bool], Advance] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
-        """Set all sums to zero."""
+        """Set all sums to zero, and the leaves to what the parameters are now."""
         torch.ops.aten._foreach_zero_(self.sums)
-        self.used = [False] * len(self.places)
+        with torch.no_grad():
+            torch.ops.aten._foreach_copy_(self.leaves, [parameter for *_, parameter in self.places])
+        self.used = [False] * len(self.places)  # whether a parameter has got a gradient
 
     def advance(self, segment: Segment, seed: int, state: State) -> State:
         """The state after a segment, without gradient."""
@@ -264,7 +264,7 @@ class Stretch:
         self.inputs = [Inputs(segment, kind.starts) for segment in segments]
         self.state = copied(detach(state))
         self.before = self.state if kind.first else require_gradient(self.state)
-        self.dafter = [torch.zeros_like(field) for field in moving(self.state)]
+        self.dafter = [torch.zeros_like(field) for field in floating_fields(self.state)]
         self.readings: list[Reading] = []
         self.dhidden: list[Tensor] = []
         self.used: list[bool] = []
@@ -292,14 +292,14 @@ class Stretch:
                 outputs.append(loss)
                 gradients.append(torch.full_like(loss, self.graphs.weight))
         if not self.kind.last:
-            outputs.extend(moving(self.readings[-1].state))
+            outputs.extend(floating_fields(self.readings[-1].state))
             gradients.extend(self.dafter)
         attached = [n for n, output in enumerate(outputs) if output.requires_grad]
         outputs = [outputs[n] for n in attached]
         gradients = [gradients[n] for n in attached]
 
         leaves = {n: leaf for n, leaf in enumerate(self.graphs.leaves) if leaf.requires_grad}
-        fields = [] if self.kind.first else moving(self.before)
+        fields = [] if self.kind.first else floating_fields(self.before)
         inputs = [*fields, *leaves.values()]
         found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         dleaves: list[Tensor | None] = [None] * len(self.graphs.leaves)
@@ -338,7 +338,7 @@ class Stretch:
             part.backward()
             dhidden.copy_(zeros_if_none(hidden.grad, hidden))
             parts.append(part.detach())
-            auxiliary.append(copied(detached(reading.auxiliary)))
+            auxiliary.append(copied(detach(reading.auxiliary)))
 
         backward.replay()
         after = copied(detach(reads[-1][1].state))
@@ -361,7 +361,7 @@ class Inputs:
         fill(own, (segment.tokens, segment.starts, segment.task))
 
 
-def moving(state: State) -> list[Tensor]:
+def floating_fields(state: State) -> list[Tensor]:
     """The fields of a state that have gradients, which token ids have not."""
     return [field for field in state if field.is_floating_point()]
 
@@ -402,7 +402,7 @@ def record(functions: Sequence[Callable[[], Any]], graphs: Graphs) -> list[tuple
                 results = function()
             recorded.append((graph, results))
     # Without their autograd graph, which belongs to the stream of the recording
-    return [(graph, tree_map_only(Tensor, Tensor.detach, found)) for graph, found in recorded]
+    return [(graph, detach(found)) for graph, found in recorded]
 
 
 def warm_up(functions: Sequence[Callable[[], Any]]) -> None:

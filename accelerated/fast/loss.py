@@ -36,9 +36,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dhidden = torch.empty_like(hidden)
         dmatrix: Any = None  # until the first chunk; split gives one even of no rows
         given = (hidden, targets, counted, dhidden)
-        for chunk, aims, rows_counted, dchunk in zip(*(x.split(rows) for x in given), strict=True):
+        for chunk, of_chunk, rows_counted, dchunk in zip(
+            *(x.split(rows) for x in given), strict=True
+        ):
             logits = functional.linear(chunk, matrix)  # (n, V')
-            nats, dlogits = loss_and_gradient(logits, aims, words)
+            nats, dlogits = loss_and_gradient(logits, of_chunk, words)
             total = total + nats
             torch.mm(dlogits, matrix, out=dchunk)
             product = dlogits.T @ rows_counted
@@ -72,6 +74,6 @@ def loss_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tens
     logs = logits.log_softmax(-1, dtype=exact)
     nats = functional.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
     p = logs.exp_()
-    aim = targets.clamp(min=0)[:, None]
+    target = targets.clamp(min=0)[:, None]
     # Not scatter_add_: a GPU adds by atomics
-    return nats, p.scatter_(1, aim, p.gather(1, aim) - 1).to(logits.dtype)
+    return nats, p.scatter_(1, target, p.gather(1, target) - 1).to(logits.dtype)

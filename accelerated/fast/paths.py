@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.relative_shift import distance_query_of, scores_by_distance
+from accelerated.attention.relative_shift import Heads, distance_query_of, scores_by_distance
 from accelerated.attention.retrieval import Memory
 from accelerated.attention.sliding_window import window_of
 from accelerated.fast.devices import (
@@ -36,15 +36,6 @@ LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
 def logits_from(plain: Callable, hidden: Tensor, matrix: Tensor) -> Tensor:
     """A GPU's product is aligned."""
     return plain(hidden, aligned(matrix))[..., : len(matrix)]
-
-
-def rows_of_table(plain: Callable, one_hot: Tensor, table: Tensor) -> Tensor:
-    """A GPU's product is aligned."""
-    table = aligned(table, LEAST_ALIGNMENT)
-    missing = len(table) - one_hot.shape[1]
-    if missing:
-        one_hot = functional.pad(one_hot, (0, missing))
-    return plain(one_hot, table)
 
 
 # Attention
@@ -70,48 +61,40 @@ def sliding_attention(
 
 def relative_attention(
     plain: Callable,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
+    heads: Heads,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """A GPU has a kernel, which gives no weights, and finds each key's column by itself."""
-    if measure or in_values or not takes_distance_attention(query):
-        given = (query, key, value, distance_key, content_bias, distance_bias)
-        return plain(*given, dropout, measure, in_values, own)
+    if measure or in_values or not takes_distance_attention(heads.query):
+        return plain(heads, dropout, measure, in_values, own)
     from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
 
+    query = heads.query
+    of_distances = (heads.distance_key, heads.distance_bias)
     split = 0
     skip = 0
     if own is None:
-        by_distance = scores_by_distance(query, distance_key, distance_bias)
+        by_distance = scores_by_distance(query, *of_distances)
     else:
-        by_distance = scores_beside_own(query, distance_key, distance_bias, own)
+        by_distance = scores_beside_own(query, own, of_distances)
         skip = query.shape[2]
         split = own[0].shape[1] - skip  # C
     shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
-    content_query = query + content_bias[:, None]
+    content = (query + heads.content_bias[:, None], heads.key, heads.value)
     scale = query.shape[-1] ** -0.5
-    out = distance_attention(
-        content_query, key, value, by_distance, shift, scale, dropout, split, skip
-    )
+    out = distance_attention(*content, by_distance, shift, scale, dropout, split, skip)
     return out, None
 
 
-def scores_beside_own(
-    query: Tensor, distance_key: Tensor, distance_bias: Tensor, own: tuple[Tensor, Tensor]
-) -> Tensor:
-    """scores_by_distance of `own` and then of the others, (B, H, N, R' + R), without a copy."""
+def scores_beside_own(query: Tensor, *keys_and_biases: tuple[Tensor, Tensor]) -> Tensor:
+    """scores_by_distance of both, (B, H, N, R' + R), written beside each other without a copy."""
     from accelerated.fast.attention_gpu import products  # Triton: on a GPU alone
 
     given = []
-    for key, bias in (own, (distance_key, distance_bias)):
+    for key, bias in keys_and_biases:
         by_head = distance_query_of(query, bias).transpose(0, 1).flatten(1, 2)  # (H, BN, E)
         given += [by_head, key]
     joined = products(*given)  # (H, BN, R' + R)
@@ -170,7 +153,8 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
 def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
     """A GPU repeats recorded launches."""
     method = plain(model, training)
-    if model.recordable and takes_graphs(training, model.embedding.device):
+    asks_the_host = hasattr(model.config, "base")  # some decoders of the package do
+    if takes_graphs(training, model.embedding.device) and not asks_the_host:
         return CapturedBackprop(model, training.backprop)
     return method
 

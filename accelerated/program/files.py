@@ -15,9 +15,7 @@ from accelerated.program.errors import InputError
 # A file that is not complete has its name, eight digits that no other file's has, and .writing
 UNFINISHED = f"*.{'[0-9a-f]' * 8}.writing"
 DATA_ADVICE = "give another --data-dir"
-WRITABLE = "make it writable"
-FREE = "free some space"
-RESUME = f"the last checkpoint is as it was; {WRITABLE} and resume"
+RESUME = "resume when it can be written; the last checkpoint is as it was"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,20 +28,14 @@ def regular(path: Path) -> Path:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
-    """Turn an error of writing to the disk into an InputError that ends with the advice.
-
-    If the disk is full, the advice is to free some space: instead of making it writable, or else of
-    following the advice.
-    """
+    """Turn an error of writing to the disk into an InputError that ends with the advice."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = f"{getattr(error, 'strerror', None) or error};"
         if getattr(error, "errno", errno.ENOSPC) in FULL:  # torch.save raises RuntimeError then
-            reason = "the disk is full"
-            freed = f"{FREE}, or {advice}"
-            advice = advice.replace(WRITABLE, FREE) if WRITABLE in advice else freed
-        raise InputError(f"cannot write {path}: {reason}; {advice}") from None
+            reason = "the disk is full; free some space, or"
+        raise InputError(f"cannot write {path}: {reason} {advice}") from None
 
 
 def check_writable(path: Path, advice: str) -> None:

@@ -13,7 +13,7 @@ if hasattr(signal, "SIGHUP"):  # Windows has none
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 
-class Interruption:
+class Interruption(contextlib.ExitStack):
     """Inside the block, the first of STOPS only sets `signal` to its name and says so.
 
     A second stops at once.
@@ -21,20 +21,15 @@ class Interruption:
     told: whether this process says so; one of several is enough
     """
 
-    def __init__(self, told: bool = True):
-        self.signal: str | None = None
-        self.told = told
+    signal: str | None = None
 
-    def __enter__(self):
-        self.before = {}
+    def __init__(self, told: bool = True):
+        super().__init__()
+        self.told = told
         for number in STOPS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup lets a program ignore SIGHUP
-                self.before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+                before = signal.signal(number, self._note)
+                self.callback(signal.signal, number, before)
 
     def _note(self, number, frame):
         if self.signal:

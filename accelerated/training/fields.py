@@ -18,21 +18,15 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 TYPES = {int: integer}
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME"}
-FIELD = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+FIELD = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def field_help(config_class: type) -> dict[str, str]:
-    """{field: help} of a config, from the `Fields:` of its docstring and of its base classes'.
-
-    They are read from its file, because `python -OO` keeps no docstrings.
-    """
+    """{field: help} of a config, from the `Fields:` of its docstring and of its base classes'."""
     texts = {}
     for kind in reversed(config_class.__mro__[:-1]):
-        text = Path(inspect.getfile(kind)).read_text(encoding="utf-8")
-        _, _, after = text.partition(f"\nclass {kind.__name__}")
-        described, _, _ = after.partition('"""\n\n')
-        _, _, fields = described.partition("Fields:\n")
-        texts |= {name: " ".join(words.split()) for name, words in FIELD.findall(fields)}
+        described = inspect.cleandoc(kind.__doc__ or "")
+        texts |= {name: " ".join(words.split()) for name, words in FIELD.findall(described)}
     return texts
 
 
@@ -57,10 +51,15 @@ def add_options(
         elif isinstance(default, tuple):
             option |= {"type": whole_numbers, "metavar": "INT,..."}
         else:
-            kind = type(default)
-            option |= {"type": TYPES.get(kind, kind), "metavar": METAVARS[kind]}
+            option |= conversion(default)
         name = prefix + field.name
         group.add_argument(option_name(name), dest=name, **option)
+
+
+def conversion(default: Any) -> dict[str, Any]:
+    """What add_argument takes for an option of the type of this default."""
+    kind = type(default)
+    return {"type": TYPES.get(kind, kind), "metavar": METAVARS[kind]}
 
 
 def as_given(default: object) -> str:

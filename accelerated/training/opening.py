@@ -64,7 +64,7 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     learns = data.train_bpe or data.train_words
     if learns and not (start.resumed or start.initial):
         tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
-    device = process.choose_device(training.device, training.dtype)
+    device = process.choose_device(training.device)
     lanes = process.lane_count(training.batch)
     if lanes % training.accumulate:
         raise InputError(
@@ -110,7 +110,7 @@ def own_folder(start: Start) -> Iterator[None]:
         return
     folder = start.folder
     path = checkpoint_path(folder)
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    is_new = not folder.exists()
     with disk_errors(folder, "give another --out"):
         folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {folder}; wait until it ends, or give another folder"
@@ -126,11 +126,8 @@ def own_folder(start: Start) -> Iterator[None]:
         try:
             yield
         except InputError:
-            if made and not path.exists():  # a refused run leaves no folder
+            if is_new and not path.exists():  # a refused run leaves no folder
                 shutil.rmtree(folder)
-                with contextlib.suppress(OSError):  # one that holds another run by now stays
-                    for parent in made[1:]:
-                        parent.rmdir()
             raise
 
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accelerated.data.config import CORPORA, ENCODINGS, HUB, DataConfig, check_data
+from accelerated.data.config import CORPORA, ENCODINGS, DataConfig, check_data
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.parser import OptionParser
@@ -118,8 +118,6 @@ def check_resumed(run: str, settings: Settings, options: dict, held: Settings, s
     """
     takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN}
     takes |= {"resume", "data_dir"}
-    if options.get("model") == held.model:
-        takes.add("model")
     if RECALL not in (held.data.data, settings.data.data):
         takes.add("data")  # a text may have moved
     if "out" in options:
@@ -174,8 +172,6 @@ def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     own = held.model_config
     added = preset.model_config
     sizes = vars(added) | {name: getattr(own, name) for name in GPT2_SIZES}
-    layers = {min(number, own.layers) for number in added.insertion_layers}
-    sizes["insertion_layers"] = tuple(sorted(layers))
     sizes["segment"] = min(added.segment, own.max_positions)
     data = dataclasses.replace(preset.data, tokenizer=held.data.tokenizer)
     return held._replace(
@@ -276,9 +272,6 @@ def new_folder(out: str | None, settings: Settings) -> Path:
         folders = (Path(f"{stem}-{number}") for number in itertools.count(1))
         return next(folder for folder in folders if not folder.exists())
     check_new(Path(out))
-    folder = settings.data.data.removeprefix(HUB)
-    if folder != settings.data.data and Path(folder).absolute() in Path(out).absolute().parents:
-        raise InputError(f"--out {out} lies in --data {settings.data.data}; give one outside")
     return Path(out)
 
 

@@ -26,28 +26,19 @@ M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 M_MMAP_MAX = -4
 
 
-def choose_device(name: str | torch.device, dtype: str = "float32") -> torch.device:
+def choose_device(name: str | torch.device) -> torch.device:
     """The torch device of that name: auto takes a GPU if there is one.
 
     Each process of torchrun has a GPU of its own. Raises InputError if torch has no such device
-    here, or if it does not compute in dtype.
+    here.
     """
-    is_here = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
+    found = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     if name == "auto":
-        name = "cuda" if is_here["cuda"] else "cpu"
+        name = found[-1]
     kind, _, number = str(name).partition(":")
-    if not is_here.get(kind) or not f"0{number}".isdecimal():
-        found = " or ".join(kind for kind, here in is_here.items() if here)
-        raise InputError(f"device {name}: torch finds none here; give {found}")
-    if kind == "mps":
-        print("nobody here could try mps; compare the losses with --device cpu", file=sys.stderr)
-        if dtype != "float32":
-            raise InputError(f"mps takes float32, not {dtype}; leave --dtype out, or --device")
-    if kind != "cuda":
+    if kind not in found or not f"0{number}".isdecimal():
+        raise InputError(f"device {name}: torch finds none here; give {' or '.join(found)}")
+    if kind == "cpu":
         return torch.device(kind)
     own = int(number or set_by_torchrun("LOCAL_RANK", torch.cuda.current_device()))
     gpus = torch.cuda.device_count()
@@ -67,8 +58,6 @@ def check_memory(
     tokens: of a step
     copies: of each parameter, such as its moments
     """
-    if not hasattr(os, "sysconf"):
-        return
     there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     layers = [value for name, value in vars(config).items() if name.endswith("layers")]
     least = LAYER * sum(value for value in layers if isinstance(value, int))
@@ -96,14 +85,8 @@ def rank() -> int:
 
 
 def set_by_torchrun(name: str, alone: int) -> int:
-    """A number that torchrun puts into the environment; `alone` without torchrun.
-
-    Raises InputError if it is no number.
-    """
-    value = os.environ.get(name, str(alone))
-    if not value.isdecimal():
-        raise InputError(f"{name} is {value!r}, and torchrun sets a number; unset it")
-    return int(value)
+    """A number that torchrun puts into the environment; `alone` without torchrun."""
+    return int(os.environ.get(name, alone))
 
 
 @contextlib.contextmanager

@@ -242,9 +242,6 @@ class Run:
         """
         training = self.settings.training
         try:
-            expected = [((training.batch, *x.shape[1:]), x.dtype) for x in self.state]
-            if [(tuple(x.shape), x.dtype) for x in contents["state"]] != expected:
-                raise ValueError("its state has other shapes or types")
             torch.set_rng_state(contents["random"].cpu())
             self.reader.seek(contents["lanes"])
             load_moments(self.optimizer, contents["optimizer"])

@@ -16,7 +16,7 @@ from accelerated.program.errors import InputError, check_choice
 from accelerated.program.parser import MOST
 
 COMPILERS = ("auto", "none", "inductor", "cudagraphs")
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda")
 CHOICES = {
     "backprop": ("through_time", "checkpointed", "memory_replay"),  # the functions of replay.py
     "optimizer": ("adamw", "adam", "adafactor", "adafactor_momentum"),
@@ -76,7 +76,7 @@ class TrainingConfig:
             --update-every-from
         update_every_from: number of iterations at the beginning that each make an update
         seed: seed of the weights, the order of documents and dropout
-        device: auto (a GPU if there is one), cpu, cuda, or mps (untried, in float32)
+        device: auto (a GPU if there is one), cpu or cuda
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
         compile: auto (on a GPU cudagraphs, and inductor from 20M parameters on), none, inductor
             (parts of layers by torch.compile; on a CPU it needs a C++ compiler), or cudagraphs (the

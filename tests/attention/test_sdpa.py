@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
+from accelerated.attention.relative_shift import Heads
 from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
 from tests.helpers.rollouts import both_sides, check_rollout, random_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs
@@ -92,6 +93,11 @@ def gradients(function, inputs, *rest, **options):
     return outs | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
 
 
+def of_heads(function):
+    """The function of Heads as one of their fields."""
+    return lambda *given: function(Heads(*given[:6]), *given[6:])
+
+
 def in_type(inputs, dtype):
     return {name: x.to(dtype) for name, x in inputs.items()}
 
@@ -134,10 +140,11 @@ def test_relative_attention_by_sdpa_equals_plain(batch, heads, length, before, w
     inputs = relative_inputs(batch, heads, length, before, width, size)
     keys = before + length
     future = content.future_keys(length, keys)
-    expected = gradients(relative_shift.relative_attention_plain, inputs)
+    expected = gradients(of_heads(relative_shift.relative_attention_plain), inputs)
     for dtype in types_for(size):
         typed = in_type(inputs, dtype)
-        actual = gradients(relative_shift.relative_attention_sdpa, typed, keys, future)
+        by_sdpa = of_heads(relative_shift.relative_attention_sdpa)
+        actual = gradients(by_sdpa, typed, keys, future)
         assert {x.dtype for x in actual.values()} == {dtype}
         assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])
 
@@ -223,10 +230,10 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     sliding_window.sliding_attention(*on("meta", by_distance(sliding_inputs(2, 3, 2, 4, 5))), rate)
     assert rates(calls) == [rate]
     relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
-    _, usage = relative_shift.relative_attention(*relative, rate)
+    _, usage = relative_shift.relative_attention(Heads(*relative), rate)
     assert usage is None
     assert rates(calls) == [rate]
-    signed_distance.transformer_xl_attention(*relative, 8, None, rate)
+    signed_distance.transformer_xl_attention(Heads(*relative), 8, None, rate)
     assert rates(calls) == [rate]
     query, key, value, _, bias, _ = relative
     content.content_attention(query, key, value, dropout=rate)
@@ -234,7 +241,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     sliding_window.scaled_attention(query, key, value, bias[:, 0])  # it has no dropout
     assert rates(calls) == [0.0]
 
-    _, usage = relative_shift.relative_attention(*relative, rate, measure=True)
+    _, usage = relative_shift.relative_attention(Heads(*relative), rate, measure=True)
     assert usage.shape == (2, 13)
     assert rates(calls) == [], "SDPA was called, though the attention is to be measured"
 
@@ -243,7 +250,7 @@ def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
     """By content, without dropout, in float32 or float64, unless only keys need gradients."""
     sliding_window.sliding_attention(*on("cpu", by_distance(sliding_inputs(2, 3, 2, 4, 5))))
     relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
-    relative_shift.relative_attention(*relative)
+    relative_shift.relative_attention(Heads(*relative))
     query, key, value, _, bias, _ = relative
     sliding_window.scaled_attention(query, key, value, bias[:, 0])
     content.content_attention(query, key, value, dropout=0.1)
@@ -268,9 +275,9 @@ def test_one_key_takes_the_plain_path(device, calls):
 def test_usage_is_measured_only_if_it_is_asked_for(dropout):
     """Before weights are dropped."""
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
-    _, usage = relative_shift.relative_attention(*inputs, dropout)
+    _, usage = relative_shift.relative_attention(Heads(*inputs), dropout)
     assert usage is None
-    _, usage = relative_shift.relative_attention(*inputs, dropout, measure=True)
-    _, expected = relative_shift.relative_attention_plain(*inputs, measure=True)
+    _, usage = relative_shift.relative_attention(Heads(*inputs), dropout, measure=True)
+    _, expected = relative_shift.relative_attention_plain(Heads(*inputs), measure=True)
     assert usage.shape == (2, 9)
     torch.testing.assert_close(usage, expected)

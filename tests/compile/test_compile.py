@@ -16,7 +16,8 @@ from accelerated.attention import heads, sliding_window
 from accelerated.attention.sliding_window import by_query_and_key
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
-from accelerated.protocol import Model, Reading, computing_in, detach, evaluating
+from accelerated.memory_replay import detach
+from accelerated.protocol import Model, Reading, computing_in, evaluating
 from accelerated.training import opening, optimization, process
 from accelerated.training.optimization import backprop_of, compiles_methods
 from accelerated.training.options import parse as parse_training
@@ -146,7 +147,7 @@ def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
 
     On a CPU compiled bfloat16 crashed; what else is refused is in training/test_run.py.
     """
-    monkeypatch.setattr(process, "choose_device", lambda name, _: torch.device(name))
+    monkeypatch.setattr(process, "choose_device", torch.device)
 
     def check(options):
         opening.check_machine(*parse_training([*map(str, TINY), "--compile", *options.split()]))

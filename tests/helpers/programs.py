@@ -301,9 +301,12 @@ def differences(first, second, besides=()):
     return [*found, *itertools.islice(unequal, 1)]
 
 
-EMPTY_CHECKPOINT = {name: kind() for name, kind in FIELDS.items()} | {
+EMPTY_CHECKPOINT = {name: {} for name in FIELDS} | {
     "model": "compressive",
     "step": 1,
+    "corpus": "",
+    "tokenizer": "",
+    "state": (),
     "random": torch.zeros(1),
     "best": math.inf,
     "gradient_norm": math.nan,

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from accelerated.data.windows import cut
 from accelerated.evaluation.score import TrainedRun
-from accelerated.protocol import detach, overlap_of
+from accelerated.memory_replay import detach
+from accelerated.protocol import overlap_of
 from tests.helpers.texts import BYTES, whole
 from tests.helpers.variants import PAPERS, variant
 

@@ -6,6 +6,7 @@ Their folders are written by that package's save_pretrained, with random weights
 import dataclasses
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -266,6 +267,21 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(changed, what):
     for file in missing:
         (folder / file).unlink()
     assert message in refusal(load_weights, folder)
+
+
+@pytest.mark.parametrize("mistaken", ["package_config", "with_vectors", "fields_of"])
+def test_a_mistake_of_ours_is_not_blamed_on_the_folder(folders, monkeypatch, mistaken):
+    """It keeps its traceback."""
+    from accelerated import any_decoder
+
+    contents = load_weights(folders["llama"][1])
+    config = settings_from(contents, "a folder").model_config
+    monkeypatch.setattr(any_decoder, mistaken, Mock(side_effect=AttributeError("of ours")))
+    with pytest.raises(AttributeError, match="of ours"):
+        load_weights(folders["llama"][1])
+    if mistaken != "with_vectors":
+        with pytest.raises(AttributeError, match="of ours"):
+            any_decoder.AnyDecoder(config)
 
 
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "bool"])

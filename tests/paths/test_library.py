@@ -59,8 +59,6 @@ def test_what_generate_and_load_refuse_is_what_eval_refuses_in_its_words(run):
     model, tokenizer, _ = accelerated.load(run)
     generate = partial(accelerated.generate, model, tokenizer)
     assert "the prompt is empty" in refusal(generate, "")
-    for prompt in ("half \ud800", b"bytes", None):
-        assert "is no text; give another" in refusal(generate, prompt)
     for name, value, words in REFUSED:
         assert refusal(partial(generate, **{name: value}), "a") == name + words
         option = f"--{name.replace('_', '-')}"

@@ -58,9 +58,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def named(word, folder, request):
+def named(word, request):
     """A word of a row with what its names stand for."""
-    for name, value in (NAMES | {"HERE": str(folder)}).items():
+    for name, value in NAMES.items():
         word = word.replace(f"${name}", value)
     if word.startswith("$"):
         return str(getattr(request.getfixturevalue("runs"), word[1:].lower()))
@@ -69,7 +69,7 @@ def named(word, folder, request):
 
 @pytest.mark.parametrize("row, words", ROWS, ids=lambda given: given[:60])
 def test_it_is_refused_in_one_line(folder, monkeypatch, request, row, words):
-    argv = [named(word, folder, request) for word in shlex.split(row)]
+    argv = [named(word, request) for word in shlex.split(row)]
     while "=" in argv[0]:
         name, _, value = argv.pop(0).partition("=")
         if name == "WITHOUT":

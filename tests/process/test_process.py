@@ -45,12 +45,3 @@ def test_an_error_of_the_first_process_lets_the_others_go_on(monkeypatch):
     with pytest.raises(InputError, match="no data"), process.rank_zero_first():
         raise InputError("no data")
     assert waited == [True]
-
-
-def test_mps_is_taken_where_torch_has_it(monkeypatch, capsys):
-    """In float32; a line says that nobody here could try it."""
-    assert "finds none here" in refusal(process.choose_device, "mps")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert str(process.choose_device("mps")) == "mps"
-    assert "nobody here could try" in capsys.readouterr().err
-    assert "mps takes float32" in refusal(process.choose_device, "mps", "bfloat16")

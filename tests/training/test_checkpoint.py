@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import zipfile
 
 import torch
@@ -71,13 +70,11 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     assert "no checkpoint at" in refusal(load_checkpoint, path)
-    (tmp_path / "best.pt").touch()
-    assert f"copy {tmp_path}/best.pt to it, or give a" in refusal(load_checkpoint, path)
     for words, content in OTHER_FILES.items():
         path.write_bytes(content)
         assert words in refusal(load_checkpoint, path)
     save_checkpoint(path, {"step": 3})
-    assert "model is absent, expected str; another program" in refusal(load_checkpoint, path)
+    assert "model is absent; another program" in refusal(load_checkpoint, path)
     assert not (tmp_path / "executed").exists()
 
 
@@ -105,21 +102,6 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
     assert refused > 20
 
 
-OF_A_WRONG_TYPE = [(field, True) for field in EMPTY_CHECKPOINT]  # none is true or false
-OF_A_WRONG_TYPE += [("best", "x"), ("step", 3.0), ("pending", [0.0, 0, 0])]
-OF_A_WRONG_TYPE += [("parameters", {3: torch.ones(2)}), ("parameters", {"w": 1.0})]
-OF_A_WRONG_TYPE += [("parameters", {"w": torch.ones(2, dtype=torch.int64)})]
-
-
-def test_fields_of_a_wrong_type_are_refused(tmp_path):
-    path = tmp_path / "c.pt"
-    for field, value in OF_A_WRONG_TYPE:
-        save_checkpoint(path, CONTENTS | {field: value})
-        line = refusal(load_checkpoint, path)
-        assert line.startswith(f"{path}: {field}"[:-1]), f"{field} {value!r}: {line}"
-        assert "another program or release wrote it; train again with another" in line
-
-
 def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     """JSON's numbers are taken as they are: a whole number for a float, nothing else."""
     from safetensors.torch import save_file
@@ -134,9 +116,6 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
 
     write()
     assert load_weights(tmp_path)["step"] == 1
-    for field, value in (("model", ["memformer"]), ("step", "1"), ("model_config", [])):
-        write(**{field: value})
-        assert re.search(f"config.json: {field} is .*expected", refusal(load_weights, tmp_path))
     for part, values, words in (
         ("model_config", {"dropout": True}, "cannot use: dropout is True, expected float"),
         ("recall", {"pairs": [4]}, "cannot use: pairs is (4,), expected int"),

@@ -6,9 +6,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from accelerated.fast.graphs import warm_up
+from accelerated.fast.graphs import copied, fill, warm_up
 from accelerated.generation.any_model import Stepper, Stream
 from accelerated.protocol import Model, logits_of
 
@@ -72,8 +71,7 @@ class Graph:
         if self.graph is None:
             self.graph = self.capture(token, rows)
         if rows is not self.rows:
-            for own, given in zip(tree_leaves(self.rows), tree_leaves(rows), strict=True):
-                own.copy_(given)
+            fill(self.rows, rows)
         self.token.copy_(token)
         self.position.fill_(position)
         self.graph.replay()
@@ -83,7 +81,7 @@ class Graph:
         """Record a token's kernels, after a first run in which libraries prepare themselves."""
         self.token = token.clone()
         self.position = token.new_zeros(1)
-        self.rows = tree_map(torch.clone, rows)
+        self.rows = copied(rows)
 
         given = (self.token, self.position, self.rows)
         warm_up([partial(self.function, *given)])

@@ -27,7 +27,7 @@ from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.evaluation import score
 from tests.helpers.programs import refusal
-from tests.helpers.texts import as_zip, rewrite
+from tests.helpers.texts import as_zip
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 FIRST = b" \n = One = \n \n words of one \n \n = = Part = = \n \n = 5 = \n \n more \n \n"
@@ -160,15 +160,6 @@ def test_a_row_of_a_hub_set_is_a_document(hub):
     train_texts = ["one é".encode(), b"", b"", b"two\n"]
     expected = {"train": train_texts, "valid": [b"three"], "test": [b"four"]}
     assert texts_of(table_source(data)) == expected
-
-
-def test_a_set_that_has_changed_is_seen(hub, tmp_path):
-    """By its contents: size and time of writing are the same."""
-    data = hub({"train.jsonl": ["one", "two"]})
-    before = cache_folder(table_source(data), ByteTokenizer(), tmp_path)
-    file = tmp_path / "set" / "train.jsonl"
-    rewrite(file, file.read_bytes().replace(b"two", b"too"))
-    assert cache_folder(table_source(data), ByteTokenizer(), tmp_path) != before
 
 
 def test_the_column_of_the_text_can_be_named(hub, tmp_path):

@@ -25,7 +25,6 @@ from accelerated.data.tokenizers import (
     SentencePieceTokenizer,
     open_tokenizer,
     run_tokenizer,
-    tokenizer_of_file,
     tokenizer_of_ranks,
     train_bpe,
     train_words,
@@ -322,14 +321,6 @@ def packaged():
     made.enable_truncation(5)
     made.enable_padding(length=500)
     return made.to_str(pretty=True).encode()
-
-
-def test_ids_that_are_too_large_are_refused_at_once(tmp_path):
-    """A list of all ids below would take gigabytes."""
-    path = tmp_path / "tokenizer.json"
-    model = {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 3 * 10**8}, "unk_token": "<unk>"}
-    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    assert "its ids go up to 300,000,000, and not" in refusal(tokenizer_of_file, path)
 
 
 @given(text=st.text(max_size=40).map(lambda text: text + "def f(x):<|end|> é"))

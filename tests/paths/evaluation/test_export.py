@@ -75,32 +75,6 @@ def test_the_reference_reads_what_was_exported_and_training_begins_from_it(
         assert equal(before[name], begun[name]), name
 
 
-def test_transformers_opens_a_plain_gpt2(runs, tmp_path, capsys):
-    """With all its weights, and the same logits; --init and `load` take it back as it was."""
-    import transformers
-
-    folder = tmp_path / "exported"
-    as_json(capsys, "export", runs.plain, folder)
-    theirs, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True
-    )
-    assert not (loaded["missing_keys"] or loaded["unexpected_keys"])
-    ours = accelerated.load(folder).model
-    tokens = torch.randint(256, (2, 8))
-    expected = theirs(tokens).logits
-    logits = ours(tokens, ours.initial_state(2)).logits
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    for name, value in saved(runs.plain)["parameters"].items():
-        assert torch.equal(ours.state_dict()[name], value), name
-    assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
-
-    config = folder / "config.json"
-    config.write_text(config.read_text().replace('"layers": ', '"layers": 7'))
-    error = refusal(accelerated.load, folder)
-    assert "does not describe model.safetensors ('h." in error
-    assert "export it again" in error
-
-
 def test_nothing_is_overwritten(text, tmp_path, capsys):
     run = trained("compressive", text, tmp_path / "run")
     folder = tmp_path / "exported"
