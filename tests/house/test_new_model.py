@@ -1,7 +1,6 @@
 """A model is found by its files: three files are a new model, and no other file changes.
 
-They are Gated DeltaNet's under another name, without what a model need not have; a fourth says what
-its tests cannot know.
+They are those of tests/house/retention, written as a contributor would write them.
 """
 
 import os
@@ -10,30 +9,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 
-# {folder: {text of Gated DeltaNet's file there: what stands in its place}}
-CHANGES = {
-    "reference": {},
-    "accelerated": {"@compilable\n    ": "", "CheckpointableLayer": "ParameterModule"},
-    # No preset for the recall task, and no sizes to be timed
-    "accelerated/presets": {r"(?s)\} \| \{\n.*?\}  # fmt: skip": "}", "(?s)BENCHMARK = .*": ""},
-}
-KNOWN = 'LONG_LIVED = ("matrices", "inputs")\nSOLVES = True\n'
+MODEL = Path(__file__).parent / "retention"
 SMALL = "--width 16 --segment 8 --batch 3 --validation-tokens 0"
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the project with the model, which is called newcomer.
+    """A copy of the project with the model.
 
-    It has none of what a model may have beside its files: no fast generation, no variants, no
-    chapter, no list of decisions, no vectors. It has no attention by softmax, no compilable method,
-    no checkpointable layer and no preset for the recall task either.
+    It has none of what a model may have beside its three files: no fast generation, no tests of its
+    own, no chapter, no list of decisions, no vectors. It has no attention by softmax, no compilable
+    method, no checkpointable layer and no preset for the recall task either.
     """
     folder = tmp_path_factory.mktemp("project")
     for name in ("accelerated", "reference", "tests", "docs"):
@@ -42,14 +35,7 @@ def project(tmp_path_factory):
         )
     for name in ("train.py", "eval.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
-    for room, changes in CHANGES.items():
-        text = (folder / room / "gated_deltanet.py").read_text()
-        for old, new in changes.items():
-            text, count = re.subn(old, new, text)
-            assert count, f"{room}/gated_deltanet.py has no {old}"
-        text = text.replace("gated_deltanet", "newcomer").replace("GatedDeltanet", "Newcomer")
-        (folder / room / "newcomer.py").write_text(text)
-    (folder / "tests" / "models" / "newcomer.py").write_text(KNOWN)
+    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
     (folder / "text.txt").write_text("a text that a model can read " * 400)
     return folder
 
@@ -64,7 +50,7 @@ def run(project, line):
 
 def printed_by_tests(project, *files):
     """What pytest prints of the model's tests in these files."""
-    command = [sys.executable, "-m", "pytest", "-m", "", "-k", "newcomer", "-rf"]
+    command = [sys.executable, "-m", "pytest", "-m", "", "-k", "retention", "-rf"]
     wide = os.environ | {"COLUMNS": "300"}
     done = subprocess.run(
         [*command, "--tb=no", *files], cwd=project, capture_output=True, text=True, env=wide
@@ -76,7 +62,7 @@ def printed_by_tests(project, *files):
 def test_it_is_trained_resumed_evaluated_and_generates(project):
     """By the programs, whose reports take a model that they have never seen."""
     begun = "--data text.txt --out run --sample 20 --steps 3"
-    trained = run(project, f"train.py --model newcomer {SMALL} {begun}")
+    trained = run(project, f"train.py --model retention {SMALL} {begun}")
     assert "bits per byte" in trained and "a sample:" in trained
     assert "bits per byte" in run(project, "train.py --resume run --steps 5")
     assert "bits per byte" in run(project, "eval.py score run")
@@ -111,8 +97,8 @@ def test_a_file_that_is_missing_is_named(project, tmp_path):
     for name in ("accelerated", "reference"):
         shutil.copytree(project / name, tmp_path / name)
     shutil.copy(project / "train.py", tmp_path)
-    (tmp_path / "reference" / "newcomer.py").unlink()
+    (tmp_path / "reference" / "retention.py").unlink()
     command = [sys.executable, "train.py", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "accelerated/presets/newcomer.py has no reference/newcomer.py beside it" in done.stderr
+    assert "accelerated/presets/retention.py has no reference/retention.py beside it" in done.stderr

@@ -1,0 +1,221 @@
+"""Retention: linear attention whose memory decays at a fixed rate, in NumPy.
+
+A model for tests/house/test_new_model.py, written as a contributor would write one. Each token adds
+the product of its key and its value to a matrix, and reads the matrix by its query.
+
+Glossary: code symbol, meaning, symbol, shape
+    state.memory      the matrix                                   S_t    (B, D, D)
+    decay             what is left of it after a token             g
+
+B batch, N tokens in a segment, D width, V vocabulary.
+"""
+
+import runpy
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+# ----------------------------------------------------------------------------
+# configuration: sizes, and what a segment hands to the next one
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the model; impossible ones raise ValueError naming the field.
+
+    Fields:
+        vocabulary: V, number of token ids
+        width: D, model width
+        segment: N, tokens in a segment
+        decay: g, what is left of the memory after a token, above 0 to 1
+        dropout: dropout rate in training, 0 to below 1
+    """
+
+    vocabulary: int = 256
+    width: int = 64
+    segment: int = 32
+    decay: float = 0.9
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        check_config(self)
+
+
+class State(NamedTuple):
+    """What a segment hands to the next one."""
+
+    memory: np.ndarray  # (B, D, D)
+
+
+# ----------------------------------------------------------------------------
+# the method: S_t = g S_{t-1} + k_t v_t^T, y_t = S_t^T q_t, for all tokens of a segment at once
+def retention_forward(query, key, value, memory, decay):
+    """What queries read, (B, N, D), and the next memory (B, D, D)."""
+    n = query.shape[1]
+    distance = np.arange(n)[:, None] - np.arange(n)  # i - j
+    seen = np.where(distance >= 0, decay ** np.maximum(distance, 0), 0.0)  # (N, N)
+    left = decay ** np.arange(1, n + 1)[:, None]  # of the memory when token i reads it, (N, 1)
+    added = decay ** np.arange(n - 1, -1, -1)[:, None]  # of token j at the end, (N, 1)
+    scores = query @ key.mT * seen
+    out = scores @ value + left * query @ memory
+    next_memory = left[-1] * memory + (added * key).mT @ value
+    return out, next_memory, (query, key, value, memory, scores, seen, left, added)
+
+
+# y = (q k^T * d) v + l q S, S' = g^N S + (a k)^T v: the product rule, term by term
+def retention_backward(dout, dnext_memory, cache):
+    """Gradients of query, key, value and memory."""
+    query, key, value, memory, scores, seen, left, added = cache
+    dscores = dout @ value.mT * seen
+    dquery = dscores @ key + left * dout @ memory.mT
+    dkey = dscores.mT @ query + added * value @ dnext_memory.mT
+    dvalue = scores.mT @ dout + added * key @ dnext_memory
+    dmemory = (left * query).mT @ dout + left[-1] * dnext_memory
+    return dquery, dkey, dvalue, dmemory
+
+
+# ----------------------------------------------------------------------------
+# the model: one layer
+def forward(params, config, tokens, state, rng=None):
+    """Read one segment (B, N): logits (B, N, V), the next state, the cache for `backward`."""
+    if tokens.shape[1] != config.segment:
+        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}")
+    x = params["embedding"][tokens]  # (B, N, D)
+    query, query_cache = linear_forward(x, params["query"])
+    key, key_cache = linear_forward(x, params["key"])
+    value, value_cache = linear_forward(x, params["value"])
+    read, next_memory, retention_cache = retention_forward(
+        query, key, value, state.memory, config.decay
+    )
+    read, dropout_mask = dropout(read, config.dropout, rng)
+    out, output_cache = linear_forward(x + read, params["embedding"])
+    projections = (query_cache, key_cache, value_cache)
+    cache = (tokens, projections, retention_cache, dropout_mask, output_cache)
+    return out * config.width**-0.5, State(next_memory), cache
+
+
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state."""
+    tokens, projections, retention_cache, dropout_mask, output_cache = cache
+    if dnext_state is None:
+        dnext_state = initial_state(params, config, len(tokens))
+    dsum, dembedding = linear_backward(dlogits * config.width**-0.5, output_cache)
+    *drows, dmemory = retention_backward(dsum * dropout_mask, dnext_state.memory, retention_cache)
+    grads = {}
+    dx = dsum
+    for name, drow, projection in zip(("query", "key", "value"), drows, projections, strict=True):
+        dx_by_row, grads[name] = linear_backward(drow, projection)
+        dx = dx + dx_by_row
+    np.add.at(dembedding, tokens, dx)
+    grads["embedding"] = dembedding
+    return grads, State(dmemory)
+
+
+def initial_state(params, config, batch):
+    """What a document starts with: zeros."""
+    return State(np.zeros((batch, config.width, config.width)))
+
+
+# ----------------------------------------------------------------------------
+# through segments: nothing of its own; reference/rollout.py reads them
+
+
+# ----------------------------------------------------------------------------
+# what every Transformer has
+def linear_forward(x, weight):
+    """y = x W^T (..., out) for x (..., in) and weight (out, in)."""
+    y = x @ weight.T
+    return y, (x, weight)
+
+
+# y = x W^T: dx = dy W, dW = dy^T x over all rows
+def linear_backward(dy, cache):
+    """Gradients of x (..., in) and of the weight (out, in)."""
+    x, weight = cache
+    dx = dy @ weight
+    rows = tuple(range(dy.ndim - 1))  # all axes but the last
+    dweight = np.tensordot(dy, x, (rows, rows))
+    return dx, dweight
+
+
+def dropout(x, rate, rng):
+    """(x with random entries dropped and the others enlarged, what each is multiplied by).
+
+    The gradient of x is multiplied by the same. rng None (evaluation) or rate 0 passes x through.
+    """
+    if rng is None or rate == 0:
+        return x, 1.0
+    kept = rng.random(x.shape) >= rate
+    dropout_mask = kept / (1 - rate)
+    return x * dropout_mask, dropout_mask
+
+
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    one_hot = np.eye(logits.shape[-1], dtype=bool)[targets]  # (B, N, V)
+    loss = -log_probabilities[one_hot & scored[..., None]].sum()
+    return loss, (log_probabilities, one_hot, scored)
+
+
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, one_hot, scored = cache
+    dlogits = dloss * (np.exp(log_probabilities) - one_hot)
+    return dlogits * scored[..., None]
+
+
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in params.items()
+        if name.startswith(prefix)
+    }
+
+
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total.get(name, 0.0) + array
+
+
+# ----------------------------------------------------------------------------
+# starting values
+def init_params(config, rng):
+    """All parameters as {name: float64 array}; matrices are (out, in)."""
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
+    for name in ("query", "key", "value"):
+        params[name] = init_linear(rng, config.width, config.width)
+    return params
+
+
+def init_linear(rng, fan_out, fan_in, gain=1.0):
+    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
+    draw = rng.standard_normal((fan_out, fan_in))
+    outside = np.abs(draw) > 2
+    while outside.any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+        outside = np.abs(draw) > 2
+    deviation = gain * fan_in**-0.5
+    return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
+
+
+# ----------------------------------------------------------------------------
+# checks
+def check_config(config):
+    """Raise ValueError, naming the field, for a config that cannot work."""
+    for name in ("vocabulary", "width", "segment"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    if not 0 < config.decay <= 1:
+        raise ValueError(f"decay is {config.decay}; it must be above 0 and at most 1")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
+
+
+if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
+    sys.argv.insert(1, "retention")
+    runpy.run_module("reference.gradients", run_name="__main__")
