@@ -113,7 +113,7 @@ def print_measured(title: str, found: dict[str, Measured]) -> None:
         rate = f"{own.flops / statistics.median(own.seconds) / 1e9:,.0f}" if own.flops else "-"
         turns = len(own.seconds)
         rows.append((name, spent, speed, f"{own.peak / 1e6:,.1f}", memory, rate, turns))
-    print_table(*rows)
+    print(f"{markdown_table(*rows)}\n", flush=True)
 
 
 def paired_ratios(first: list[float], second: list[float]) -> list[float]:
@@ -124,8 +124,3 @@ def paired_ratios(first: list[float], second: list[float]) -> list[float]:
 def spread(values: list[float], form: str) -> str:
     """'median (least..most)' of measurements."""
     return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
-
-
-def print_table(*rows: tuple) -> None:
-    """Print a table in Markdown; the first row is its head."""
-    print(f"{markdown_table(*rows)}\n", flush=True)

@@ -89,7 +89,7 @@ def test_a_command_prints_its_tables_for_every_model_that_is_named(command, caps
 
 def test_the_type_that_is_asked_for_is_measured(monkeypatch):
     given = []
-    monkeypatch.setitem(bench.OF_A_MODEL, "steps", given.append)
+    monkeypatch.setitem(bench.TABLES, "steps", given.append)
     for dtype in ("float32", "bfloat16"):
         bench.main(["steps", "--model", "compressive", "--device", "cpu", "--dtype", dtype])
     assert [options.dtype for options in given] == ["float32", "bfloat16"]
