@@ -201,11 +201,11 @@ def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
     return rows
 
 
-def first_wrong(rows: list[Row]) -> Row | None:
-    """The first tensor that is wrong, or else the first that is missing; None if all agree."""
+def first_wrong(rows: list[Row]) -> Row:
+    """The first tensor that is wrong, or else the first that is missing; not all may agree."""
     wrong = [row for row in rows if not row.passes]
-    first = min(wrong, key=lambda row: row.is_missing, default=None)
-    if first and "initial" in first.name:  # a part of the gradient by the state, which is behind it
+    first = min(wrong, key=lambda row: row.is_missing)
+    if "initial" in first.name:  # a part of the gradient by the state, which is behind it
         number = segment_of(first.name)
         states = [row for row in wrong if "grad_state/" in row.name and not row.is_missing]
         return next((row for row in states if segment_of(row.name) == number), first)
@@ -243,8 +243,8 @@ def report(vectors: Path, rows: list[Row], unknown: list, whole: bool) -> None:
     wrong = [row for row in rows if not row.passes]
     missing = sum(row.is_missing for row in wrong)
     print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {missing} missing")
-    first = first_wrong(rows)
-    if first:
+    if wrong:
+        first = first_wrong(rows)
         is_what = "missing" if first.is_missing else "wrong"
         print(f"  begin with {first.name}, the first that is {is_what}: {first.words}")
         print(f"  look at: {hint_of(vectors, first)}")
@@ -326,8 +326,9 @@ def check_one(vectors: Path, theirs: Path, stage: str) -> dict:
     """Compare a file with another; returns the verdict up to the stage."""
     rows, unknown = read_both(vectors, theirs, stage)
     report(vectors, rows, unknown, whole=not stage)
-    first = first_wrong(rows)
-    return {"agrees": not first, "begin_with": told(vectors, first) if first else None}
+    if all(row.passes for row in rows):
+        return {"agrees": True, "begin_with": None}
+    return {"agrees": False, "begin_with": told(vectors, first_wrong(rows))}
 
 
 def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
@@ -356,12 +357,12 @@ def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
         path = vectors / name
         rows, unknown = read_both(path, theirs / name, stage)
         last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
-        first = first_wrong(rows)
-        if first:
+        count = sum(not row.passes for row in rows)
+        if count:
             failed.append((place_of(path, rows), path, rows))
-            count = sum(not row.passes for row in rows)
             if len(failed) <= LINES:
-                print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first.name}")
+                first = first_wrong(rows).name
+                print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first}")
         if unknown and len(failed) <= LINES:
             print(f"{path.stem}: not in the vectors: {', '.join(unknown[:5])}")
     absent = len(names) - len(in_both)

@@ -30,7 +30,7 @@ def rows_with(mistake: dict) -> dict[str, list[check.Row]]:
         except ValueError:  # shapes that do not fit
             continue
         rows = check.compare(expected, expected | found)
-        if check.first_wrong(rows):
+        if not all(row.passes for row in rows):
             begins[name] = rows
     return begins
 
