@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 SECONDS = 5.0  # between plain lines
 LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
-LINES = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS, "bar_format": LINE}
-BAR = {"mininterval": 0.5}
+INTERVALS = ("delay", "mininterval", "maxinterval")
 
 
 class Progress(tqdm):
@@ -37,7 +36,10 @@ class Progress(tqdm):
         self.lines = not sys.stderr.isatty()
         given: dict[str, Any] = {"initial": done, "unit": unit, "disable": not show}
         given["unit_scale"] = unit in ("token", "B")
-        given |= LINES if self.lines else BAR
+        if self.lines:
+            given |= {"bar_format": LINE} | dict.fromkeys(INTERVALS, SECONDS)
+        else:
+            given["mininterval"] = 0.5
         super().__init__(over, title, total, leave=False, **given)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
