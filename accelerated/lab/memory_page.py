@@ -132,7 +132,7 @@ def answer(record: dict) -> str:
     said.append(f"{SAID_OF} {seeds_of(ended, last)}")
     others = "; ".join(row for row in ended if row not in learned)
     if others:
-        said.append(f"Not learned even at 32 tokens, so no more is told of it: {others}.")
+        said.append(f"Not learned even at 32 tokens, so not named: {others}.")
 
     waits = sum(rise(runs, "wait", anywhere) > step for runs in ended.values())
     overwrites = sum(rise(runs, OVERWRITE, rewritten) > step for runs in ended.values())

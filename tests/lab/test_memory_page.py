@@ -45,7 +45,7 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
 def test_what_was_not_learned_is_said_and_nothing_else_is(record):
     record["runs"][ROW] = {str(seed): stages(4, near=0.3 + seed / 10) for seed in range(3)}
     answer = memory_page.answer(record)
-    assert f"Not learned even at 32 tokens, so no more is told of it: {ROW}." in answer
+    assert f"Not learned even at 32 tokens, so not named: {ROW}." in answer
     assert "Who holds a fact for 8,192 tokens? None." in answer
 
 
