@@ -216,14 +216,14 @@ def draw_path(axes: Any, record: dict, runs: dict, colour: str) -> tuple[float, 
 
 
 def draw_distances(axes: Any, record: dict, rows: dict, colours: dict[str, str]) -> None:
-    """Draw recall by distance after the first stage; the best at 2,048 tokens have names."""
+    """Draw recall by distance after the first stage; those that recall most have names."""
     first = next(iter(record["settings"]["stages"]))
     found = {row: after(runs, first) for row, runs in rows.items()}
-    best = sorted(found, key=lambda row: -mean(found[row], "2048"))[:NAMED]
+    lines = {row: [mean(values, name) for name in DISTANCES] for row, values in found.items()}
+    best = sorted(lines, key=lambda row: -sum(lines[row]))[:NAMED]
     places = [*DISTANCES.values()]
     ends = {}
-    for row, values in found.items():
-        shares = [mean(values, name) for name in DISTANCES]
+    for row, shares in lines.items():
         colour = colours[row] if row in best else "0.75"
         axes.plot(places, shares, "o-", markersize=3, color=colour)
         ends[row] = (places[-1], shares[-1])
