@@ -149,6 +149,12 @@ def load_exported(weights: Path, described: dict) -> dict:
 def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
     """Load the moments of a state_dict; all else is the optimiser's own, as the settings say."""
     optimizer.load_state_dict(optimizer.state_dict() | {"state": saved["state"]})
+    if isinstance(optimizer, torch.optim.Adafactor):
+        return
+    for parameter, moments in optimizer.state.items():
+        shapes = {moments["exp_avg"].shape, moments["exp_avg_sq"].shape}
+        if shapes != {parameter.shape}:  # a fused step would write beyond them
+            raise ValueError("its moments have other shapes")
 
 
 def check_tokenizer(tokenizer: Tokenizer, checkpoint: dict, path: str | Path) -> None:

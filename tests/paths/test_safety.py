@@ -169,11 +169,18 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 # A checkpoint that lies
 
 
+def with_short_moments(optimizer):
+    """The state of an optimiser in which a parameter's mean has one number."""
+    moments = optimizer["state"][0] | {"exp_avg": torch.zeros(1)}
+    return optimizer | {"state": optimizer["state"] | {0: moments}}
+
+
 # (field, a function from the saved value to one of the right type that does not fit the run)
 LIES = [
     ("random", lambda bits: torch.zeros(8, dtype=torch.uint8)),
     ("lanes", lambda lanes: lanes | {"reading": []}),
     ("optimizer", lambda optimizer: {"state": [], "param_groups": [1]}),
+    ("optimizer", with_short_moments),
 ]
 
 
