@@ -56,6 +56,11 @@ def replay_scene() -> list[tuple[str, int]]:
     return frames
 
 
+def try_one_scene() -> list[tuple[str, int]]:
+    """The same, of two memories that were told facts: their answers, then what they hold."""
+    return [("", 350), ("document.querySelector('.fields').scrollIntoView(); ", 250)]
+
+
 def photograph(page: Path, path: Path) -> None:
     """Write what a page or a drawing shows as a PNG."""
     options = [f"--screenshot={path}", "--window-size=1130,800"]
@@ -82,7 +87,8 @@ def draw(book: Path, folder: Path) -> None:
     A frame is a copy of the page, in which all scripts up to the frame's have run.
     """
     command = ["convert", "-loop", "0"]
-    for page, frames in {"memformer": values_scene(), "replay": replay_scene()}.items():
+    scenes = {"try_one": try_one_scene(), "memformer": values_scene(), "replay": replay_scene()}
+    for page, frames in scenes.items():
         text = (book / f"{page}.html").read_text(encoding="utf-8")
         copy = folder / f"{page}.html"
         around = folder / "around.html"

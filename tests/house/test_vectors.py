@@ -107,6 +107,7 @@ def test_every_file_is_a_case_and_together_they_are_small():
     cases |= {f"operators/{paper}.{kind}" for paper in VARIANTS for kind in kinds}
     assert {path.relative_to(FOLDER).as_posix() for path in files} == {
         *cases,
+        "hints.json",
         "rules.json",
         "manifest.json",
     }
