@@ -47,7 +47,7 @@ function set(element, value) {  // as a reader does
 
 // What a reader does
 
-async function tryOne(width) {  // types facts and reads 2,048 tokens of filler
+async function tryOne(width, length, distractors) {  // types facts and reads filler before and after
   const begun = performance.now();
   const inside = await opened("try_one", width);
   await until("Python is there", () => inside.document.body.innerText.includes("Python is there"));
@@ -55,9 +55,9 @@ async function tryOne(width) {  // types facts and reads 2,048 tokens of filler
   set(named(inside, "fact 1: value"), "3");
   set(named(inside, "fact 2: told again with"), "4");
   told(inside, "Math.random = () => 0.5");  // so that a rounding grows as much each time
-  set(named(inside, "tokens before the facts"), 7);
-  set(named(inside, "tokens after the facts"), 7);
-  set(named(inside, "signs of facts in the filler"), "0.2");
+  set(named(inside, "tokens before the facts"), length);
+  set(named(inside, "tokens after the facts"), length);
+  set(named(inside, "signs of facts in the filler"), distractors);
   told(inside, "tryOne.draws = 0, [...tryOne.sides].map(side => { side.draw = () => { tryOne.draws += 1; Side.prototype.draw.call(side); }; }).length");
   const reading = performance.now();
   buttonOf(inside, "Read").click();

@@ -74,11 +74,16 @@ def growth_of_rounding(side, made):
 
 
 @in_a_browser
-@pytest.mark.parametrize("width,still", [(393, True), (1440, False)])
-def test_try_one_answers_as_numpy_does_outside(width, still, tmp_path):
-    """On a phone and a screen, with and without animation; every control has a name and focus."""
+@pytest.mark.parametrize(
+    "width,still,length,distractors", [(393, True, 7, "0"), (1440, False, 6, "0.2")]
+)
+def test_try_one_answers_as_numpy_does_outside(width, still, length, distractors, tmp_path):
+    """On a phone and a screen, with and without animation; every control has a name and focus.
+
+    Twice 1,024 tokens are read, or twice 512 with distractors, which make roundings grow faster.
+    """
     options = ["--force-prefers-reduced-motion"] if still else []
-    found = checked(tmp_path, "tryOne", width, options=options)
+    found = checked(tmp_path, "tryOne", width, length, distractors, options=options)
     assert found["scrollWidth"] <= width
     assert not found["mute"]
     assert found["rows"] == 10  # two tables of four answers
@@ -88,7 +93,7 @@ def test_try_one_answers_as_numpy_does_outside(width, still, tmp_path):
         begun = try_one.begin(0, files=[side["file"]], **found["made"])
         assert begun["tokens"] == side["tokens"]
         answers = try_one.read(0, 1000)["answers"]
-        # 65 segments, through which a rounding grows: see growth_of_rounding
+        # up to 65 segments, through which a rounding grows: see growth_of_rounding
         tolerance = 1e-9 + 10 * growth_of_rounding(side, found["made"])
         assert tolerance < 1e-4
         same_answers(side["found"], answers, tolerance)

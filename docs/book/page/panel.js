@@ -102,13 +102,13 @@ function show(name, call = view.call) {  // a function in a call of it: this one
 }
 
 function chips(parent, lit) {  // the calls of a forward pass in their order; layers and stacks show what they call
-  const isDetail = name => /^(subtree|merge_heads|split_heads|check_\w+)$/.test(name);
-  const inside = calls.filter(call => call.up === parent && !isDetail(call.function));
+  const isOperation = name => /_(forward|task)$/.test(name) && name !== "with_task";
+  const inside = calls.filter(call => call.up === parent && isOperation(call.function));
   return inside.map(call => {
     const { function: name, layer } = call;
     const onclick = () => show(name, call);
     const button = make("button", { className: lit.has(call) ? "lit" : "", onclick }, short(name));
-    if (!/(^|_)(layers?|stack|encoder|decoder)_forward$/.test(name)) return button;
+    if (!/(^|_)(layers?|stack|encoder|decoder|prediction)_(forward|task)$/.test(name)) return button;
     return make("span", {}, button, layer ?? "", ...chips(call, lit));
   });
 }
