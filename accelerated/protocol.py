@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
@@ -237,12 +238,15 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
     beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
-    gradients outside.
+    gradients outside. The copies keep their memory.
     """
     changed = tensors_of_other_types(model, dtype)
     try:
-        for holder, name, original in changed:
-            holder[name] = original.to(dtype)
+        originals = [original for _, _, original in changed]
+        if originals:
+            copies = Copies.apply(memory_of_copies(model, dtype, originals), *originals)
+            for (holder, name, _), copy in zip(changed, copies, strict=True):
+                holder[name] = copy
         yield
     finally:
         for holder, name, original in changed:
@@ -267,6 +271,42 @@ def tensors_of_other_types(model: nn.Module, dtype: torch.dtype) -> list[tuple[d
                 if tensor.is_floating_point():
                     found.append((holder, name, tensor))
     return found
+
+
+def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tensor]) -> list[Tensor]:
+    """Tensors in dtype with the originals' shapes, the same each time unless the model moved."""
+    kept = model.__dict__.setdefault("memory_of_copies", {})
+    devices = [original.device for original in originals]
+    if dtype not in kept or [copy.device for copy in kept[dtype]] != devices:
+        kept[dtype] = [torch.empty_like(x, dtype=dtype, requires_grad=False) for x in originals]
+    return kept[dtype]
+
+
+class Copies(torch.autograd.Function):
+    """Copies all tensors into `copies`, of another type, in one operation.
+
+    A gradient comes back in its tensor's own type.
+    """
+
+    @staticmethod
+    def forward(ctx, copies: list[Tensor], *tensors: Tensor):
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        ctx.set_materialize_grads(False)  # what got no gradient keeps none
+        torch.ops.aten._foreach_copy_(copies, tensors)
+        return tuple(copy.detach() for copy in copies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor | None):
+        converted = [
+            None if gradient is None else torch.empty_like(gradient, dtype=dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        arrived = [gradient for gradient in gradients if gradient is not None]
+        if arrived:
+            targets = [copy for copy in converted if copy is not None]
+            torch.ops.aten._foreach_copy_(targets, arrived)
+        return None, *converted
 
 
 # Checks
