@@ -238,7 +238,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
     beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
-    gradients outside. The copies keep their memory.
+    gradients outside. The copies keep their memory, because CUDA graphs read fixed addresses.
     """
     changed = tensors_of_other_types(model, dtype)
     try:

@@ -108,7 +108,7 @@ class CapturedBackprop:
         key = (
             weight,
             [(x.shape, x.dtype) for x in (segment.tokens, *state)],
-            [(parameter.data_ptr(), holder[name].dtype) for holder, name, parameter in self.places],
+            [(holder[name].data_ptr(), holder[name].dtype) for holder, name, _ in self.places],
         )
         if self.graphs is None or self.graphs.key != key:
             self.graphs = None  # its memory is freed before the new one takes some
@@ -144,11 +144,11 @@ class Graphs:
         self.model = model
         self.places = places
         self.weight = weight
-        # A parameter in the type that the model computes in: in memory of its own, or else itself
-        self.leaves = []
-        for holder, name, parameter in places:
-            leaf = parameter.detach().to(holder[name].dtype)
-            self.leaves.append(leaf.requires_grad_(parameter.requires_grad))
+        # A parameter in the type that the model computes in; it shares the memory of its copy
+        self.leaves = [
+            holder[name].detach().requires_grad_(parameter.requires_grad)
+            for holder, name, parameter in places
+        ]
         # Gradients are summed in the type of the parameters
         self.sums = [torch.zeros_like(parameter) for _, _, parameter in places]
         self.stretches: dict[Kind, Stretch] = {}
@@ -156,10 +156,8 @@ class Graphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
-        """Set all sums to zero, and the leaves to what the parameters are now."""
+        """Set all sums to zero."""
         torch.ops.aten._foreach_zero_(self.sums)
-        with torch.no_grad():
-            torch.ops.aten._foreach_copy_(self.leaves, [parameter for *_, parameter in self.places])
         self.used = [False] * len(self.places)  # whether a parameter has got a gradient
 
     def advance(self, segment: Segment, seed: int, state: State) -> State:
