@@ -37,7 +37,7 @@ def train(run: opening.Run) -> str | None:
     is_first = process.rank() == 0
     progress = Progress("training", training.steps, "step", run.step, show=is_first)
     with Interruption(told=is_first) as interruption, progress as bar:
-        if run.validation_due:  # of the checkpoint that was resumed: a kill came before its end
+        if run.validation_due:  # the resumed checkpoint's validation was interrupted
             save_and_validate(run, bar, interruption)
         while not run.ended:
             run.step += 1
@@ -148,8 +148,8 @@ def show_progress(
 def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruption) -> bool:
     """Save and validate if that is due; returns whether a signal stops the run.
 
-    Processes vote, so that all do the same. What was trained is saved first, whatever happens in
-    the validation; then the best is, and that it was validated.
+    Processes vote, so that all do the same. It saves before it validates, so that no training
+    is lost, and again with the result.
     """
     [signals] = process.all_reduce_sum([bool(interruption.signal)], run.device)
     stops = signals > 0 and not run.ended

@@ -72,7 +72,7 @@ class AdaptiveSoftmax(NamedTuple):
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D).
 
-        They are their own logits.
+        They can be used as logits: log_softmax leaves them unchanged.
         """
         one_each = [1] * len(self.tails)
         head = log_softmax(logits_from(hidden, self.head_matrix()))

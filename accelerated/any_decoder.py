@@ -159,7 +159,7 @@ def package_config(base: str) -> Any:
 
 @contextlib.contextmanager
 def of_the_folder() -> Iterator[None]:
-    """Inside, only what a folder holds can fail; the package's errors have many types."""
+    """Context manager: any error of the package inside is one about the folder."""
     try:
         yield
     except Exception as error:

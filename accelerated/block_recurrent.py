@@ -5,7 +5,7 @@ has S recurrent states besides, which its tokens read and every block updates. O
 projections and updates run block by block: the tokens' projections, feed-forward, sliding attention
 and, after the states are known, cross-attention run for the whole segment at once.
 
-The authors' own is transformer/ of google-research/meliad.
+Official implementation: transformer/ of google-research/meliad.
 
 Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
 width E, F feed-forward width, L layers, of which R are recurrent. Section numbers are the paper's.

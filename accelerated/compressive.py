@@ -3,7 +3,7 @@
 Each layer attends to its segment's N rows, to M rows before them (memory), and to C rows of what is
 older: what leaves memory is compressed, c rows to one. Transformer-XL has no compressed memory.
 
-The authors' own is sonnet/python/modules/nets/transformer.py of Sonnet v1.
+Official implementation: sonnet/python/modules/nets/transformer.py of Sonnet v1.
 
 Config, parameter names, shapes and initial values are the reference's. B lanes, D width, H heads of
 width E, F feed-forward width, L layers, K = C + M + N keys, V vocabulary, R distances.
@@ -81,7 +81,7 @@ class Compression(ParameterModule):
 
 
 class MaxPooling(Compression):
-    """Feature by feature the largest of c rows."""
+    """Element-wise maximum over every c rows."""
 
     def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         return self.grouped(evicted).amax(2)
@@ -160,7 +160,7 @@ def mean_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def error_of(config: Config, x: Tensor, y: Tensor) -> Tensor:
-    """What the config's compression loss makes of x - y."""
+    """Reconstruction error of x and y under the config's compression loss."""
     if config.compression_loss.endswith("_norm"):
         return mean_norm(x, y)
     return mean_square(x, y)

@@ -1,6 +1,6 @@
 """Gated DeltaNet in PyTorch: the fast version of reference/gated_deltanet.py.
 
-Each head's matrix answers a key with a value; a token corrects what it answers to the token's key.
+Each head keeps a matrix that maps keys to values; every token updates it by the delta rule.
 The reference does so token by token, this file by chunks of tokens.
 
 Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens in a

@@ -102,12 +102,12 @@ def detach(state: State) -> State:
 
 
 def with_gradient(leaf: Tensor) -> Tensor:
-    """A leaf of a new graph; one of integers gets no gradient."""
+    """A detached leaf, which requires gradients if it is floating point."""
     return leaf.detach().requires_grad_(leaf.is_floating_point())
 
 
 def zeros_if_none(gradient: Tensor | None, leaf: Tensor) -> Tensor:
-    """A gradient, or zeros in the shape of what it is of."""
+    """The gradient, or zeros shaped like `leaf` if it is None."""
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 

@@ -234,7 +234,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, the model's parameters and buffers are copies in dtype, so that it computes in dtype.
+    """Context manager in which the model's parameters and buffers are cast to dtype.
 
     Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
     beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
@@ -378,8 +378,8 @@ def replace_lanes(starts: Tensor, initial: State, state: State) -> State:
     """The initial state in lanes with starts (B,) true, and the carried one in the other lanes.
 
     In lanes that start, gradients go to the learned initial state and not to the carried one. It
-    never asks whether any lane starts: on a GPU the answer would wait for all work before it. A
-    Segment knows (`any_starts`).
+    does not check whether any lane starts, which would synchronize with the GPU; a Segment knows
+    (`any_starts`).
     """
     fields = []
     for new, old in zip(initial, state, strict=True):

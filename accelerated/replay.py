@@ -299,7 +299,7 @@ def cross_entropy_of_rows(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Te
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether it costs nothing to ask which rows are scored, so that no others' logits are made."""
+    """Whether rows that are not scored can be left out without waiting for a GPU."""
     return tensor.device.type == "cpu"
 
 

@@ -50,7 +50,7 @@ class DataConfig:
         carry_over_documents: carry memory from each document to the next: a split is read as one
             text, cut into one part per lane (see --batch), and memory is reset only where a part
             begins
-        training_documents: read only the first so many documents of the training split; 0 for all
+        training_documents: read only the first N documents of the training split; 0 for all
     """
 
     data: str = "stdlib"

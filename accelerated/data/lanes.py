@@ -134,7 +134,7 @@ def joined_for_lanes(
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The field on the device. A copy to a GPU is made from pinned memory: it waits for no work."""
+    """The field on the device; a copy to a GPU is asynchronous, from pinned memory."""
     if device.type == "cuda" and field.device.type == "cpu":
         return field.pin_memory().to(device, non_blocking=True)
     return field.to(device)

@@ -127,7 +127,7 @@ class RecallConfig:
 
 
 def chances(config: RecallConfig) -> dict[str, float]:
-    """{what is known: the share of right answers} of who does not know which key had which value.
+    """The score of guessing, {what is known: share of right answers}, without any key's value.
 
     Who knows the values that a document told, without their keys, takes the most frequent one; if
     keys have values of their own, that is enough to know all.

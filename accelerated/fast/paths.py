@@ -34,7 +34,7 @@ LEAST_ALIGNMENT = 8  # of a small product's columns, on a GPU
 
 
 def logits_from(plain: Callable, hidden: Tensor, matrix: Tensor) -> Tensor:
-    """A GPU's product is aligned."""
+    """On a GPU, pad the vocabulary to an aligned size."""
     return plain(hidden, aligned(matrix))[..., : len(matrix)]
 
 
@@ -135,7 +135,7 @@ def nearest_keys(plain: Callable, query: Tensor, memory: Memory, retrieved: int)
 
 
 def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-    """Logits are not made twice, and a GPU's kernel makes their gradient.
+    """The loss and its gradient without a second set of logits; on a GPU by a Triton kernel.
 
     A matrix that is not aligned takes the same path, which does not keep the aligned one.
     """
@@ -151,7 +151,7 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
 
 
 def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
-    """A GPU repeats recorded launches."""
+    """On a GPU, replay captured CUDA graphs."""
     method = plain(model, training)
     asks_the_host = hasattr(model.config, "base")  # some decoders of the package do
     if takes_graphs(training, model.embedding.device) and not asks_the_host:

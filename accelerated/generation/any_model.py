@@ -115,5 +115,5 @@ class AnyModel(Stepper):
 
 @with_fast_path
 def stepper_of(model: Model, capture: bool = True) -> Stepper:
-    """The fastest Stepper of a model; with `capture` a GPU may repeat recorded launches."""
+    """The fastest Stepper of a model; with `capture` a GPU may replay captured CUDA graphs."""
     return AnyModel(model)

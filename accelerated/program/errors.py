@@ -120,7 +120,7 @@ def open_outputs(heard: bool) -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
-    """Inside, errors that a user can mend end the program with one line."""
+    """Context manager: errors that a user can mend end the program with one line."""
     try:
         open_outputs(heard)
         yield

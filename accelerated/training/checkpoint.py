@@ -104,7 +104,7 @@ def check_contents(contents: dict, fields: tuple[str, ...], path: Path) -> None:
 
 
 def load_weights(path: str | Path, checkpoint: str | None = "last") -> dict:
-    """The contents, as of a checkpoint, of a run, an exported run or a published decoder.
+    """Load a run, an exported run or a published decoder as the contents of a checkpoint.
 
     Of a run it is the checkpoint of that name, last or best, or else the best that there is; its
     field `file` says which. The others have only the fields EXPORT_FIELDS. Raises InputError if it
@@ -128,7 +128,7 @@ def load_weights(path: str | Path, checkpoint: str | None = "last") -> dict:
 
 
 def load_exported(weights: Path, described: dict) -> dict:
-    """The contents, as of a checkpoint, of what eval.py export wrote.
+    """Load what eval.py export wrote as the contents of a checkpoint.
 
     `described` is its config.json. Raises InputError if it is damaged.
     """

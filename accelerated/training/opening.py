@@ -38,7 +38,7 @@ from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
 
-FILLING = 8  # segments of a validated piece, at the least: its memory has to fill
+FILLING = 8  # least number of segments in a validated piece, so that its memory fills
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ GPT2_SIZES = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_pos
 
 
 class Saved(NamedTuple):
-    """The contents of a checkpoint, or as of one, and the path that they were loaded from."""
+    """The contents of a checkpoint, and the path that they were loaded from."""
 
     path: str | Path
     contents: dict

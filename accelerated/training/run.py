@@ -30,7 +30,7 @@ from accelerated.training.folder import Log
 from accelerated.training.optimization import check_finite
 from accelerated.training.settings import Settings, settings_contents
 
-# Options that change what a validation measures: no other's best is a rival
+# Options that change what a validation measures: a best is comparable only if they agree
 VALIDATION_FIELDS = ("validation_tokens", "validation_prefix", "clear_memory")
 
 
@@ -236,7 +236,7 @@ class Run:
         self.is_best = False
 
     def restore(self, contents: dict, path: str | Path) -> None:
-        """Go on where the checkpoint at path was saved, whose parameters the model already has.
+        """Restore everything but the parameters from the checkpoint at path.
 
         Raises InputError unless its contents fit this run.
         """

@@ -80,13 +80,13 @@ class TrainingConfig:
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
         compile: auto (on a GPU cudagraphs, and inductor from 20M parameters on), none, inductor
             (parts of layers by torch.compile; on a CPU it needs a C++ compiler), or cudagraphs (the
-            GPU repeats recorded launches)
+            GPU replays captured CUDA graphs)
         save_every: iterations between checkpoints; one is always written at the end
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at
             the end, -1: a tenth of --steps
         validation_tokens: about how many tokens to validate on, taken from all over the split; 0
             for the whole split
-        validation_prefix: validate on only the first so many tokens of each document; 0 for all
+        validation_prefix: validate on only the first N tokens of each document; 0 for all
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these
             iterations
         sample: tokens of sample text to print at the end
