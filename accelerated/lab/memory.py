@@ -10,13 +10,11 @@ an interruption. Seed 0 of all rows comes first, then seed 1 of all rows, so tha
 is balanced.
 """
 
-import argparse
 import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +26,9 @@ from torch.nn import functional
 
 from accelerated.compressive import Compressive
 from accelerated.data.lanes import Lanes
-from accelerated.data.recall import (
-    ALPHABET,
-    ASK,
-    FILLER,
-    TELL,
-    RecallConfig,
-    RecallDocuments,
-)
+from accelerated.data.recall import ALPHABET, ASK, FILLER, TELL, RecallConfig, RecallDocuments
 from accelerated.data.windows import Document
-from accelerated.lab.harness import origin, read_record, write_record
+from accelerated.lab.harness import RESULTS, origin, parser_of, read_record, write_record
 from accelerated.memformer import Memformer
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import InputError, run_program
@@ -54,7 +45,7 @@ from accelerated.training.optimization import (
 from accelerated.training.settings import TrainingConfig
 
 SEEDS = (0, 1, 2, 3, 4)
-WEIGHTS = Path("docs/results/weights")  # of Memformer and Block-Recurrent, which the book shows
+WEIGHTS = RESULTS / "weights"  # of Memformer and Block-Recurrent, which the book shows
 SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
 SEGMENT = 32
 BATCH = 16
@@ -129,45 +120,6 @@ ROWS = {  # name: (model, changes of its config, rate)
 }
 LARGER_QUERIES = 4.0  # times as large as drawn: a key that fits stands out
 LOOK_BEFORE = 8.0  # how much the token before stands out at first
-TRIED = {  # on seed 99, {row: {what: bits per answer, the last tenth of so many updates of SHORT}}
-    "Memformer, slots themselves": {
-        "0.004, 3,000 updates, begun as drawn": 0.877,  # which value, not whose: 33% right
-        "0.002, 1,500, 32 slots, begun as drawn": 1.247,
-        "0.002, 1,500, 32 slots, queries times 4": 0.967,
-        "0.004, 1,500, 32 slots, queries times 8": 1.400,
-        "0.004, 1,500, 32 slots, queries times 4, positions too": 1.415,
-        "0.004, 1,500, 32 slots, queries times 2, two heads that look before": 0.423,
-        "0.002, 1,500, 32 slots, queries times 4, a head that looks before": 0.129,
-        "0.004, 1,000, no encoder, 64 slots": 1.625,
-    },
-    "Block-Recurrent, LSTM gate": {
-        "0.01, 3,000 updates": 0.065,
-        "0.01, then 1,000 of LONG": 0.173,
-        "0.01, then 500 of ANYWHERE": 0.179,
-        "0.003 instead": 0.130,
-        "0.01, then 1,000 of REWRITTEN": 0.880,
-        "0.01, then 1,000 with distractors": 1.728,
-        "0.005, 2,000 updates, seed 98": 0.44,
-        "0.01, 2,000 updates, seed 98": 0.49,
-    },
-    "Block-Recurrent, fixed gate": {"0.01, 200 updates": 2.33},
-    "Memorizing": {"0.004, 200 updates": 2.49, "0.01, 200 updates": 2.40},
-    "Transformer-XL": {
-        "0.003, 1,000 updates, queries times 4, a head that looks before by 6": 0.657,
-        "0.0015, 200 updates, unit lengths": 2.68,
-        "0.003, 200 updates, unit lengths": 2.34,
-        "0.006, 200 updates, unit lengths": 2.92,
-        "0.01, 200 updates, unit lengths": 3.14,
-    },
-    "Compressive": {
-        "0.003, 1,000 updates, queries times 4, a head that looks before by 6": 0.003,
-        "0.003, 200 updates, unit lengths": 2.02,
-    },
-    "Gated DeltaNet": {  # with a matrix for each projection, before they became one
-        "0.003, 1,000 updates": 0.002,
-        "0.01, 1,000 updates": 0.184,
-    },
-}
 
 
 # The models
@@ -356,7 +308,7 @@ def new_record() -> dict:
     }
     return {
         "settings": json.loads(json.dumps(settings)),
-        "tried": TRIED,
+        "tried": {},  # {row: {what: bits per answer}}, by hand; that of docs/results has ours
         **origin(),
         "runs": {row: {} for row in ROWS},  # {row: {seed: [what each stage taught]}}
     }
@@ -383,10 +335,10 @@ def record_at(path: Path) -> dict:
     record = new_record()
     if not path.exists():
         return record
-    found = record | read_record(path, {"settings", "runs"})
-    rows = record["settings"]["rows"]
-    settings = found["settings"] | {"rows": rows | found["settings"]["rows"]}
-    if settings != record["settings"]:
+    found = read_record(path, {*record})
+    settings = record["settings"]
+    rows = settings["rows"] | found["settings"]["rows"]
+    if found["settings"] | {"rows": rows} != settings:
         raise InputError(f"{path} has runs of other settings; give another --out")
     runs = record["runs"] | found["runs"]  # a row that is new has none yet
     return found | {"settings": settings, "runs": runs}
@@ -416,21 +368,21 @@ def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
         answers = ask(model)
         seconds = [round(trained - began), round(time.process_time() - trained)]
         stages.append({"stage": stage, "bits": bits, "right": answers, "seconds": seconds})
-        keep(model, weights / f"{name}-{number + 1}.safetensors")
+        kept = model.state_dict()
+        keep(kept, weights / f"{name}-{number + 1}.safetensors")
         (weights / f"{name}-{number}.safetensors").unlink(missing_ok=True)
         if seed == 0:
-            small = weights / f"{slug(row)}-{slug(stage)}.safetensors"
-            keep(model.half(), small, described(row, stage))
-            model.float().load_state_dict(load_file(weights / f"{name}-{number + 1}.safetensors"))
+            halves = {key: value.half() for key, value in kept.items()}
+            keep(halves, weights / f"{slug(row)}-{slug(stage)}.safetensors", described(row, stage))
         record["date"] = origin()["date"]
         write_record(path, record, indent=1)
         print(f"{row}, seed {seed}, {stage}: {bits} {answers} {seconds} s", flush=True)
 
 
-def keep(model: Model, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a model's weights, and what their file says of them."""
+def keep(kept: dict, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write weights, and what their file says of them."""
     with written_whole(path) as temporary:
-        save_file(model.state_dict(), temporary, metadata)
+        save_file(kept, temporary, metadata)
 
 
 def described(row: str, stage: str) -> dict[str, str]:
@@ -477,16 +429,17 @@ def slug(words: str) -> str:
     return words.lower().replace(",", "").replace(" ", "-")
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: list[str]) -> None:
     """Train what the record lacks."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--weights", type=Path, default=Path("runs/memory"))
-    parser.add_argument("--ask", type=Path, metavar="FILE", help="only ask trained weights")
-    options = parser.parse_args(argv)
-    if options.ask is not None:
+    parser = parser_of("memory", __doc__)
+    add = parser.add_argument
+    add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    add("--seeds", nargs="+", type=int, default=SEEDS, metavar="N")
+    add("--out", type=Path, default=RESULTS, metavar="FOLDER")
+    add("--weights", type=Path, default="runs/memory", metavar="FOLDER")
+    add("--ask", type=Path, metavar="FILE", help="only ask trained weights")
+    options = parser.parse(argv)
+    if options.ask:
         print_answers(options.ask)
         return
     options.weights.mkdir(parents=True, exist_ok=True)

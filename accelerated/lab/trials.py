@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,8 +17,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from accelerated.data.sources import fingerprint
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -27,8 +24,6 @@ from accelerated.training.folder import Log, checkpoint_path, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
-VALIDATION = "validation_bits_per_byte"  # a key of a log
-LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 
 
 class Trial(NamedTuple):
@@ -109,7 +104,7 @@ class Workshop:
         missing = {}
         for trial, words in questions:
             file = self.answer_file(trial, words)
-            if words != LOG and not file.exists():
+            if not file.exists():
                 missing[file] = (self.evaluate_one, trial, words)
         self.in_parallel(list(missing.values()))
 
@@ -130,9 +125,7 @@ class Workshop:
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> Any:
-        """The JSON that eval.py answered, of LOG the run's records."""
-        if words == LOG:
-            return self.log(trial)
+        """The JSON that eval.py answered."""
         return json.loads(self.answer_file(trial, words).read_text(encoding="utf-8"))
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
@@ -200,37 +193,4 @@ def final(records: list[dict]) -> dict:
 
 def validation(records: list[dict]) -> float:
     """The validation of the last report, infinite if the run diverged or is missing."""
-    return final(records).get(VALIDATION, math.inf)
-
-
-def validations(records: list[dict]) -> list[float]:
-    """The validations in order, without that of the last report."""
-    earlier = [record for record in records if not record.get("final")]
-    return [record[VALIDATION] for record in earlier if VALIDATION in record]
-
-
-def last_above_best(records: list[dict]) -> float:
-    """How much the last validation is above the best one: over-fitting."""
-    bits = validations(records)
-    return bits[-1] - min(bits)
-
-
-def roughness(records: list[dict]) -> float:
-    """How much a validation is off the mean of those before and after it, on average."""
-    return float(np.abs(np.diff(validations(records), 2)).mean() / 2)
-
-
-def training_loss(records: list[dict]) -> float:
-    """The mean training loss of the second half of the updates."""
-    losses = {record["step"]: record["bits_per_byte"] for record in records if "loss" in record}
-    half = max(losses) / 2
-    return statistics.mean(bits for step, bits in losses.items() if step > half)
-
-
-LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
-    "validation after": validations,
-    "best validation": lambda records: min(validations(records)),
-    "last above best": last_above_best,
-    "roughness": roughness,
-    "second half": training_loss,
-}
+    return final(records).get("validation_bits_per_byte", math.inf)

@@ -19,6 +19,7 @@ def experiment(monkeypatch, tmp_path):
     stages = {name: [(memory.SHORT, 2, 1.0)] for name in memory.STAGES}
     monkeypatch.setattr(memory, "STAGES", stages)
     monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 32}})
+    monkeypatch.setattr(memory, "TOLD_AGAIN", {"": (32, 0)})
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
     def conducted(words):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.lab.trials import LOG, Trial, Workshop, validation
+from accelerated.lab.trials import Trial, Workshop, validation
 from tests.helpers.programs import Rehearsal, refusal
 
 
@@ -58,7 +58,7 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
     shop.fails.clear()
     shop.calls.clear()
     for _ in range(2):
-        questions = ("score --split test", "score --split test", LOG, "score")
+        questions = ("score --split test", "score --split test", "score")
         shop.evaluate([(trial, words) for words in questions])
     folder = str(shop.folder(trial))
     assert [call[1:] for call in shop.calls] == [

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.recall import chances
 from accelerated.lab.harness import (
     ADVICE,
     RESULTS,
@@ -87,17 +86,15 @@ def measured_record(
         rows.append(record_of_row(table, row, tuning[row], of_row, workshop))
         workshop.say(f"{row}: {' '.join(str(workshop.folder(trial)) for trial in of_row)}")
     settings = [settings_of(of_row[0]) for of_row in trials.values()]
-    if table.timed:
-        torch.set_num_threads(workshop.threads)  # as the runs were trained
-        for row, seconds in zip(rows, step_times(settings), strict=True):
-            row["step_seconds"] = seconds
+    torch.set_num_threads(workshop.threads)  # as the runs were trained
+    for row, seconds in zip(rows, step_times(settings), strict=True):
+        row["step_seconds"] = seconds
     return origin() | {
         "name": name,
         "options": table.options,
         "first": table.first,
         "grid": table.grid if grids == dict.fromkeys(wanted, table.grid) else [],
         "rows": rows,
-        "chances": chances_of(settings[0]),
     }
 
 
@@ -110,16 +107,6 @@ def choices(name: str, table: Table, wanted: Mapping[str, Sequence[int]]) -> dic
         found = {row["name"]: [row["choice"]] for row in published}
         return {row: found.get(row, grid) for row, grid in grids.items()}
     return grids
-
-
-def chances_of(settings: Settings) -> dict[str, dict[str, float]]:
-    """{what is known: {distance: share of right answers}} without a memory, if there are answers.
-
-    The share is the same at any distance.
-    """
-    if settings.data.data != "recall":
-        return {}
-    return {known: {"any": share} for known, share in chances(settings.recall).items()}
 
 
 def train_rows(

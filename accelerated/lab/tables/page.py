@@ -55,7 +55,7 @@ def measured_how(table: Table, record: dict) -> str:
         parts.append("Compare rows of as many seeds.")
     if any(each.title == "cleared" for each in table.measures):
         parts.append('"Cleared": the memory is emptied at each segment.')
-    if "step_seconds" in record["rows"][0] and not is_crossed(record):
+    if not is_crossed(record):
         parts.append("Times are training's, as parts of the first line's.")
     parts.append(how_tuned(record))
     parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
@@ -156,8 +156,6 @@ def cost_columns(record: dict) -> dict[str, list[str]]:
     """{title: cells} of the rows' parameters, and of what their training took over the first's."""
     rows = record["rows"]
     columns = {"parameters": [f"{row['parameters']:,}" for row in rows]}
-    if "step_seconds" not in rows[0]:
-        return columns
     seconds = [row["step_seconds"] for row in rows]  # for 1,000 tokens
     ratios = [paired_ratios(of_row, seconds[0]) for of_row in seconds]
     columns["time per token"] = [spread(of_row, ".2f") for of_row in ratios]
@@ -204,8 +202,6 @@ def scores_documents(record: dict, ordering: str) -> bool:
 
 def smallest_difference(table: Table, record: dict) -> str:
     """What half the interval of the first ordering says: the least that is told from chance."""
-    if not table.orderings:
-        return widest_spread(table, record)
     first = table.orderings[0]
     _, half = mean_and_interval(differences(record, first))
     text = f"""**The smallest difference that the first comparison could see** is {half:.2g}. It is
@@ -213,15 +209,3 @@ def smallest_difference(table: Table, record: dict) -> str:
     if scores_documents(record, first):
         return f"{text} Documents were drawn anew 10,000 times, with replacement."
     return f"{text} The interval does not cover other test documents."
-
-
-def widest_spread(table: Table, record: dict) -> str:
-    """What a table without orderings can tell apart: rows that differ by more than their seeds."""
-    measure = table.measures[0]
-    spans = {}  # {row: its seeds' values, the least first}
-    for row in record["rows"]:
-        spans[row["name"]] = sorted(row["measured"][measure.title])
-    widest = max(spans, key=lambda name: spans[name][-1] - spans[name][0])
-    least, *_, most = (f"{value:{measure.form}}" for value in spans[widest])
-    return f"""**The smallest difference that this design could see** is about a row's spread of
-    seeds, the thin lines. The widest: {least} to {most}, {widest.replace(": ", ", ")}."""

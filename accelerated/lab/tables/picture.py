@@ -7,7 +7,7 @@ from typing import Any
 from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, new_figure, save_figure
 from accelerated.lab.harness import mean_and_interval, plus_minus
 from accelerated.lab.pages import label_ends
-from accelerated.lab.tables.orderings import differences, in_words, values_of, verdict
+from accelerated.lab.tables.orderings import differences, in_words, verdict
 from accelerated.lab.tables.table import Panel, Table
 
 COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.5"}
@@ -23,11 +23,9 @@ def draw(table: Table, record: dict, path: Path) -> None:
     figure, all_axes = new_figure(len(table.picture))
     for panel, axes in zip(table.picture, all_axes, strict=True):
         draw_panel(axes, panel, record, colours)
-        side = next(iter(panel.sides.values())).replace("*", panel.names[0])
-        is_row = side in table.rows  # or the title names what it is
         axes.set_title(panel.title, pad=12)
         axes.set_xlabel(panel.xlabel)
-        axes.set_ylabel(table.measures[0].title if is_row else "")
+        axes.set_ylabel(table.measures[0].title)
     save_figure(figure, path)
 
 
@@ -56,7 +54,7 @@ def draw_orderings(table: Table, record: dict, path: Path) -> None:
 
 
 def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -> None:
-    """Draw a panel's lines of means over seeds, each with its name at its end, and a guess."""
+    """Draw a panel's lines of means over seeds, each with its name at its end."""
     ends = {}  # {name: (x, y) of its line's end}
     for number, name in enumerate(panel.names):
         places, of_seeds = points_of(record, panel, name)
@@ -65,38 +63,17 @@ def draw_panel(axes: Any, panel: Panel, record: dict, colours: dict[str, str]) -
         style = ("-", "--")[number % 2] + "osv^D<>PX"[number]
         axes.plot(places, means, style, markersize=4, color=colours[name])
         ends[name] = (places[-1], means[-1])
-    numbers = [place_of(x) for x in panel.sides]
-    if isinstance(numbers[0], int) and numbers[-1] > 10 * numbers[0]:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(numbers, list(panel.sides), fontsize=7)
     label_ends(axes, ends, colours)
-    small = {"color": "0.4", "fontsize": 7, "va": "bottom"}
-    for known, shares in record.get("chances", {}).items():
-        height = next(iter(shares.values()))
-        axes.axhline(height, color="0.5", linewidth=1, linestyle=":")
-        axes.text(0.01, height, known, transform=axes.get_yaxis_transform(), **small)
-    if panel.seen:
-        seen = float(panel.seen)
-        axes.axvspan(seen / 2, seen, color="0.93", zorder=0)
-        axes.set_xlim(left=seen / 2)  # the axis is logarithmic
-        place = axes.get_xaxis_transform()
-        axes.text(seen / 2, 1.0, "seen in training", transform=place, **small)
 
 
 def points_of(record: dict, panel: Panel, name: str) -> tuple[list, list[list]]:
     """The places of a line's points, and their values by seed."""
     places = []
     of_seeds = []
-    for x, side in panel.sides.items():
-        side = side.replace("*", name)
-        of_seeds.append([*values_of(record, side).values()])
-        place = place_of(x)
-        if panel.across:
-            place = statistics.mean(values_of(record, f"{side} @ {panel.across}").values())
-        places.append(place)
+    for row in record["rows"]:
+        line, _, x = row["name"].partition(": ")
+        if line == name:
+            measured = row["measured"]
+            of_seeds.append(next(iter(measured.values())))
+            places.append(statistics.mean(measured[panel.across]) if panel.across else x)
     return places, of_seeds
-
-
-def place_of(x: str) -> Any:
-    """Where x stands on the axis: a number, if it begins with one."""
-    return int(x.split()[0].replace(",", "")) if x[0].isdigit() else x

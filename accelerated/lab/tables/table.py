@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.lab.harness import HEADLINE_SEEDS, SEEDS
-from accelerated.lab.trials import LOG, LOG_NUMBERS, join
+from accelerated.lab.trials import join
 
 SHARED = {  # keys that all files have
     # What rows read and how long they train
@@ -42,42 +42,31 @@ class Row(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A number of a trained run, or a list of them.
-
-    It is taken from the JSON of a report of eval.py or from the run's log.
-    """
+    """A number of a trained run, or a list of them, in the JSON of a report of eval.py."""
 
     title: str
-    report: str  # words of eval.py, or LOG
-    # to the number: keys and places; LOG's begins with one of LOG_NUMBERS
-    path: str
+    report: str  # words of eval.py
+    path: str  # to the number: keys and places
     form: str = ".3f"  # on the page; "hidden" if the page does not show it
-    times: str = "1"
 
     def words(self, row: Row) -> str:
         """The words of eval.py that ask for it about a row."""
-        return LOG if self.report == LOG else join(self.report, row.asked)
+        return join(self.report, row.asked)
 
     def pick(self, answer: Any) -> Any:
         """The number in an answer."""
-        path = self.path.split("/")
-        if self.report == LOG:
-            answer = LOG_NUMBERS[path[0]](answer)
-            path = path[1:]
-        for key in path:
+        for key in self.path.split("/"):
             answer = answer[int(key)] if isinstance(answer, list) else answer[key]
-        return answer if self.times == "1" else answer * float(self.times)
+        return answer
 
 
 class Panel(NamedTuple):
-    """A part of a table's picture: a line of means over seeds for each name."""
+    """A part of a table's picture: for each name a line of means over the seeds of "name: x"."""
 
     title: str
     xlabel: str
-    sides: dict[str, str]  # {x: side of an ordering}, in which * stands for a name
     names: list[str]
     across: str = ""  # the title of the measure that is x instead
-    seen: str = ""  # up to this x training went
 
 
 class Table(NamedTuple):
@@ -100,8 +89,7 @@ class Table(NamedTuple):
     headline: list[str]  # rows that are trained with five seeds, the others with three
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
     first: str  # options of a run that rows begin from, with --init FIRST
-    timed: bool  # whether the rows' training steps are timed in turn
-    bold: str  # what the page says of bold numbers, which are those of notes.pareto_rows
+    bold: str  # what the page says of bold numbers, which are those of page.pareto_rows
     picture: list[Panel]
 
     @property
@@ -139,11 +127,9 @@ def names(text: str) -> list[str]:
 
 
 def panel(line: str) -> Panel:
-    """The panel of a line, whose sides differ in a group {a;b;c}."""
-    title, xlabel, sides, lines, *others = cells(line)
-    places = re.findall(r"{(.*?)}", sides)[0].split(";")
-    of_places = dict(zip(places, lines_of(sides), strict=True))
-    return Panel(title, xlabel, of_places, names(lines), *others)
+    """The panel of a line."""
+    title, xlabel, lines, *across = cells(line)
+    return Panel(title, xlabel, names(lines), *across)
 
 
 def table_of(section: SectionProxy) -> Table:
@@ -160,7 +146,6 @@ def table_of(section: SectionProxy) -> Table:
         orderings=names(";".join(lines_of(section.get("orderings", "")))),
         headline=names(section.get("headline", "")),
         grid=lines_of(section["grid"]) or [""],
-        timed=section.getboolean("timed", True),
         picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 
