@@ -4,6 +4,7 @@ Measures speed and memory and prints a table in Markdown.
 
     steps       one training step of a model and of its baseline
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
+    packages    one training step beside that of a public package, if one is installed
     generation  time per generated token after 1,000 and after 100,000 tokens
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a
@@ -19,7 +20,7 @@ import torch
 from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
-from accelerated.lab.speed import steps
+from accelerated.lab.speed import packages, steps
 from accelerated.lab.speed.variants import MEASURED, options_of
 from accelerated.models import DEFAULT
 from accelerated.program.errors import InputError, run_program
@@ -29,6 +30,7 @@ from accelerated.training.settings import DEVICES
 TABLES = {
     "steps": steps.report_steps,
     "horizons": steps.report_horizons,
+    "packages": packages.report_packages,
     "generation": steps.report_generation,
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import steps, timing
+from accelerated.lab.speed import packages, steps, timing
 from accelerated.lab.speed.timing import measured, print_measured
 from accelerated.lab.speed.variants import MEASURED, Variant
 from accelerated.models import presets_of
@@ -93,6 +93,32 @@ def test_the_type_that_is_asked_for_is_measured(monkeypatch):
     for dtype in ("float32", "bfloat16"):
         bench.main(["steps", "--model", "compressive", "--device", "cpu", "--dtype", dtype])
     assert [options.dtype for options in given] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("model", packages.PACKAGES)
+def test_a_step_of_a_public_package_stands_beside_ours(model, capsys, monkeypatch):
+    """Each at sizes that both can have."""
+    package, _ = packages.PACKAGES[model]
+    pytest.importorskip(package, reason=f"needs {package} (docs/public.md)")
+    config = presets_of(model).Config
+    both = {"width": 16, "heads": 2, "head_width": 8, "feed_forward": 32, "memory": 8, "window": 4}
+    names = {field.name for field in dataclasses.fields(config)}
+    sizes = presets_of(model).BENCHMARK["sizes"] | {
+        name: value for name, value in both.items() if name in names
+    }
+    monkeypatch.setitem(presets_of(model).BENCHMARK, "sizes", sizes)
+    [(head, rows)] = tables(capsys, "packages", "--model", model, "--repeats", "2")
+    assert head == f"a step of {model}"
+    assert [(row[0], row[-1]) for row in rows] == [("ours", "2"), (package, "2")]
+
+
+def test_a_package_that_is_not_installed_takes_one_line(capsys, monkeypatch):
+    monkeypatch.setitem(packages.PACKAGES, "compressive", ("no_such_package", None))
+    monkeypatch.setitem(packages.PACKAGES, "memformer", ("no_such_package", packages.memformer))
+    bench.main(["packages", "--model", "compressive", "memformer", "--device", "cpu"])
+    _, _, compressive, _, memformer, *_ = capsys.readouterr().out.split("\n")
+    assert compressive == "compressive: no package is timed beside it"
+    assert memformer.startswith("memformer: no_such_package is not installed")
 
 
 def options(**changes):
