@@ -15,6 +15,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +204,8 @@ def train(model: Model, told: dict, rate: float, steps: int, seed: int) -> list[
     return [round(float(np.mean(tenth)), 3) for tenth in np.array_split(losses, min(10, steps))]
 
 
-def ask(model: Model) -> dict[str, float]:
-    """The share of right answers of each test.
+def ask(answers: Callable[[Document], np.ndarray]) -> dict[str, float]:
+    """The share of right answers of each test, by a function from documents (B, n) to tokens.
 
     Those of TOLD_AGAIN tell a fact again. There `overwrite` is the share of new values about its
     key, `old value` that of the value before, and `keep` the share of right answers about the other
@@ -212,12 +214,12 @@ def ask(model: Model) -> dict[str, float]:
     shares = {}
     for name, changes in TESTS.items():
         documents = documents_of(changes)
-        found = predictions(model, documents)
+        found = answers(documents)
         shares[name] = share(found == documents.targets, documents.scored)
 
     for where, (distance, later) in TOLD_AGAIN.items():
         documents = asked_later(documents_of({"rewrites": 1, "distance": distance}), later)
-        found = predictions(model, documents)
+        found = answers(documents)
         before, told_again = values_before(documents.inputs)
         again = documents.scored & told_again
         others = documents.scored & ~told_again
@@ -225,6 +227,31 @@ def ask(model: Model) -> dict[str, float]:
         shares[f"old value{where}"] = share(found == before, again)
         shares[f"keep{where}"] = share(found == documents.targets, others)
     return shares
+
+
+def told_most_often(documents: Document) -> np.ndarray:
+    """(B, n) the answers of who knows the values that were told, and not of which key each was."""
+    return one_answer(documents, lambda values: np.bincount(values).argmax())
+
+
+def told_last(documents: Document) -> np.ndarray:
+    """(B, n) the answers of who remembers nothing but the last value."""
+    return one_answer(documents, lambda values: values[-1])
+
+
+def one_answer(documents: Document, choose: Callable[[np.ndarray], int]) -> np.ndarray:
+    """(B, n) one of the values that a document told, for all of its questions."""
+    answers = np.zeros_like(documents.inputs)
+    for lane, row in enumerate(documents.inputs):
+        told = row[np.flatnonzero(row == TELL) + 2]
+        answers[lane] = choose(told)
+    return answers
+
+
+SIMPLEST = {  # what a score must be compared with: these know no key
+    "the value told most often": told_most_often,
+    "the value told last": told_last,
+}
 
 
 def share(is_right: np.ndarray, counted: np.ndarray) -> float:
@@ -309,6 +336,7 @@ def new_record() -> dict:
     return {
         "settings": json.loads(json.dumps(settings)),
         "tried": {},  # {row: {what: bits per answer}}, by hand; that of docs/results has ours
+        "notes": "",  # what else the page must say of these runs, by hand
         **origin(),
         "runs": {row: {} for row in ROWS},  # {row: {seed: [what each stage taught]}}
     }
@@ -365,7 +393,7 @@ def run(row: str, seed: int, record: dict, path: Path, weights: Path) -> None:
             for part, (told, steps, share) in enumerate(STAGES[stage])
         ]
         trained = time.process_time()
-        answers = ask(model)
+        answers = ask(partial(predictions, model))
         seconds = [round(trained - began), round(time.process_time() - trained)]
         stages.append({"stage": stage, "bits": bits, "right": answers, "seconds": seconds})
         kept = model.state_dict()
@@ -420,7 +448,7 @@ def print_answers(path: Path) -> None:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InputError(f"{path} has no weights of a row: {error}") from error
     print(f"{row}, after {about.get('stage')}: right answers in 64 documents of 16 questions")
-    for test, right in ask(model).items():
+    for test, right in ask(partial(predictions, model)).items():
         print(f"{test:20} {right:6.1%}")
 
 

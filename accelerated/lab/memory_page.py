@@ -5,6 +5,7 @@
 writes memory.md and memory.svg beside the record, of whatever it has by then.
 """
 
+import functools
 import statistics
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.harness import read_record, write_page
+from accelerated.lab.memory import SIMPLEST, ask
 from accelerated.lab.pages import label_ends, laid_out, markdown_table, mean_and_spread, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
@@ -35,19 +37,27 @@ TASKS = {  # a question: the tests that answer it
 HALF = 0.5  # of the answers
 SAID_OF = """A memory is named if more than half of its answers are right, in the mean of its
 seeds, after all four stages."""
+SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, the tests)
+    "To wait": ("anywhere", "facts that come late", ["wait"]),
+    "To overwrite": ("rewritten", "facts that are told again", [OVERWRITE, "keep, later"]),
+}
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
+COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey
 NAMED = 4  # lines of the second panel that have names
 SEEDS = 5  # of a whole experiment
 ABOUT = """Four facts, each @ with a key and a value, are asked for after 32 tokens of filler, near,
-and after 128, which attention alone does not span. Hold: after 8,192. The others change one thing
-of 128. Wait: 8,192 tokens of filler come before the facts. Overwrite: one of the four is told again
-with another value, anywhere in the filler, and asked for after 128 tokens more; old value is the
-share of answers that give the value before. Keep: the other three are asked for. (Without these 128
-tokens most new values stand within attention's reach: Memorizing, which guesses at 128, then knows
-more than half of them. The record has both.) Distractors: a fifth of the filler are
-keys and values without the @. A document draws its keys and values from one alphabet of ten bytes,
-so who knows which bytes are its keys guesses 17%. Each number is of 64 documents of 16
-questions."""
+and after 128, which attention alone does not span, though Compressive's rows do. Hold: after 8,192.
+The others change one thing of 128. Wait: 8,192 tokens of filler come before the facts. Overwrite:
+one of the four is told again with another value, anywhere in the filler, and asked for after 128
+tokens more; old value is the share of answers that give the value before. Keep: the other three are
+asked for. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
+which guesses at 128, then knows more than half of them. The [record](memory.json) has both.)
+Distractors: a fifth of the filler are keys and values without the @. Each number is of 64 documents
+of 16 questions."""
+GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so who knows which
+bytes are its keys guesses 17%. The first two rows know no key at all: one says, to every question,
+the value that was told most often, the other the value that was told last. What they get is no
+sign of a memory that knows which value is whose."""
 FIELD = """**What the field calls it.** Multi-query associative recall, MQAR (zoology, Arora and
 others, [2312.04927](https://arxiv.org/abs/2312.04927)). There a text is read at once, its pairs
 stand first, keys and values come from two vocabularies, and each pair is told once. Here it is
@@ -71,7 +81,9 @@ def page(record: dict) -> str:
     parts = [
         table(record),
         wrapped(WHY),
-        wrapped(f"**What was measured.** {ABOUT} {protocol(settings)} {where}"),
+        wrapped(f"**What was measured.** {ABOUT} {where}"),
+        wrapped(f"**What a guess gets.** {GUESSES}"),
+        wrapped(f"**How they were trained.** {protocol(settings)} {record['notes']}"),
         wrapped(FIELD),
         wrapped(
             f"**The smallest difference worth knowing**, fixed before the first run, is {smallest}."
@@ -85,15 +97,21 @@ def page(record: dict) -> str:
 def takes(record: dict) -> str:
     """How long the commands take, and where they write."""
     whole = len(record["settings"]["stages"])
-    runs = [stages for by_seed in record["runs"].values() for stages in by_seed.values()]
-    ended = [stages for stages in runs if len(stages) == whole]
-    seconds = [sum(sum(stage["seconds"]) for stage in stages) for stages in ended]
-    minutes = statistics.median(seconds) / 60 if seconds else 20
-    hours = SEEDS * len(record["settings"]["rows"]) * minutes / 60
-    return f"""about {hours:.0f} hours of one core, goes on where it was interrupted, and writes
-    `memory.json`. The second one makes one row with one seed, in about {minutes:.0f} minutes, and
-    writes into `runs/memory`, over no page. The third one makes this page and its picture of what
-    a record has."""
+    minutes = {}  # {row: of one seed}
+    for row, runs in record["runs"].items():
+        ended = [stages for stages in runs.values() if len(stages) == whole]
+        seconds = [sum(sum(stage["seconds"]) for stage in stages) for stages in ended]
+        if seconds:
+            minutes[row] = statistics.median(seconds) / 60
+    if not minutes:
+        return "many hours."
+    of_all = len(record["runs"]) * statistics.mean(minutes.values())
+    shortest = min(minutes, key=lambda row: minutes[row])
+    return f"""about {SEEDS * of_all / 60:.0f} hours of one core, goes on where it was interrupted,
+    and writes `memory.json`. The second one makes one row with one seed, in
+    {minutes.get(ROW, minutes[shortest]):.0f} minutes, and writes into `runs/memory`, over no page;
+    the shortest row is {shortest}, with {minutes[shortest]:.0f}. The third one makes this page and
+    its picture of what a record has."""
 
 
 def protocol(settings: dict) -> str:
@@ -109,46 +127,60 @@ def protocol(settings: dict) -> str:
         f"{settings['segment']}. The stages are {'; '.join(updates)}, each from the weights of the "
         f"one before. A state is all that a segment passes to the next, {min(sizes):,} to "
         f"{max(sizes):,} bytes. Models have {min(parameters):,} to {max(parameters):,} parameters. "
-        "Rates are tuned on seed 99, which is not shown."
+        f"In training at most {furthest(settings, 'distance')} tokens of filler stand between "
+        f"facts and questions, and {furthest(settings, 'begin')} before the facts."
     )
+
+
+def furthest(settings: dict, name: str) -> int:
+    """The largest value that a part of any stage gives to a field of the task."""
+    parts = [told for stage in settings["stages"].values() for told, _, _ in stage]
+    return max(told.get(name, 0) for told in parts)
 
 
 def answer(record: dict) -> str:
     """Which of the rows that ended holds, waits, overwrites; and what the stages taught them."""
-    first, anywhere, rewritten, last = record["settings"]["stages"]
+    stages = [*record["settings"]["stages"]]
+    last = stages[-1]
     ended = {row: runs for row, runs in record["runs"].items() if after(runs, last)}
     if not ended:
         return "No run has ended yet."
-    step = record["settings"]["smallest_difference"]
 
-    def rise(runs: dict, name: str, stage: str) -> float:
-        return mean(after(runs, stage), name) - mean(after(runs, first), name)
-
-    learned = able(ended, last, "near")
+    learned = {row: ended[row] for row in able(ended, last, "near")}
     said = []
     for question, tests in TASKS.items():
-        named = [row for row in able(ended, last, *tests) if row in learned]
-        said.append(f"{question}? {'; '.join(named) or 'None'}.")
+        said.append(f"{question}? {'; '.join(able(learned, last, *tests)) or 'None'}.")
     said.append(f"{SAID_OF} {seeds_of(ended, last)}")
     others = "; ".join(row for row in ended if row not in learned)
     if others:
         said.append(f"Not learned even at 32 tokens, so not named: {others}.")
-
-    waits = sum(rise(runs, "wait", anywhere) > step for runs in ended.values())
-    overwrites = sum(rise(runs, OVERWRITE, rewritten) > step for runs in ended.values())
-    forgets = sum(rise(runs, "hold", last) < -step for runs in ended.values())
-    of_all = f"of {len(ended)}"
-    said.append(
-        f"Facts that come late taught {waits} {of_all} memories to wait better, facts that are "
-        f"told again taught {overwrites} {of_all} to overwrite, and {forgets} {of_all} hold less "
-        "at the end than after the first stage."
-    )
+    step = record["settings"]["smallest_difference"]
+    said += [taught(learned, stages, step, skill) for skill in SKILLS]
     return " ".join(said)
 
 
-def able(ended: dict, last: str, *tests: str) -> list[str]:
-    """The rows that give more than half of the answers of each test after the last stage."""
-    shares = {row: [mean(after(runs, last), test) for test in tests] for row, runs in ended.items()}
+def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
+    """Which rows have a skill after the first stage, and which got it from the stage for it."""
+    stage, material, tests = SKILLS[skill]
+    before = stages[stages.index(stage) - 1]
+    [first, *_] = stages
+    already = able(learned, first, *tests)
+    risen = []
+    for row in able(learned, stage, *tests):
+        shares = [mean(after(learned[row], each), tests[0]) for each in (before, stage)]
+        if row not in already and shares[1] - shares[0] > step:
+            risen.append(f"{row} ({100 * shares[0]:.0f} to {100 * shares[1]:.0f}%)")
+    return (
+        f"{skill}: after {first} already {'; '.join(already) or 'none'}; taught by {material}: "
+        f"{'; '.join(risen) or 'none'}."
+    )
+
+
+def able(ended: dict, stage: str, *tests: str) -> list[str]:
+    """The rows that give more than half of the answers of each test after a stage."""
+    shares = {
+        row: [mean(after(runs, stage), test) for test in tests] for row, runs in ended.items()
+    }
     return [row for row, found in shares.items() if min(found) > HALF]
 
 
@@ -170,9 +202,18 @@ def mean(values: list[dict], name: str) -> float:
     return statistics.mean(each[name] for each in values)
 
 
+@functools.cache
+def shares_of_simplest() -> dict[str, dict[str, float]]:
+    """{what it always says: its shares of right answers} of machines that know no key."""
+    return {name: ask(answers) for name, answers in SIMPLEST.items()}
+
+
 def table(record: dict) -> str:
     """All numbers: means over the seeds that are there, with the least and the most."""
     rows = []
+    for name, shares in shares_of_simplest().items():
+        cells = [f"{shares[test]:.0%}" for test in COLUMNS.values()]
+        rows.append([f"*{name}*", "", "", *cells])
     for row, runs in record["runs"].items():
         for stage in record["settings"]["stages"]:
             values = after(runs, stage)
@@ -187,13 +228,17 @@ def draw(record: dict, path: Path) -> None:
     """Draw hold against overwrite, from stage to stage, and recall by distance."""
     figure, (paths, lines) = new_figure(2)
     rows = {row: runs for row, runs in record["runs"].items() if any(runs.values())}
-    colours = {row: f"C{number}" for number, row in enumerate(rows)}
+    colours = dict(zip(rows, COLOURS, strict=False))
     ends = {row: draw_path(paths, record, runs, colours[row]) for row, runs in rows.items()}
     paths.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    for name, shares in shares_of_simplest().items():
+        ends[name] = (shares[OVERWRITE], shares["hold"])
+        colours[name] = "0.4"
+        paths.plot(*ends[name], "x", color=colours[name])
     label_ends(paths, ends, colours)
     paths.set_xlabel("overwrite: the new value of a fact that was told again")
     paths.set_ylabel("hold: the value after 8,192 tokens")
-    title = "Stages 1 to 4; larger marks see past noise; dots are seeds"
+    title = "Stages 1 to 4; larger marks see past noise; dots: seeds; x: knows no key"
     paths.set_title(title, fontsize=9, loc="left")
     draw_distances(lines, record, rows, colours)
     save_figure(figure, path)
@@ -236,7 +281,7 @@ def draw_distances(axes: Any, record: dict, rows: dict, colours: dict[str, str])
 
 def main(path: Path) -> None:
     """Write the page and the picture of the record at path."""
-    write_page(path, read_record(path, {"settings", "runs"}), page, draw)
+    write_page(path, read_record(path, {"settings", "notes", "runs"}), page, draw)
 
 
 if __name__ == "__main__":

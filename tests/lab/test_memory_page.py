@@ -15,7 +15,7 @@ AGAIN = ("overwrite", "old value", "keep")
 @pytest.fixture
 def record():
     """A record without runs."""
-    return memory.new_record() | {"date": "2026-11-29"}
+    return memory.new_record() | {"date": "2026-11-29", "notes": "Two rates were tried."}
 
 
 def stages(count, **shares):
@@ -56,6 +56,30 @@ def test_who_overwrites_keeps_the_other_facts(record):
     assert f"{question} {ROW}." in memory_page.answer(record)
 
 
+def test_a_skill_is_there_at_first_or_its_stage_taught_it(record):
+    """Who rises in it and still does not keep the other facts has no skill."""
+    rising = stages(4)
+    rising[0] = stages(1, **{memory_page.OVERWRITE: 0.3})[0]
+    rising[1] = rising[0] | {"stage": "anywhere"}
+    forgetting = [each | {"right": each["right"] | {"keep, later": 0.2}} for each in rising]
+    record["runs"]["Gated DeltaNet"] = {"0": stages(4)}
+    record["runs"][ROW] = {"0": rising}
+    record["runs"][OTHER] = {"0": forgetting}
+    answer = memory_page.answer(record)
+    said = f"Gated DeltaNet; taught by facts that are told again: {ROW} (30 to 90%)."
+    assert f"To overwrite: after facts first already {said}" in answer
+
+
+def test_the_simplest_machines_know_values_and_no_key(record):
+    shares = memory_page.shares_of_simplest()
+    last = shares["the value told last"]
+    assert (last["overwrite, later"], last["old value, later"]) == (1, 0)
+    assert last["keep, later"] < 0.3, "the other keys have other values, but by chance"
+    most = shares["the value told most often"]
+    assert 0.35 < most["hold"] < 0.5, "of four values drawn from six"
+    assert "| *the value told last* |" in memory_page.table(record)
+
+
 def test_a_table_has_the_mean_and_the_spread_of_its_seeds(record):
     record["runs"][ROW] = {str(seed): stages(1, hold=0.2 + seed / 10) for seed in range(3)}
     [line] = [line for line in memory_page.table(record).splitlines() if ROW in line]
@@ -69,5 +93,5 @@ def test_page_and_picture_are_written_beside_a_record(record, tmp_path):
     path.write_text(json.dumps(record))
     memory_page.main(path)
     assert path.with_suffix(".md").read_text() == memory_page.page(record)
-    assert "seed 99" in " ".join(memory_page.page(record).split())
+    assert record["notes"] in " ".join(memory_page.page(record).split())
     assert ROW in path.with_suffix(".svg").read_text()
