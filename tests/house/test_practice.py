@@ -162,7 +162,7 @@ def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp
     capsys.readouterr()
     assert main(["--in", str(mine), "memformer"]) == 1
     printed = capsys.readouterr().out
-    assert "memformer: 6 of 7 done" in printed
+    assert "memformer: 8 of 9 done" in printed
     assert "it raises SystemExit: 0 in line" in printed
     assert main(["--in", str(mine), "slot_scors"]) == 2
     assert "the nearest is slot_scores" in capsys.readouterr().err
