@@ -103,9 +103,9 @@ def relative_scores_backward(dscores, query, key, distance_key, content_bias, di
 def tied_auto_encoding(rows, weight):
     """7. A derivation: auto-encoding with one matrix. Returns (loss, dweight).
 
-    rows (B, n, c D) are the evicted rows, c of them end to end; weight (D, c D) compresses them,
-    new = rows weight^T, and decodes them too: loss = mean of (new weight - rows)^2 over all numbers.
-    rows is data. No size is 0.
+    rows (B, n, c D) are the evicted rows, c of them end to end, and data. weight (D, c D) makes
+    new = rows weight^T of them, and decodes it too: loss = mean of (new weight - rows)^2, over all
+    numbers. No size is 0.
 
     >>> loss, dweight = tied_auto_encoding(np.array([[[1.0, 0.0]]]), np.array([[1.0, 1.0]]))
     >>> float(loss), dweight.ravel().tolist()

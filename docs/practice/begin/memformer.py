@@ -81,7 +81,7 @@ def step(tokens, memory, previous, encode, write, decode):
 
 
 def document_start_backward(starts, dread, keep):
-    """6. A derivation: back through K segments with documents' starts. Returns (dinitial, dcarried).
+    """6. A derivation: documents start, within K segments. Returns (dinitial, dcarried).
 
     Segment t reads initial (S, D) in lanes where starts[t] (B,) is true, and what was carried to it
     in the others. It carries keep (D,) times what it has read to the next, and something of its

@@ -260,9 +260,7 @@ TASKS = (
         call=call_with_network,
         also=CACHES,
     ),
-    backward_task(
-        retention_backward, ranges(K=(0, 4), S=5, N=6), "S", {"scores": "K, S, 1 + N"}
-    ),
+    backward_task(retention_backward, ranges(K=(0, 4), S=5, N=6), "S", {"scores": "K, S, 1 + N"}),
     backward_task(
         plain_write_backward,
         ranges(B=3, S=4, N=(0, 6), D=5),

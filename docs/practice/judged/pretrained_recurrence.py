@@ -90,9 +90,7 @@ def window_inputs(rng, n, T, o):
 POOL = ranges(L=4, B=3, N=5, D=6)
 TASKS = (
     Task(pool, {"pooled": "B, D"}, POOL, pool_inputs),
-    backward_task(
-        pool_backward, POOL, "B, D", {"layer_scores": "L", "outputs": "L, B, N, D"}
-    ),
+    backward_task(pool_backward, POOL, "B, D", {"layer_scores": "L", "outputs": "L, B, N, D"}),
     Task(
         insertion_mask,
         {"mask": "B, N, S + N"},
@@ -105,9 +103,7 @@ TASKS = (
         ranges(n=(0, 30), T=9, o=(0, 8)),
         window_inputs,
     ),
-    backward_task(
-        attention_pool_backward, POOL, "B, D", {"mixed": "B, N, D", "fixed_key": "D"}
-    ),
+    backward_task(attention_pool_backward, POOL, "B, D", {"mixed": "B, N, D", "fixed_key": "D"}),
     backward_task(fading_pool_backward, POOL, "B, D", {"mixed": "B, N, D", "rate": "D"}),
     backward_task(
         document_backward,
