@@ -15,7 +15,7 @@ JAX_CASES = (
     "conv-attention_reconstruction",
     "dilated_conv-auto_encoding",
     "short-memory-bptt",
-    "simplified",
+    "transformer-xl",
 )
 COMPILER = shutil.which("cc")
 
