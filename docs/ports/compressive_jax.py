@@ -2,7 +2,8 @@
 
 It reads test vectors (parameters, a first state, three segments of tokens), computes logits,
 losses, states, gradients and optimizer steps in float64, and writes them under the names that the
-vectors give them. The compression is a convolution, plain or dilated, or there is none.
+vectors give them. It has the chapter's method: the convolution, and attention reconstruction or
+BPTT.
 
     python compressive_jax.py IN_FOLDER OUT_FOLDER              every *.safetensors in IN_FOLDER
 
@@ -119,14 +120,7 @@ def relative_attention(p, config, h, source):
 
 def compress(p, config, evicted):
     """evicted: (B, N, D) -> (B, N/c, D), by a convolution whose stride is c"""
-    batch, n, width = evicted.shape
-    if config.compression == "dilated_conv":
-        for gap in config.dilations:
-            padded = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))
-            before = padded[:, :n]  # (B, N, D), row i is x_{i - gap}
-            pairs = jnp.concatenate([before, evicted], -1)
-            evicted = jax.nn.relu(linear(pairs, p[f"compression.dilated_{gap}"]))
-    end_to_end = evicted.reshape(batch, -1, config.compression_rate * width)  # (B, N/c, c D)
+    end_to_end = evicted.reshape(len(evicted), -1, config.compression_rate * config.width)
     return linear(end_to_end, p["compression.weight"])
 
 
@@ -150,15 +144,6 @@ def attention_reconstruction(p, config, h, evicted, new):
     return loss, {"attention_over_evicted": over_evicted, "attention_over_new": over_new}
 
 
-def auto_encoding(p, evicted, new):
-    """The decoder gets evicted back.
-
-    evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
-    """
-    decoded = linear(new, p["compression.decoder"]).reshape(evicted.shape)  # c rows of each
-    return ((decoded - evicted) ** 2).mean(), {"decoded": decoded}
-
-
 def remember(p, config, h, memory, compressed):
     """The two queues.
 
@@ -177,8 +162,6 @@ def remember(p, config, h, memory, compressed):
     inside = {}
     if config.compression_loss == "attention_reconstruction":
         loss, inside = attention_reconstruction(p, config, h, evicted, new)
-    if config.compression_loss == "auto_encoding":
-        loss, inside = auto_encoding(p, evicted, new)
     compressed = jnp.concatenate([compressed, new], 1)[:, -c_rows:]
     if config.compression_loss != "bptt":
         compressed = stop_gradient(compressed)

@@ -13,7 +13,7 @@ PORTS = ROOT / "docs" / "ports"
 VECTORS = ROOT / "docs" / "vectors"
 JAX_CASES = (
     "conv-attention_reconstruction",
-    "dilated_conv-auto_encoding",
+    "compressed-holds-half-a-segment",
     "short-memory-bptt",
     "transformer-xl",
 )

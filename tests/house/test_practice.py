@@ -65,7 +65,7 @@ def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
 
 @pytest.mark.parametrize("file", judging.FILES)
 def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
-    """But for two tasks whose inputs are functions of the judge."""
+    """But for one task whose inputs are functions of the judge."""
     right = {}
     exec((ANSWERS / f"{file}.txt").read_text(), right)
     begin = importlib.import_module(f"docs.practice.begin.{file}")
@@ -78,7 +78,7 @@ def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
         if not found.examples:
             without.append(task.name)
         assert len(hints_of(file, task.name)) == 3
-    assert set(without) <= {"recurrence_backward", "memory_replay"}
+    assert set(without) <= {"memory_replay"}
 
 
 def test_hints_are_given_one_by_one(capsys):

@@ -74,37 +74,6 @@ def recurrence_inputs(rng, B, blocks, W, S, D):
     return {"x": x, "states": normal(rng, B, S, D), "window": W, "read": read, "update": update}
 
 
-def recurrence_backward(dout, dstates, x, before, window, read_backward, update_backward):
-    dx = np.zeros_like(x)
-    for t in reversed(range(len(before))):
-        own = slice(t * window, (t + 1) * window)
-        dx_update, dcarry = update_backward(dstates, x[:, own], before[t])
-        dx_read, dread = read_backward(dout[:, own], x[:, own], before[t])
-        dx[:, own] = dx_update + dx_read
-        dstates = dcarry + dread
-    return dx, dstates
-
-
-def recurrence_backward_inputs(rng, B, blocks, W, S, D):
-    matrix = normal(rng, D, D)
-
-    def read_backward(dout, block, states):
-        return dout * block, dout.sum(1, keepdims=True) * states
-
-    def update_backward(dstates, block, states):
-        return dstates.sum(1, keepdims=True) * block, np.tanh(dstates @ matrix) * states
-
-    return {
-        "dout": normal(rng, B, blocks * W, D),
-        "dstates": normal(rng, B, S, D),
-        "x": normal(rng, B, blocks * W, D),
-        "before": [normal(rng, B, S, D) for _ in range(blocks)],
-        "window": W,
-        "read_backward": read_backward,
-        "update_backward": update_backward,
-    }
-
-
 def moving_average_backward(dlast, first, written, bias_g):
     states = [first]
     g = reference.sigmoid(bias_g)
@@ -158,12 +127,6 @@ TASKS = (
     backward_task(gate_backward, GATE, STATES, GATED | FIXED),
     Task(lstm_gate, {"next states": STATES}, GATE, GATED | LSTM),
     Task(recurrence, {"out": "B, N, D", "states": STATES}, BLOCKS, recurrence_inputs),
-    Task(
-        recurrence_backward,
-        {"dx": "B, N, D", "dstates": STATES},
-        BLOCKS,
-        recurrence_backward_inputs,
-    ),
     backward_task(lstm_gate_backward, GATE, STATES, GATED | LSTM),
     backward_task(
         moving_average_backward,
