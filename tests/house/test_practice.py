@@ -73,6 +73,8 @@ def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
     for task in tasks_of(file):
         text = getattr(begin, task.name).__doc__
         assert "Hint" not in text
+        may_be_0 = any(smallest == 0 for smallest, _ in task.sizes.values())
+        assert may_be_0 == ("may be" in text), f"{task.name} should say which sizes may be 0"
         found = doctest.DocTestParser().get_doctest(text, dict(right), task.name, None, 0)
         assert not doctest.DocTestRunner().run(found).failed, capsys.readouterr().out
         if not found.examples:

@@ -42,7 +42,7 @@ def relative_scores(query, key, distance_key, content_bias, distance_bias):
 
     query (B, H, N, E); key (B, H, K, E); distance_key (H, K, E), of the distances K - 1, ..., 0;
     u = content_bias, v = distance_bias (H, E).
-    z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i.
+    z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i. K may be N.
 
     >>> one = np.ones((1, 1, 1, 4))
     >>> relative_scores(one, one, one[0], 0 * one[0, :, 0], one[0, :, 0]).ravel().tolist()

@@ -21,7 +21,7 @@ def position_bucket(distance, buckets, max_distance):
 def bucket_inputs(rng, N, e, m):
     """Distances below 0, below e, and beyond the largest."""
     distance = np.arange(-N, 4 * N)
-    return {"distance": distance, "buckets": 2 * e, "max_distance": 2 * e + 2 * m + 1}
+    return {"distance": distance, "buckets": 2 * e, "max_distance": 2 * e + 2 * m - 1}
 
 
 def gate_backward(dout, carry, hidden, weight, bias_z, bias_g):
@@ -121,7 +121,7 @@ TASKS = (
     Task(
         position_bucket,
         {"bucket": "distances"},
-        ranges(N=12, e=6, m=(0, 5)),
+        ranges(N=12, e=6, m=6),
         bucket_inputs,
     ),
     backward_task(gate_backward, GATE, STATES, GATED | FIXED),
