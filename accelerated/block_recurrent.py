@@ -100,6 +100,7 @@ class Recurrence(ParameterModule):
     """A layer's recurrent cell, the horizontal direction (3.2).
 
     After each block its states attend to themselves and to its tokens, and gates update them.
+    The authors' `recurrent_tbase` of a `TransformerLayer`.
     """
 
     def __init__(self, config: Config):
@@ -203,6 +204,7 @@ class Layer(CheckpointableLayer):
     """Layer `number` (from 1): attention, feed-forward, and the recurrent cell if it has one.
 
     Tokens attend to the previous W tokens and, if the layer reads states, in parallel to states.
+    The authors' `TransformerLayer`, in transformer/transformer_layer.py.
     """
 
     def __init__(self, config: Config, number: int):

@@ -173,6 +173,7 @@ class Layer(CheckpointableLayer):
     """A layer (Algorithm 1): attention, feed-forward, update of memories.
 
     Its keys are [compressed memory | memory | segment], K = C + M + N. `number` counts from 0.
+    The authors' `TransformerTower` has the layers, `MultiheadAttention` the attention.
     """
 
     def __init__(self, config: Config, number: int):

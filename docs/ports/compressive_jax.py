@@ -2,7 +2,8 @@
 
 It reads test vectors (parameters, a first state, three segments of tokens), computes logits,
 losses, states, gradients and optimizer steps in float64, and writes them under the names that the
-vectors give them.
+vectors give them. It has the chapter's method: the convolution, and attention reconstruction or
+BPTT.
 
     python compressive_jax.py IN_FOLDER OUT_FOLDER              every *.safetensors in IN_FOLDER
 
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import stop_gradient
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 jax.config.update("jax_enable_x64", True)
@@ -76,27 +77,6 @@ def relative_shift(by_distance):
     return line[..., n:].reshape(*outer, n, k)
 
 
-def simplified_attention(p, config, h, source):
-    """Causal attention with Memformer's simplified positions, pair by pair.
-
-    Shapes and results are relative_attention's.
-    """
-    n = h.shape[1]
-    k = source.shape[1]
-    query = heads_of(p, config, h, "query") + p["query_bias"][:, None]  # (B, H, N, E)
-    key = heads_of(p, config, source, "key") + p["key_bias"][:, None]  # (B, H, K, E)
-    value = heads_of(p, config, source, "value") + p["value_bias"][:, None]  # (B, H, K, E)
-
-    distance = k - n + np.arange(n)[:, None] - np.arange(k)  # (N, K)
-    clipped = np.clip(distance, 0, config.max_distance)
-    positions = p["positions"][clipped]  # (N, K, E), the same for all heads
-    scores = query @ key.swapaxes(-1, -2) + jnp.einsum("bhne,nke->bhnk", query, positions)
-    scores = jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf)
-    weights = jax.nn.softmax(scores)  # (B, H, N, K)
-    attended = weights @ value + jnp.einsum("bhnk,nke->bhne", weights, positions)  # (B, H, N, E)
-    return linear(join_heads(attended), p["output"]), {"weights": weights}
-
-
 def relative_attention(p, config, h, source):
     """Causal attention by content and distance.
 
@@ -138,30 +118,10 @@ def relative_attention(p, config, h, source):
     return output, inner
 
 
-def join_rows(rows, config):
-    """Every c rows end to end. rows: (B, N, D) -> (B, N/c, c D)"""
-    return rows.reshape(rows.shape[0], -1, config.compression_rate * config.width)
-
-
-def compress(p, config, evicted, usage):
-    """evicted: (B, N, D), usage: (B, N) -> (B, N/c, D)"""
-    batch, n, width = evicted.shape
-    groups = evicted.reshape(batch, -1, config.compression_rate, width)  # (B, N/c, c, D)
-    if config.compression == "max_pooling":
-        return groups.max(2)
-    if config.compression == "mean_pooling":
-        return groups.mean(2)
-    if config.compression == "most_used":
-        order = jnp.argsort(-usage, axis=-1, stable=True)  # (B, N), of equals the older first
-        most_used = jnp.sort(order[:, : groups.shape[1]])  # (B, N/c)
-        return jnp.take_along_axis(evicted, most_used[:, :, None], axis=1)
-    if config.compression == "dilated_conv":
-        for gap in config.dilations:
-            padded = jnp.pad(evicted, ((0, 0), (gap, 0), (0, 0)))
-            before = padded[:, :n]  # (B, N, D), row i is x_{i - gap}
-            pairs = jnp.concatenate([before, evicted], -1)
-            evicted = jax.nn.relu(linear(pairs, p[f"compression.dilated_{gap}"]))
-    return linear(join_rows(evicted, config), p["compression.weight"])
+def compress(p, config, evicted):
+    """evicted: (B, N, D) -> (B, N/c, D), by a convolution whose stride is c"""
+    end_to_end = evicted.reshape(len(evicted), -1, config.compression_rate * config.width)
+    return linear(end_to_end, p["compression.weight"])
 
 
 def attention_reconstruction(p, config, h, evicted, new):
@@ -184,20 +144,11 @@ def attention_reconstruction(p, config, h, evicted, new):
     return loss, {"attention_over_evicted": over_evicted, "attention_over_new": over_new}
 
 
-def auto_encoding(p, evicted, new):
-    """The decoder gets evicted back.
-
-    evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
-    """
-    decoded = linear(new, p["compression.decoder"]).reshape(evicted.shape)  # c rows of each
-    return ((decoded - evicted) ** 2).mean(), {"decoded": decoded}
-
-
-def remember(p, config, h, memory, compressed, weights):
+def remember(p, config, h, memory, compressed):
     """The two queues.
 
-    h: (B, N, D), memory: (B, M, D), compressed: (B, C, D), weights: (B, H, N, K) -> next memory
-    (B, M, D), next compressed (B, C, D), the compression's loss () or None, and what is inside
+    h: (B, N, D), memory: (B, M, D), compressed: (B, C, D) -> next memory (B, M, D), next compressed
+    (B, C, D), the compression's loss () or None, and what is inside
     """
     n = h.shape[1]
     c_rows = compressed.shape[1]
@@ -206,18 +157,15 @@ def remember(p, config, h, memory, compressed, weights):
     if c_rows == 0:
         return memory, compressed, None, {"evicted": evicted}
 
-    usage = weights[..., c_rows : c_rows + n].mean((1, 2))  # (B, N), of the evicted rows
-    new = compress(p, config, evicted, usage)  # (B, N/c, D)
+    new = compress(p, config, evicted)  # (B, N/c, D)
     loss = None
     inside = {}
     if config.compression_loss == "attention_reconstruction":
         loss, inside = attention_reconstruction(p, config, h, evicted, new)
-    if config.compression_loss == "auto_encoding":
-        loss, inside = auto_encoding(p, evicted, new)
     compressed = jnp.concatenate([compressed, new], 1)[:, -c_rows:]
     if config.compression_loss != "bptt":
         compressed = stop_gradient(compressed)
-    return memory, compressed, loss, inside | {"evicted": evicted, "usage": usage, "new": new}
+    return memory, compressed, loss, inside | {"evicted": evicted, "new": new}
 
 
 def layer(p, config, h, memory, compressed):
@@ -225,13 +173,13 @@ def layer(p, config, h, memory, compressed):
 
     -> next h (B, N, D), and what remember returns
     """
-    attention = simplified_attention if config.positions == "simplified" else relative_attention
-    attended, inner = attention(p, config, h, jnp.concatenate([compressed, memory, h], 1))
+    source = jnp.concatenate([compressed, memory, h], 1)
+    attended, inner = relative_attention(p, config, h, source)
     a = layer_norm(attended + h, p["norm.scale"], p["norm.bias"])
     hidden = jax.nn.relu(linear(a, p["mlp_hidden"]) + p["mlp_hidden_bias"])  # (B, N, F)
     mlp = linear(hidden, p["mlp_output"]) + p["mlp_output_bias"]
     y = layer_norm(mlp + a, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    memory, compressed, loss, inside = remember(p, config, h, memory, compressed, inner["weights"])
+    memory, compressed, loss, inside = remember(p, config, h, memory, compressed)
     inner.update(inside, after_attention_norm=a, mlp_hidden=hidden, mlp_output=mlp, layer_output=y)
     return y, memory, compressed, loss, inner
 
@@ -303,19 +251,11 @@ def adamw_step(params, first, second, step, state, segments, config, rates):
     return params, first, second, (objective, outputs, grads, grad_state)
 
 
-def read_file(path):
-    """-> {name: array} and metadata of a file of compressive vectors"""
-    with safe_open(path, "numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = file.metadata() or {}
-    if metadata.get("paper") != "compressive":
-        raise ValueError("not a file of compressive vectors")
-    return tensors, metadata
-
-
 def run_case(path):
     """-> everything that the vectors at path ask for, by name, in float64"""
-    tensors, metadata = read_file(path)
+    with safe_open(path, "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
     config = SimpleNamespace(**json.loads(metadata["config"]))
     rates = json.loads(metadata["steps"])
     params = below("given/param/", tensors)
@@ -348,23 +288,12 @@ def run_case(path):
     return {name: np.array(results[name], np.float64, order="C") for name in asked}
 
 
-def main(arguments):
-    """-> the exit code: 0, or 2 if the input is not what it should be"""
-    paths = sorted(Path(arguments[0]).glob("*.safetensors")) if len(arguments) == 2 else []
-    if not paths:
-        print("usage: python compressive_jax.py IN_FOLDER_WITH_CASES OUT_FOLDER", file=sys.stderr)
-        return 2
-    written = Path(arguments[1])
-    for path in paths:
-        try:
-            results = run_case(path)
-            written.mkdir(parents=True, exist_ok=True)
-            save_file(results, written / path.name)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            print(f"{path}: {error}", file=sys.stderr)
-            return 2
-    return 0
+def main(given, written):
+    """Run all cases of a folder."""
+    Path(written).mkdir(parents=True, exist_ok=True)
+    for path in sorted(Path(given).glob("*.safetensors")):
+        save_file(run_case(path), Path(written) / path.name)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -53,6 +53,18 @@ def tasks_of(file: str) -> list[Task]:
     return importlib.import_module(f"docs.practice.judged.{file}").TASKS
 
 
+def backward_task(
+    right: Callable, sizes: dict, arrives: str, shapes: dict, inputs: Callable | None = None
+) -> Task:
+    """A task that returns the gradient of all that has a shape, in order.
+
+    arrives are the letters of the gradient that is given, the first argument.
+    """
+    given, *_ = inspect.signature(right).parameters
+    returns = {f"d{name}": letters for name, letters in shapes.items()}
+    return Task(right, returns, sizes, inputs or {given: arrives} | shapes)
+
+
 def hints_of(file: str, task: str) -> list[str]:
     """A task's hints, in order: the idea, the shape of the derivation, the formula."""
     text = (Path(__file__).parent / "hints" / f"{file}.txt").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ PORTS = ROOT / "docs" / "ports"
 VECTORS = ROOT / "docs" / "vectors"
 JAX_CASES = (
     "conv-attention_reconstruction",
-    "dilated_conv-auto_encoding",
+    "compressed-holds-half-a-segment",
     "short-memory-bptt",
-    "simplified",
+    "transformer-xl",
 )
 COMPILER = shutil.which("cc")
 

@@ -65,7 +65,7 @@ def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
 
 @pytest.mark.parametrize("file", judging.FILES)
 def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
-    """But for two tasks whose inputs are functions of the judge."""
+    """But for one task whose inputs are functions of the judge."""
     right = {}
     exec((ANSWERS / f"{file}.txt").read_text(), right)
     begin = importlib.import_module(f"docs.practice.begin.{file}")
@@ -73,12 +73,14 @@ def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
     for task in tasks_of(file):
         text = getattr(begin, task.name).__doc__
         assert "Hint" not in text
+        may_be_0 = any(smallest == 0 for smallest, _ in task.sizes.values())
+        assert may_be_0 == ("may be" in text), f"{task.name} should say which sizes may be 0"
         found = doctest.DocTestParser().get_doctest(text, dict(right), task.name, None, 0)
         assert not doctest.DocTestRunner().run(found).failed, capsys.readouterr().out
         if not found.examples:
             without.append(task.name)
         assert len(hints_of(file, task.name)) == 3
-    assert set(without) <= {"recurrence_backward", "memory_replay"}
+    assert set(without) <= {"memory_replay"}
 
 
 def test_hints_are_given_one_by_one(capsys):
@@ -162,7 +164,7 @@ def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp
     capsys.readouterr()
     assert main(["--in", str(mine), "memformer"]) == 1
     printed = capsys.readouterr().out
-    assert "memformer: 6 of 7 done" in printed
+    assert "memformer: 8 of 9 done" in printed
     assert "it raises SystemExit: 0 in line" in printed
     assert main(["--in", str(mine), "slot_scors"]) == 2
     assert "the nearest is slot_scores" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Block-Recurrent Transformer in seven tasks (docs/block_recurrent.md): mask, bucket, gate, block.
+"""Block-Recurrent Transformer in eight tasks (docs/block_recurrent.md): mask, bucket, gate, block.
 
-B lanes, S states, D width, W window.
+B lanes, S states, D width, W window, K blocks.
 Write each function, then ask what is right:
 
     python -m docs.practice --in FOLDER block_recurrent
@@ -82,18 +82,8 @@ def recurrence(x, states, window, read, update):
     raise NotImplementedError
 
 
-def recurrence_backward(dout, dstates, x, before, window, read_backward, update_backward):
-    """6. And back. Returns (dx, dstates): (B, N, D), and (B, S, D) of the first block's states.
-
-    dout (B, N, D) is of what was read, dstates (B, S, D) of the states after the last block; before
-    has the states before each block. read_backward(dout of a block, block of x, states before it)
-    and update_backward(dstates after it, block of x, states before it) each give (dx, dstates).
-    """
-    raise NotImplementedError
-
-
 def lstm_gate_backward(dout, carry, hidden, weights, biases):
-    """7. A derivation: back through task 4. Returns (dcarry, dhidden, dweights, dbiases).
+    """6. A derivation: back through task 4. Returns (dcarry, dhidden, dweights, dbiases).
 
     dout, carry (B, S, D); hidden (B, S, F); weights (3, D, F) and biases (3, D) of z, i and f.
     The results have the shapes of carry, hidden, weights and biases.
@@ -102,5 +92,35 @@ def lstm_gate_backward(dout, carry, hidden, weights, biases):
     >>> given = (one, 2 * one, one, np.zeros((3, 1, 1)), np.array([[0.0], [1.0], [-1.0]]))
     >>> [each.ravel().tolist() for each in lstm_gate_backward(*given)]
     [[0.5], [0.0], [0.5, 0.0, 0.5], [0.5, 0.0, 0.5]]
+    """
+    raise NotImplementedError
+
+
+def moving_average_backward(dlast, first, written, bias_g):
+    """7. A derivation: back through K blocks of a fixed gate. Returns (dfirst, dwritten, dbias_g).
+
+    c_{t+1} = g c_t + (1 - g) written_t,  g = sigmoid(bias_g), bias_g (D,).
+    first (B, S, D) is c_0, written (K, B, S, D), and dlast (B, S, D) the gradient of c_K.
+    K may be 0.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> results = moving_average_backward(one, 8 * one, np.array([4 * one, 0 * one]), np.zeros(1))
+    >>> [each.ravel().tolist() for each in results]
+    [[0.25], [0.25, 0.5], [2.0]]
+    """
+    raise NotImplementedError
+
+
+def two_routes_backward(dlast, first, x, weight, bias_g):
+    """8. A derivation: the same, but a block reads the states before it writes.
+
+    Returns (dfirst, dx, dweight, dbias_g). c_{t+1} = g c_t + (1 - g) tanh(c_t weight^T + x_t),
+    g = sigmoid(bias_g); x (K, B, S, D); weight (D, D); the others are those of task 7.
+    K may be 0.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> results = two_routes_backward(one, 2 * one, 0 * one[None], 0 * one[0], np.zeros(1))
+    >>> [each.ravel().tolist() for each in results]
+    [[0.5], [0.5], [1.0], [0.5]]
     """
     raise NotImplementedError

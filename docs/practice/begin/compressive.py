@@ -1,4 +1,4 @@
-"""Compressive Transformer in six tasks (docs/compressive.md): distances, a queue, its own loss.
+"""Compressive Transformer in seven tasks (docs/compressive.md): distances, a queue, losses.
 
 B lanes, H heads, N queries of a segment, K keys, E head width, D width.
 Write each function, then ask what is right:
@@ -27,10 +27,9 @@ def relative_shift(by_distance):
 
 
 def relative_shift_backward(dout):
-    """2. And back. Returns (B, H, N, K), the gradient of by_distance.
+    """2. A derivation: back through task 1. Returns (B, H, N, K), the gradient of by_distance.
 
-    dout (B, H, N, K) is zero where the mask hides. Row i moves right by N - 1 - i; a distance that
-    no key has gets zero.
+    dout (B, H, N, K) is zero where the mask hides. K may be N.
 
     >>> relative_shift_backward(np.array([[[[5, 6, 0], [7, 8, 9]]]]))[0, 0].tolist()
     [[0, 5, 6], [7, 8, 9]]
@@ -43,7 +42,7 @@ def relative_scores(query, key, distance_key, content_bias, distance_bias):
 
     query (B, H, N, E); key (B, H, K, E); distance_key (H, K, E), of the distances K - 1, ..., 0;
     u = content_bias, v = distance_bias (H, E).
-    z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i.
+    z_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j}) / sqrt(E), hidden if j > K - N + i. K may be N.
 
     >>> one = np.ones((1, 1, 1, 4))
     >>> relative_scores(one, one, one[0], 0 * one[0, :, 0], one[0, :, 0]).ravel().tolist()
@@ -91,10 +90,25 @@ def relative_scores_backward(dscores, query, key, distance_key, content_bias, di
 
     Returns (dquery, dkey, ddistance_key, dcontent_bias, ddistance_bias), each in the shape of what
     it is of. dscores (B, H, N, K) is zero where the mask hides; the others are those of task 3.
+    K may be N.
 
     >>> one = np.ones((1, 1, 1, 4))
     >>> given = (2 * one[..., :1], one, one, 3 * one[0], 0 * one[0, :, 0], one[0, :, 0])
     >>> [float(each.ravel()[0]) for each in relative_scores_backward(*given)]
     [4.0, 1.0, 2.0, 1.0, 3.0]
+    """
+    raise NotImplementedError
+
+
+def tied_auto_encoding(rows, weight):
+    """7. A derivation: auto-encoding with one matrix. Returns (loss, dweight).
+
+    rows (B, n, c D) are the evicted rows, c of them end to end, and data. weight (D, c D) makes
+    new = rows weight^T of them, and decodes it too: loss = mean of (new weight - rows)^2, over all
+    numbers. No size is 0.
+
+    >>> loss, dweight = tied_auto_encoding(np.array([[[1.0, 0.0]]]), np.array([[1.0, 1.0]]))
+    >>> float(loss), dweight.ravel().tolist()
+    (0.5, [1.0, 1.0])
     """
     raise NotImplementedError

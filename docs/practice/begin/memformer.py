@@ -1,4 +1,4 @@
-"""Memformer in seven tasks (docs/memformer.md): its slots, a step, a document, gradients.
+"""Memformer in nine tasks (docs/memformer.md): its slots, a step, a document, gradients.
 
 B lanes, H heads, S slots, N tokens, E head width, D/H width of a value.
 Write each function, then ask what is right:
@@ -80,15 +80,17 @@ def step(tokens, memory, previous, encode, write, decode):
     raise NotImplementedError
 
 
-def document_start_backward(starts, dread):
-    """6. Where a document begins, the learned slots are read. Returns (dinitial, dcarried).
+def document_start_backward(starts, dread, keep):
+    """6. A derivation: documents start, within K segments. Returns (dinitial, dcarried).
 
-    The state that was read is initial (S, D) in lanes where starts (B,) is true, and what the
-    segment before has left, carried (B, S, D), in the others. dread (B, S, D) is its gradient.
+    Segment t reads initial (S, D) in lanes where starts[t] (B,) is true, and what was carried to it
+    in the others. It carries keep (D,) times what it has read to the next, and something of its
+    tokens. dread (K, B, S, D) is the gradient that each segment's own loss sends to what it read.
+    Results are the gradients of initial, and of what was carried to segment 0, (B, S, D).
 
-    >>> starts, dread = np.array([True, False]), np.array([[[1.0]], [[2.0]]])
-    >>> [each.ravel().tolist() for each in document_start_backward(starts, dread)]
-    [[1.0], [0.0, 2.0]]
+    >>> starts, dread = np.array([[False, True], [True, False]]), np.array([[[[1.0]]] * 2] * 2)
+    >>> [each.ravel().tolist() for each in document_start_backward(starts, dread, np.array([3.0]))]
+    [[5.0], [1.0, 0.0]]
     """
     raise NotImplementedError
 
@@ -103,5 +105,32 @@ def memory_replay(segments, memory, advance, forward, backward):
     The last segment's dnext_memory is zeros. Return the sum of losses, the sum of the weights'
     gradients, and the gradient of the first memory.
     Store memories, never two caches: `cache = None` before the next forward.
+    """
+    raise NotImplementedError
+
+
+def retention_backward(dkept, scores):
+    """8. A derivation: what K writes leave of a slot. Returns dscores, (K, S, 1 + N).
+
+    scores (K, S, 1 + N) are those of task 1 in K segments, of itself first. A write leaves the
+    share a_* of the slot (task 2), so kept (S,) is the product of K shares. dkept is its gradient.
+    K may be 0.
+
+    >>> retention_backward(np.array([4.0]), np.zeros((2, 1, 2))).ravel().tolist()
+    [0.5, -0.5, 0.5, -0.5]
+    """
+    raise NotImplementedError
+
+
+def plain_write_backward(dnew, slots, encoded):
+    """9. A derivation: writing without matrices. Returns (dslots, dencoded).
+
+    dnew, slots (B, S, D); encoded (B, N, D). A slot m is its own query, key and value, and an
+    encoding e_j is key and value: a = softmax of (m·m, m·e_0, ..., m·e_{N-1}) / sqrt(D), and
+    m' = a_* m + sum_j a_j e_j. N may be 0.
+
+    >>> one = np.ones((1, 1, 1))
+    >>> [each.ravel().tolist() for each in plain_write_backward(one, 0 * one, 2 * one)]
+    [[1.5], [0.5]]
     """
     raise NotImplementedError

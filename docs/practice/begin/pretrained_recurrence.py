@@ -1,4 +1,4 @@
-"""Recurrence in a pretrained model in five tasks (docs/pretrained_recurrence.md).
+"""Recurrence in a pretrained model in seven tasks (docs/pretrained_recurrence.md).
 
 A window is pooled to one vector, which the next window sees. L layers, B lanes, N tokens, D width.
 Write each function, then ask what is right:
@@ -74,6 +74,34 @@ def attention_pool_backward(dpooled, mixed, fixed_key):
 
     >>> given = (np.ones((1, 1)), np.array([[[1.0], [3.0]]]), np.zeros(1))
     >>> [each.ravel().tolist() for each in attention_pool_backward(*given)]
+    [[0.5, 0.5], [1.0]]
+    """
+    raise NotImplementedError
+
+
+def fading_pool_backward(dpooled, mixed, rate):
+    """6. A derivation: back through a pooling that fades. Returns (dmixed, drate).
+
+    dpooled (B, D); mixed (B, N, D); rate (D,), of each feature. A row's age is N - 1 - i, and
+    z_d = sum_i w_id m_id,  w_id = softmax over i of -rate_d times the age. No size is 0.
+
+    >>> given = (np.ones((1, 1)), np.array([[[1.0], [3.0]]]), np.zeros(1))
+    >>> [each.ravel().tolist() for each in fading_pool_backward(*given)]
+    [[0.5, 0.5], [0.5]]
+    """
+    raise NotImplementedError
+
+
+def document_backward(dpooled, x, weight):
+    """7. A derivation: a document of K windows in small. Returns (dx, dweight).
+
+    x (K, B, N, D); weight (D, D). A window sees its N rows and, but for the first, weight z of the
+    window before. z is the mean of what it sees: z_0 = mean of x_0's rows, and
+    z_t = (weight z_{t-1} + sum of x_t's rows) / (1 + N). dpooled (K, B, D) is what each z has of
+    losses without the windows that follow. No size is 0.
+
+    >>> given = (np.array([[[0.0]], [[1.0]]]), np.array([[[[2.0]]], [[[4.0]]]]), np.ones((1, 1)))
+    >>> [each.ravel().tolist() for each in document_backward(*given)]
     [[0.5, 0.5], [1.0]]
     """
     raise NotImplementedError

@@ -5,10 +5,17 @@ Nothing here is shown to the reader; compressive.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, normals, ranges
+from docs.practice.tasks import Task, backward_task, normal, normals, ranges
 from reference import compressive as reference
 
 HEADS = ranges(B=3, H=3, N=5, m=(0, 5), E=7)
+SCORED = {
+    "query": "B, H, N, E",
+    "key": "B, H, N + m, E",
+    "distance_key": "H, N + m, E",
+    "content_bias": "H, E",
+    "distance_bias": "H, E",
+}
 
 
 class OneHead:
@@ -72,15 +79,7 @@ def relative_scores_backward(dscores, query, key, distance_key, content_bias, di
 
 def scores_backward_inputs(rng, **sizes):
     """Inputs of task 3, and gradients of its scores."""
-    shapes = {
-        "dscores": "B, H, N, N + m",
-        "query": "B, H, N, E",
-        "key": "B, H, N + m, E",
-        "distance_key": "H, N + m, E",
-        "content_bias": "H, E",
-        "distance_bias": "H, E",
-    }
-    given = normals(rng, sizes, shapes)
+    given = normals(rng, sizes, {"dscores": "B, H, N, N + m"} | SCORED)
     return given | {"dscores": seen(given["dscores"])}
 
 
@@ -103,6 +102,15 @@ def reconstruction_loss(h, evicted, new, query, key, value):
     return loss, dnew, np.zeros_like(h), np.zeros_like(evicted), np.zeros_like(key)
 
 
+def tied_auto_encoding(rows, weight):
+    new = rows @ weight.T
+    difference = new @ weight - rows
+    derror = 2 * difference / difference.size
+    by_decoder = np.tensordot(new, derror, ((0, 1), (0, 1)))
+    by_encoder = np.tensordot(derror @ weight.T, rows, ((0, 1), (0, 1)))
+    return (difference**2).mean(), by_decoder + by_encoder
+
+
 TASKS = (
     Task(
         relative_shift,
@@ -112,18 +120,7 @@ TASKS = (
         call=call_and_mask,
     ),
     Task(relative_shift_backward, {"dby_distance": "B, H, N, K"}, HEADS, shift_backward_inputs),
-    Task(
-        relative_scores,
-        {"scores": "B, H, N, K"},
-        HEADS,
-        {
-            "query": "B, H, N, E",
-            "key": "B, H, N + m, E",
-            "distance_key": "H, N + m, E",
-            "content_bias": "H, E",
-            "distance_bias": "H, E",
-        },
-    ),
+    Task(relative_scores, {"scores": "B, H, N, K"}, HEADS, SCORED),
     Task(
         remember,
         {"next memory": "B, M, D", "next compressed": "B, C, D"},
@@ -148,16 +145,11 @@ TASKS = (
             "value": "D, D",
         },
     ),
+    backward_task(relative_scores_backward, HEADS, "", SCORED, scores_backward_inputs),
     Task(
-        relative_scores_backward,
-        {
-            "dquery": "B, H, N, E",
-            "dkey": "B, H, K, E",
-            "ddistance_key": "H, K, E",
-            "dcontent_bias": "H, E",
-            "ddistance_bias": "H, E",
-        },
-        HEADS,
-        scores_backward_inputs,
+        tied_auto_encoding,
+        {"loss": "", "dweight": "D, c * D"},
+        ranges(B=3, n=4, c=3, D=5),
+        {"rows": "B, n, c * D", "weight": "D, c * D"},
     ),
 )

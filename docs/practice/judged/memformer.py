@@ -7,10 +7,12 @@ import weakref
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, normals, ranges
+from docs.practice.tasks import Task, backward_task, normal, normals, ranges
 from reference import memformer as reference
 
 SLOT_SIZES = ranges(B=3, H=4, S=6, N=7, E=8)
+SCORED = {"query": "B, H, S, E", "self_key": "B, H, S, E", "key": "B, H, N, E"}
+WRITTEN = SCORED | {"slots": "B, H, S, E + 1", "value": "B, H, N, E + 1"}
 
 
 # ----------------------------------------------------------------------------
@@ -23,8 +25,7 @@ def slot_scores(query, self_key, key, readable):
 
 def slot_inputs(rng, **sizes):
     """Queries and keys; some tokens are padding."""
-    shapes = {"query": "B, H, S, E", "self_key": "B, H, S, E", "key": "B, H, N, E"}
-    given = normals(rng, sizes, shapes)
+    given = normals(rng, sizes, SCORED)
     readable = rng.random((sizes["B"], sizes["N"])) < 0.7
     return given | {"readable": readable}
 
@@ -59,15 +60,25 @@ def slot_attention_backward(dnew, query, self_key, key, slots, value, weights):
 def backward_inputs(rng, **sizes):
     """What the backward needs, with some keys hidden."""
     weights, _ = reference.softmax_forward(hidden_scores(rng, **sizes))
-    shapes = {
-        "dnew": "B, H, S, E + 1",
-        "query": "B, H, S, E",
-        "self_key": "B, H, S, E",
-        "key": "B, H, N, E",
-        "slots": "B, H, S, E + 1",
-        "value": "B, H, N, E + 1",
-    }
-    return normals(rng, sizes, shapes) | {"weights": weights}
+    return normals(rng, sizes, {"dnew": "B, H, S, E + 1"} | WRITTEN) | {"weights": weights}
+
+
+def retention_backward(dkept, scores):
+    weights, _ = reference.softmax_forward(scores)
+    own = weights[..., 0]  # (K, S)
+    dkept = dkept * own.prod(0)
+    dscores = -dkept[:, None] * weights
+    dscores[..., 0] += dkept
+    return dscores
+
+
+def plain_write_backward(dnew, slots, encoded):
+    dnew, slots, encoded = (each[:, None] for each in (dnew, slots, encoded))  # one head
+    scores, _ = reference.slot_scores_forward(slots, slots, encoded, True)
+    weights, _ = reference.softmax_forward(scores)
+    written = slot_attention_backward(dnew, slots, slots, encoded, slots, encoded, weights)
+    dquery, dself_key, dkey, dslots, dvalue = written
+    return (dquery + dself_key + dslots)[:, 0], (dkey + dvalue)[:, 0]
 
 
 # ----------------------------------------------------------------------------
@@ -117,16 +128,21 @@ def step_inputs(rng, B, N, S, D, V):
     }
 
 
-def document_start_backward(starts, dread):
-    starting = starts[:, None, None]
-    dinitial = np.where(starting, dread, 0.0).sum(0)
-    dcarried = np.where(starting, 0.0, dread)
+def document_start_backward(starts, dread, keep):
+    dinitial = 0.0
+    dcarried = 0.0
+    for first, own in zip(starts[::-1], dread[::-1], strict=True):
+        starting = first[:, None, None]
+        dstate = own + keep * dcarried
+        dinitial = dinitial + np.where(starting, dstate, 0.0).sum(0)
+        dcarried = np.where(starting, 0.0, dstate)
     return dinitial, dcarried
 
 
-def start_inputs(rng, B, S, D):
+def start_inputs(rng, K, B, S, D):
     """Some lanes start."""
-    return {"starts": rng.random(B) < 0.5, "dread": normal(rng, B, S, D)}
+    starts = rng.random((K, B)) < 0.4
+    return {"starts": starts, "dread": normal(rng, K, B, S, D), "keep": normal(rng, D)}
 
 
 # ----------------------------------------------------------------------------
@@ -212,18 +228,7 @@ TASKS = (
         SLOT_SIZES,
         mean_inputs,
     ),
-    Task(
-        slot_attention_backward,
-        {
-            "dquery": "B, H, S, E",
-            "dself_key": "B, H, S, E",
-            "dkey": "B, H, N, E",
-            "dslots": "B, H, S, D/H",
-            "dvalue": "B, H, N, D/H",
-        },
-        SLOT_SIZES,
-        backward_inputs,
-    ),
+    backward_task(slot_attention_backward, SLOT_SIZES, "", WRITTEN, backward_inputs),
     Task(
         simplified_attention,
         {"out": "B, H, N, E"},
@@ -244,7 +249,7 @@ TASKS = (
     Task(
         document_start_backward,
         {"dinitial": "S, D", "dcarried": "B, S, D"},
-        ranges(B=6, S=4, D=5),
+        ranges(K=4, B=6, S=4, D=5),
         start_inputs,
     ),
     Task(
@@ -254,5 +259,12 @@ TASKS = (
         replay_inputs,
         call=call_with_network,
         also=CACHES,
+    ),
+    backward_task(retention_backward, ranges(K=(0, 4), S=5, N=6), "S", {"scores": "K, S, 1 + N"}),
+    backward_task(
+        plain_write_backward,
+        ranges(B=3, S=4, N=(0, 6), D=5),
+        "B, S, D",
+        {"slots": "B, S, D", "encoded": "B, N, D"},
     ),
 )

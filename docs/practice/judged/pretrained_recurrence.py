@@ -5,7 +5,7 @@ Nothing here is shown to the reader; pretrained_recurrence.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, ranges
+from docs.practice.tasks import Task, backward_task, normal, ranges
 from reference import pretrained_recurrence as reference
 
 
@@ -36,6 +36,35 @@ def attention_pool_backward(dpooled, mixed, fixed_key):
     return dmixed, np.tensordot(dscores, mixed, 2)
 
 
+def fading_pool_backward(dpooled, mixed, rate):
+    n = mixed.shape[1]
+    age = np.arange(n - 1, -1, -1.0)[:, None]  # (N, 1)
+    weights, _ = reference.softmax_forward((-rate * age).T)
+    weights = weights.T  # (N, D)
+    pooled = (weights * mixed).sum(1, keepdims=True)
+    dmixed = weights * dpooled[:, None]
+    drate = -(dmixed * age * (mixed - pooled)).sum((0, 1))
+    return dmixed, drate
+
+
+def document_backward(dpooled, x, weight):
+    n = x.shape[2]
+    rows = 1 + n
+    pooled = [x[0].mean(1)]
+    for window in x[1:]:
+        pooled.append((pooled[-1] @ weight.T + window.sum(1)) / rows)
+    dx = np.zeros_like(x)
+    dweight = 0 * weight
+    later = 0.0
+    for t in reversed(range(1, len(x))):
+        drow = (dpooled[t] + later) / rows
+        dx[t] = drow[:, None]
+        dweight = dweight + drow.T @ pooled[t - 1]
+        later = drow @ weight
+    dx[0] = (dpooled[0] + later)[:, None] / n
+    return dx, dweight
+
+
 def insertion_mask(length, vectors, present):
     return reference.window_mask(length, vectors, present)[:, 0]
 
@@ -61,12 +90,7 @@ def window_inputs(rng, n, T, o):
 POOL = ranges(L=4, B=3, N=5, D=6)
 TASKS = (
     Task(pool, {"pooled": "B, D"}, POOL, pool_inputs),
-    Task(
-        pool_backward,
-        {"dlayer_scores": "L", "doutputs": "L, B, N, D"},
-        POOL,
-        {"dpooled": "B, D", "layer_scores": "L", "outputs": "L, B, N, D"},
-    ),
+    backward_task(pool_backward, POOL, "B, D", {"layer_scores": "L", "outputs": "L, B, N, D"}),
     Task(
         insertion_mask,
         {"mask": "B, N, S + N"},
@@ -79,10 +103,12 @@ TASKS = (
         ranges(n=(0, 30), T=9, o=(0, 8)),
         window_inputs,
     ),
-    Task(
-        attention_pool_backward,
-        {"dmixed": "B, N, D", "dfixed_key": "D"},
-        POOL,
-        {"dpooled": "B, D", "mixed": "B, N, D", "fixed_key": "D"},
+    backward_task(attention_pool_backward, POOL, "B, D", {"mixed": "B, N, D", "fixed_key": "D"}),
+    backward_task(fading_pool_backward, POOL, "B, D", {"mixed": "B, N, D", "rate": "D"}),
+    backward_task(
+        document_backward,
+        ranges(K=4, B=3, N=5, D=6),
+        "K, B, D",
+        {"x": "K, B, N, D", "weight": "D, D"},
     ),
 )

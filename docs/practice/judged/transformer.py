@@ -5,10 +5,11 @@ Nothing here is shown to the reader; transformer.txt has the mistakes.
 
 import numpy as np
 
-from docs.practice.tasks import Task, normal, normals, ranges
+from docs.practice.tasks import Task, backward_task, normal, normals, ranges
 from reference import memformer as reference
 
 ROWS = ranges(B=3, H=4, N=6, K=7, E=8)
+ATTENDED = {"query": "B, H, N, E", "key": "B, H, K, E", "value": "B, H, K, E"}
 
 
 def causal_mask(n, k):
@@ -26,17 +27,14 @@ def attention(query, key, value, mask):
     return out, cache[3]
 
 
-def attention_inputs(rng, B, H, N, K, E):
+def attention_inputs(rng, **sizes):
     """Now and then large scores; every query sees the first key."""
-    large = 1 + 99 * rng.integers(0, 2)
-    mask = rng.random((N, K)) < 0.6
+    large = 1 + 9999 * rng.integers(0, 2)
+    given = normals(rng, sizes, ATTENDED)
+    given["query"] *= large
+    mask = rng.random((sizes["N"], sizes["K"])) < 0.6
     mask[:, 0] = True
-    return {
-        "query": normal(rng, B, H, N, E) * large,
-        "key": normal(rng, B, H, K, E) * large,
-        "value": normal(rng, B, H, K, E),
-        "mask": mask,
-    }
+    return given | {"mask": mask}
 
 
 def attention_backward(dout, query, key, value, weights):
@@ -45,14 +43,8 @@ def attention_backward(dout, query, key, value, weights):
 
 
 def backward_inputs(rng, **sizes):
-    shapes = {
-        "weights": "B, H, N, K",
-        "dout": "B, H, N, E",
-        "query": "B, H, N, E",
-        "key": "B, H, K, E",
-        "value": "B, H, K, E",
-    }
-    given = normals(rng, sizes, shapes)
+    shapes = {"weights": "B, H, N, K", "dout": "B, H, N, E"}
+    given = normals(rng, sizes, shapes | ATTENDED)
     weights, _ = reference.softmax_forward(given["weights"])
     return given | {"weights": weights}
 
@@ -87,12 +79,7 @@ def norm_inputs(rng, B, N, D):
 TASKS = (
     Task(causal_mask, {"mask": "n, k"}, ranges(n=5, m=(0, 4)), mask_inputs),
     Task(attention, {"out": "B, H, N, E", "weights": "B, H, N, K"}, ROWS, attention_inputs),
-    Task(
-        attention_backward,
-        {"dquery": "B, H, N, E", "dkey": "B, H, K, E", "dvalue": "B, H, K, E"},
-        ROWS,
-        backward_inputs,
-    ),
+    backward_task(attention_backward, ROWS, "", ATTENDED, backward_inputs),
     Task(
         cross_entropy,
         {"loss": "", "dlogits": "B, N, V"},
