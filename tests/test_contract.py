@@ -15,12 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.memory_replay import detach
-from accelerated.protocol import computing_in, keep_lanes
+from accelerated.protocol import computing_in, keep_lanes, require_gradient
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
     both_sides,
     check_rollout,
     dropout_from,
+    gradients,
     random_rows,
     random_segments,
     reference_gradients,
@@ -111,26 +112,34 @@ def test_a_references_loss_of_a_document_is_that_of_a_rollout(paper, name):
 
 @over(EVERY_VARIANT)
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
-    """In training mode: logits, state and auxiliary losses, with the reference's random numbers."""
+    """In training mode, with the reference's random numbers: what is read, and all gradients.
+
+    Any numbers can be the gradients of the logits and the next state: here these are their own.
+    """
     sides = both_sides(paper, name, dropout=0.3)
-    ref = PAPERS[paper].reference
     tokens = random_tokens(sides.config, sides.rng)
-    expected = read_with_dropout(ref, sides, tokens, np.random.default_rng(7))
-    with torch.no_grad(), monkeypatch.context() as patch:
+    expected = read_with_dropout(PAPERS[paper].reference, sides, tokens, np.random.default_rng(7))
+    state = require_gradient(sides.torch_state)
+    with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
-        output = sides.model.train()(torch.tensor(tokens), sides.torch_state)
-    actual = {"logits": output.logits} | named("state", output.state) | output.auxiliary
+        logits, after, auxiliary = sides.model.train()(torch.tensor(tokens), state)
+    carried = [field for field in (logits, *after) if field.requires_grad]
+    torch.autograd.backward(carried, [field.detach() for field in carried])
+    actual = {"logits": logits} | named("state", after) | auxiliary | gradients(sides.model)
+    for field, value in state._asdict().items():
+        actual[f"gradient of {field}"] = 0 * value if value.grad is None else value.grad
     assert_agree(expected, actual, LADDER, "with dropout")
 
 
 def read_with_dropout(ref, sides, tokens, rng):
-    """{name: array} of the reference's logits, next state and auxiliary losses."""
+    """{name: array} of the reference's logits, next state, auxiliary losses and gradients."""
     logits, after, cache = ref.forward(sides.params, sides.config, tokens, sides.state, rng)
     rows = {"logits": logits} | named("state", after)
     if hasattr(ref, "auxiliary_forward"):
         losses, _ = ref.auxiliary_forward(sides.params, sides.config, cache)
         rows |= {name: np.array(loss) for name, loss in losses.items()}
-    return rows
+    grads, dstate = ref.backward(sides.params, sides.config, cache, logits, after)
+    return rows | grads | named("gradient of", dstate, " ")
 
 
 @over(EVERY_VARIANT)
