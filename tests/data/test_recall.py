@@ -258,36 +258,6 @@ def test_documents_are_to_the_byte_those_that_published_numbers_were_measured_on
     assert now == digest, f"{DIGESTS[digest]} draws other documents (digest {now})"
 
 
-REFUSED = {  # {words of the refusal: changes of the config}
-    "begin is 1; it needs anew": {"begin": 1},
-    "rewrites is 1; it needs anew": {"rewrites": 1},
-    "distractors is 0.5; it needs anew": {"distractors": 0.5},
-    "own_values is true": {"anew": True, "own_values": True},
-    "distractors is 1.5; it must lie in 0..1": {"anew": True, "distractors": 1.5},
-    "distractors is nan; it must lie in 0..1": {"anew": True, "distractors": float("nan")},
-    "rewrites is 3: each takes 3 tokens of a distance of 8": {
-        "anew": True,
-        "rewrites": 3,
-        "distance": 8,
-    },
-}
-for field, least in {"pairs": 1, "values": 2, "questions": 1, "distance": 0, "spacing": 2}.items():
-    REFUSED[f"{field} is {least - 1}; it must be at least {least}"] = {field: least - 1}
-for field in ("begin", "rewrites", "distractors"):
-    REFUSED[f"{field} is -1; it must be at least 0"] = {field: -1}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_drawn_is_refused(words):
-    with pytest.raises(ValueError, match=words):
-        RecallConfig(**REFUSED[words])
-        pytest.fail(f"{REFUSED[words]} is taken")
-
-
-def test_what_needs_anew_is_taken_with_it():
-    assert RecallConfig(anew=True, begin=1, rewrites=1, distractors=0.5)
-
-
 def test_what_a_document_cannot_hold_is_refused():
     assert len(set(SYMBOLS.tolist())) == len(SYMBOLS)
     room = len(SYMBOLS) - 3

@@ -4,10 +4,14 @@ import collections
 import dataclasses
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accelerated.data.config import TaskConfig
+from accelerated.data.recall import RecallConfig
+from reference.gradients import fields_of
 from tests.helpers.variants import PAPERS
 
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
@@ -131,83 +135,18 @@ def test_numbers_that_are_too_small_are_refused(paper):
                 pytest.fail(f"{name} {value} is taken")
 
 
-REFUSED = {  # {paper: [(changes, part of the message)]}
-    "block_recurrent": [
-        ({"gate": "gru"}, "gate is 'gru'"),
-        ({"configuration": "triple"}, "configuration is 'triple'"),
-        ({"buckets": 5}, "buckets is 5"),
-        ({"segment": 10}, "segment 10 is not a multiple of window 4"),
-        ({"recurrent_layers": (4,)}, "recurrent_layers"),
-        ({"recurrent_layers": (0,)}, "recurrent_layers"),
-        ({"recurrent_layers": (2, 2)}, "each layer once"),
-        ({"feedback": True, "recurrent_layers": ()}, "feedback needs a recurrent layer"),
-        ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
-    ],
-    "compressive": [
-        ({"compression": "zip"}, "compression is 'zip'"),
-        ({"compression_loss": "l1"}, "compression_loss is 'l1'"),
-        ({"positions": "rotary"}, "positions is 'rotary'"),
-        ({"segment": 3}, "segment 3 is too short for a compressed row, which needs 4 tokens"),
-        (
-            {"segment": 10, "compression": "dilated_conv", "authors_code": True},
-            "segment 10 is too short for a compressed row, which needs 11 tokens",
-        ),
-        (
-            {"segment": 30, "compression": "dilated_conv", "compression_loss": "auto_encoding"}
-            | {"authors_code": True},
-            "no auto_encoding of dilated_conv",
-        ),
-        (
-            {"segment": 30, "compression": "dilated_conv", "authors_code": True}
-            | {"compression_loss": "auto_encoding_norm"},
-            "no auto_encoding of dilated_conv",
-        ),
-        ({"authors_code": True, "positions": "simplified"}, "needs transformer_xl positions"),
-        ({"memories": (1, 2)}, r"memories \(1, 2\) must be 3 numbers, one for each layer"),
-        ({"memories": (1, 2, 13)}, "at most memory 12"),
-        ({"memories": (1, 2, 3, -1, 2, 5)}, "at least 0, at most compressed_memory 5"),
-        ({"width": 7}, "width 7 is odd"),
-        ({"dilations": (0, 1)}, "dilations"),
-        ({"dilations": (1, 1)}, "each rate once"),
-        (
-            {"cutoffs": (0, 3)},
-            r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11",
-        ),
-        ({"cutoffs": (5, 5)}, "ascending"),
-        ({"cutoffs": (11,)}, "below vocabulary 11"),
-        ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
-    ],
-    "memformer": [
-        ({"positions": "sine"}, "positions is 'sine'"),
-        ({"slot_value": "none"}, "slot_value is 'none'"),
-        ({"slot_normalization": "l2"}, "slot_normalization is 'l2'"),
-        ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
-        ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
-    ],
-    "memorizing": [
-        ({"memory_layer": 4}, "memory_layer is 4"),
-        ({"buckets": 3}, "buckets is 3"),
-        ({"memory": 9}, "retrieved is 10; it must be at most memory, 9"),
-        ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
-    ],
-    "pretrained_recurrence": [
-        ({"pooling": "median"}, "pooling is 'median'"),
-        ({"pool": "some"}, "pool is 'some'"),
-        ({"overlap": 6}, "overlap is 6"),
-        ({"width": 11}, "width 11 is not a multiple of heads 2; the nearest is"),
-        ({"segment": 10}, "segment 10 is longer than the position table; max_positions is 9"),
-        ({"insertion_layers": (4,)}, r"insertion_layers \(4,\) must lie in 1..3"),
-        ({"insertion_layers": (0, 1)}, r"must lie in 1..3"),
-        ({"insertion_layers": (2, 1)}, "ascending"),
-        ({"insertion_layers": ()}, "at least one"),
-        ({"insertion_layers": 2}, "insertion_layers 2 must be a tuple"),
-    ],
-}
+SMALL = {name: paper.small for name, paper in PAPERS.items()}
+SMALL |= {"recall": RecallConfig(), "tasks": TaskConfig()}
+LISTED = Path(__file__).with_name("refused.txt").read_text("utf-8")
+REFUSED = []  # [(name, changes in JSON, a part of the message)]
+for part in LISTED.split("== ")[1:]:
+    refusing, *rows = part.splitlines()
+    REFUSED += [(refusing, *row.split(" => ")) for row in rows]
 
 
-@pytest.mark.parametrize("paper", REFUSED)
-def test_impossible_configs_are_refused(paper):
-    for changes, words in REFUSED[paper]:
-        with pytest.raises(ValueError, match=words):
-            dataclasses.replace(PAPERS[paper].small, **changes)
-            pytest.fail(f"{changes} is taken")
+@pytest.mark.parametrize("name, changes, words", REFUSED)
+def test_impossible_configs_are_refused(name, changes, words):
+    """Each is a row of refused.txt."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        dataclasses.replace(SMALL[name], **fields_of(changes))
+        pytest.fail(f"{changes} is taken")
