@@ -69,15 +69,14 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name):
-    """Logits, states, losses and gradients over segments; of one variant weights after five steps.
+    """Logits, states, losses and gradients over segments; a document starts in the second.
 
-    A document starts in the second segment. Every parameter gets gradient, except key biases and a
-    compression without a loss.
+    Every parameter gets gradient, except key biases and a compression without a loss. Weights after
+    five steps: training/test_loop.py.
     """
     config, rng, params, state, *_ = both_sides(paper, name)
     segments = random_segments(paper, name, rng)
-    steps = 5 if name in PAPERS[paper].kinds else 0
-    rows = check_rollout(paper, config, params, segments, state, name, steps)
+    rows = check_rollout(paper, config, params, segments, state, name)
 
     has_untrained_compression = getattr(config, "compression_loss", None) == "none"
     if name in PAPERS[paper].no_choice:
