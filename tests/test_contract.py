@@ -5,7 +5,6 @@ The models are found: see tests/helpers/variants.py.
 
 import copy
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from tests.helpers.rollouts import (
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
+    MODEL_FILES,
     MORE_KINDS,
     ONE_OF_EACH,
     PAPERS,
@@ -36,8 +36,6 @@ from tests.helpers.variants import (
     over,
     variant,
 )
-
-MODEL_FILES = Path(__file__).parent / "models"
 
 
 def random_tokens(config, rng, lanes=2):
@@ -55,7 +53,7 @@ def test_every_model_has_the_references_config():
 
 
 def test_a_file_of_tests_models_belongs_to_a_model():
-    for path in MODEL_FILES.glob("*.py"):
+    for path in MODEL_FILES.glob("*.*"):
         assert path.stem in PAPERS, f"no model has the name of tests/models/{path.name}"
 
 
