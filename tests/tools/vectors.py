@@ -40,7 +40,7 @@ def inputs_of(paper: str, name: str) -> Case:
     """What a port is given in a case."""
     rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
     config = config_of(paper, name)
-    tasks = TASKS.get(name, ()) if paper == "memformer" else ()
+    tasks = TASKS.get((paper, name), ())
 
     def task_of(k: int) -> memformer_variants.Task | None:
         return random_task(config, rng, tasks[k]) if tasks and tasks[k] else None
