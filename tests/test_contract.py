@@ -83,7 +83,7 @@ def test_accelerated_equals_reference(paper, name):
         silent = "key_bias" in parameter
         if has_untrained_compression:
             silent = silent or ".compression." in parameter
-        found = not rows[f"grad/{parameter}"].any()
+        found = not rows[f"gradient of {parameter}"].any()
         assert found == silent, f"{parameter} gets {'no' if found else 'a'} gradient"
 
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
+from accelerated.protocol import computing_in, state_from
 from reference import rollout
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.variants import PAPERS
+from tests.start_here.strategies import Setting, by_numpy, plain_bptt
 
 # What is read
 
@@ -124,40 +124,6 @@ def gradients(model):
     return found
 
 
-def reference_rollout(ref, params, config, segments, state):
-    """{name: array} of losses, logits, states and gradients, by the names of docs/vectors."""
-    rows, caches, _ = rollout.rollout_forward(ref, params, config, segments, state)
-    grads, dstate = rollout.rollout_backward(ref, params, config, caches)
-    by_name = {f"grad/{name}": value for name, value in grads.items()}
-    return rows | by_name | named("grad_state", dstate, "/")
-
-
-def accelerated_rollout(model, segments, state):
-    """The same for a model."""
-    leaf = require_gradient(state)
-    state = leaf
-    nats = 0.0
-    extra = 0.0
-    rows = {}
-    for k, segment in enumerate(segments):
-        starts = segment.starts
-        state = replace_lanes(starts, model.initial_state(len(starts)), state)
-        logits, state, auxiliary = model(segment.tokens, state, *replay.task_of(segment))
-        scored = segment.scored
-        loss = cross_entropy(logits[scored], segment.targets[scored], reduction="sum")
-        nats = nats + loss
-        extra = extra + sum(auxiliary.values())
-        rows |= {f"{k}/logits": logits, f"{k}/loss": loss} | named(f"{k}/next", state)
-        rows |= {f"{k}/auxiliary.{name}": value for name, value in auxiliary.items()}
-
-    objective = nats / rollout.count_scored(segments) + extra / len(segments)
-    objective.backward()
-    rows |= {f"grad/{name}": gradient for name, gradient in gradients(model).items()}
-    dstate = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
-    rows |= named("grad_state", type(leaf)(*dstate), "/")
-    return rows | {"objective": objective}
-
-
 def back_propagated(method, model, segments, state, dtype=torch.float64):
     """{name: tensor} of a method's loss, auxiliary losses, gradients and next state, in dtype.
 
@@ -202,12 +168,12 @@ def check_rollout(paper, config, params, segments, state, title):
     Returns the reference's rows.
     """
     own = PAPERS[paper]
-    starts = in_lane_1(segments)
-    by_numpy = reference_segments(segments, starts)
-    by_torch = torch_segments(paper, segments, starts)
-    rows = reference_rollout(own.reference, params, config, by_numpy, state)
-    model = own.model_with(params, config)
-    assert_agree(rows, accelerated_rollout(model, by_torch, own.to_torch(state)), LADDER, title)
+    setting = Setting(
+        own.reference, config, params, state, own.model_with(params, config), rng=None
+    )
+    segments = reference_segments(segments, in_lane_1(segments))
+    rows = by_numpy(setting, segments)
+    assert_agree(rows, plain_bptt(setting, segments), LADDER, title)
     return rows
 
 
