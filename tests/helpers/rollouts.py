@@ -141,13 +141,12 @@ def back_propagated(method, model, segments, state, dtype=torch.float64):
     return {"loss": loss} | losses | gradients(model) | named("state", after)
 
 
-def reference_gradients(paper, params, config, segments, starts, state=None):
-    """The same rows by the reference; from a document's start unless a state is given."""
+def reference_gradients(paper, params, config, segments, starts):
+    """The same rows by the reference, from a document's start."""
     ref = PAPERS[paper].reference
     segments = reference_segments(segments, starts)
     count = len(segments)
-    if state is None:
-        state = ref.initial_state(params, config, len(starts[0]))
+    state = ref.initial_state(params, config, len(starts[0]))
     rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
     grads, _ = rollout.rollout_backward(ref, params, config, caches)
 

@@ -247,6 +247,21 @@ def by_numpy(setting, segments):
 
 
 # ----------------------------------------------------------------------------
+# reading
+def logits_by_segments(read, config, text, state):
+    """Logits (B, n, V) of a text (B, n), each by the first segment that reads it.
+
+    Segments may overlap. read(tokens, state) gives logits, the next state and a third thing.
+    """
+    overlap = getattr(config, "overlap", 0)
+    logits = []
+    for start in range(0, text.shape[1] - overlap, config.segment - overlap):
+        found, state, _ = read(text[:, start : start + config.segment], state)
+        logits.append(found[:, overlap:] if start else found)
+    return np.concatenate(logits, axis=1)
+
+
+# ----------------------------------------------------------------------------
 # what a failure says
 def compare(what, found, expected, absolute, meaning, relative=0.0):
     """Fail, naming the place and both numbers, unless two arrays (or tensors) are equal.
