@@ -108,17 +108,23 @@ def pytest_runtest_call():
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    """Below a failure stands what the test claims, and which of our functions it has called."""
+def pytest_runtest_makereport(item, call):
+    """Below a failure stands what the test claims, what does not hold, and whom it calls.
+
+    What does not hold names the numbers that an assertion compares.
+    """
     report = yield
     if report.failed and report.when == "call":
+        places = [each for each in call.excinfo.traceback if TESTS in Path(each.path).parents]
+        failed = " ".join(str(places[-1].statement).split()) if places else ""
         claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         papers = [value for value in given if isinstance(value, str) and value in MODELS]
         models = [f"{side}/{paper}.py" for paper in papers for side in ("accelerated", "reference")]
         named = [*models, *under_test(item.obj, given)]
         accused = "\n".join(f"  look at {name}" for name in named)
-        report.sections.append(("what it claims, and what may be wrong", f"{claim}\n{accused}"))
+        said = f"{claim}\n  this does not hold: {failed}\n{accused}"
+        report.sections.append(("what it claims, and what may be wrong", said))
     return report
 
 

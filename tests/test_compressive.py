@@ -17,7 +17,6 @@ from reference.variants import compressive as variants
 from tests.helpers.comparison import assert_agree, brute_force_softmax
 from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS
-from tests.models.compressive import SIMPLIFIED
 
 PAPER = PAPERS["compressive"]
 SMALL = PAPER.small
@@ -29,6 +28,7 @@ N = SMALL.segment  # 8
 M = SMALL.memory  # 12
 C = SMALL.compressed_memory  # 5
 RATE = SMALL.compression_rate  # 4
+SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
 
 
 def changed(**fields):

@@ -5,7 +5,6 @@ The models are found: see tests/helpers/variants.py.
 
 import copy
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.memory_replay import detach
-from accelerated.protocol import computing_in, keep_lanes
+from accelerated.protocol import computing_in, keep_lanes, require_gradient
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import (
     both_sides,
     check_rollout,
     dropout_from,
+    gradients,
     random_rows,
     random_segments,
     reference_gradients,
@@ -28,6 +28,7 @@ from tests.helpers.rollouts import (
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
+    MODEL_FILES,
     MORE_KINDS,
     ONE_OF_EACH,
     PAPERS,
@@ -35,8 +36,6 @@ from tests.helpers.variants import (
     over,
     variant,
 )
-
-MODEL_FILES = Path(__file__).parent / "models"
 
 
 def random_tokens(config, rng, lanes=2):
@@ -54,7 +53,7 @@ def test_every_model_has_the_references_config():
 
 
 def test_a_file_of_tests_models_belongs_to_a_model():
-    for path in MODEL_FILES.glob("*.py"):
+    for path in MODEL_FILES.glob("*.*"):
         assert path.stem in PAPERS, f"no model has the name of tests/models/{path.name}"
 
 
@@ -68,15 +67,14 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name):
-    """Logits, states, losses and gradients over segments; of one variant weights after five steps.
+    """Logits, states, losses and gradients over segments; a document starts in the second.
 
-    A document starts in the second segment. Every parameter gets gradient, except key biases and a
-    compression without a loss.
+    Every parameter gets gradient, except key biases and a compression without a loss. Weights after
+    five steps: training/test_loop.py.
     """
     config, rng, params, state, *_ = both_sides(paper, name)
     segments = random_segments(paper, name, rng)
-    steps = 5 if name in PAPERS[paper].kinds else 0
-    rows = check_rollout(paper, config, params, segments, state, name, steps)
+    rows = check_rollout(paper, config, params, segments, state, name)
 
     has_untrained_compression = getattr(config, "compression_loss", None) == "none"
     if name in PAPERS[paper].no_choice:
@@ -85,7 +83,7 @@ def test_accelerated_equals_reference(paper, name):
         silent = "key_bias" in parameter
         if has_untrained_compression:
             silent = silent or ".compression." in parameter
-        found = not rows[f"grad/{parameter}"].any()
+        found = not rows[f"gradient of {parameter}"].any()
         assert found == silent, f"{parameter} gets {'no' if found else 'a'} gradient"
 
 
@@ -111,26 +109,34 @@ def test_a_references_loss_of_a_document_is_that_of_a_rollout(paper, name):
 
 @over(EVERY_VARIANT)
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
-    """In training mode: logits, state and auxiliary losses, with the reference's random numbers."""
+    """In training mode, with the reference's random numbers: what is read, and all gradients.
+
+    Any numbers can be the gradients of the logits and the next state: here these are their own.
+    """
     sides = both_sides(paper, name, dropout=0.3)
-    ref = PAPERS[paper].reference
     tokens = random_tokens(sides.config, sides.rng)
-    expected = read_with_dropout(ref, sides, tokens, np.random.default_rng(7))
-    with torch.no_grad(), monkeypatch.context() as patch:
+    expected = read_with_dropout(PAPERS[paper].reference, sides, tokens, np.random.default_rng(7))
+    state = require_gradient(sides.torch_state)
+    with monkeypatch.context() as patch:
         patch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
-        output = sides.model.train()(torch.tensor(tokens), sides.torch_state)
-    actual = {"logits": output.logits} | named("state", output.state) | output.auxiliary
+        logits, after, auxiliary = sides.model.train()(torch.tensor(tokens), state)
+    carried = [field for field in (logits, *after) if field.requires_grad]
+    torch.autograd.backward(carried, [field.detach() for field in carried])
+    actual = {"logits": logits} | named("state", after) | auxiliary | gradients(sides.model)
+    for field, value in state._asdict().items():
+        actual[f"gradient of {field}"] = 0 * value if value.grad is None else value.grad
     assert_agree(expected, actual, LADDER, "with dropout")
 
 
 def read_with_dropout(ref, sides, tokens, rng):
-    """{name: array} of the reference's logits, next state and auxiliary losses."""
+    """{name: array} of the reference's logits, next state, auxiliary losses and gradients."""
     logits, after, cache = ref.forward(sides.params, sides.config, tokens, sides.state, rng)
     rows = {"logits": logits} | named("state", after)
     if hasattr(ref, "auxiliary_forward"):
         losses, _ = ref.auxiliary_forward(sides.params, sides.config, cache)
         rows |= {name: np.array(loss) for name, loss in losses.items()}
-    return rows
+    grads, dstate = ref.backward(sides.params, sides.config, cache, logits, after)
+    return rows | grads | named("gradient of", dstate, " ")
 
 
 @over(EVERY_VARIANT)

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 from accelerated import replay
 from accelerated.lab.speed.timing import peak_memory
 from accelerated.memory_replay import detach
-from accelerated.protocol import keep_lanes
 from tests.conftest import examples
-from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
     check_back_propagation,
-    gradients,
     random_rows,
-    setting,
     starting,
     torch_segments,
 )
@@ -183,26 +179,3 @@ def test_methods_take_only_seeds_from_the_global_generator(method):
 
     assert loss_of(0) != loss_of(1), "two processes drop the same"
     assert loss_of(1) == loss_of(1), "a process drops something else if it is run again"
-
-
-@pytest.mark.parametrize("method", replay.BACKPROP)
-def test_groups_of_lanes_add_up_to_all_lanes(method):
-    """Gradients and losses sum.
-
-    `divisor` is that of all lanes, `share` weighs a group's auxiliary losses.
-    """
-    model, segments, state = setting("compressive", "conv-attention_reconstruction", dropout=0.0)
-    expected = back_propagated(method, model, segments, state)
-    divisor = replay.count_scored(segments)
-    model.zero_grad()
-    found = {"loss": torch.zeros(())}
-    for lane in (slice(0, 1), slice(1, 2)):
-        own = [segment.keep_lanes(lane) for segment in segments]
-        state_of_lane = keep_lanes(state, lane)
-        loss, auxiliary, _ = replay.BACKPROP[method](model, own, state_of_lane, divisor, 0.5)
-        found["loss"] = found["loss"] + loss
-        assert len(auxiliary) == model.config.layers, "a loss of each layer's compression"
-        for name, value in auxiliary.items():
-            found[f"auxiliary.{name}"] = found.get(f"auxiliary.{name}", 0) + value
-    found |= gradients(model)
-    assert_agree({name: expected[name] for name in found}, found, 1e-11)

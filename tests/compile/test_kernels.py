@@ -25,20 +25,24 @@ DTYPE = torch.bfloat16 if ON_A_GPU else torch.float32
 SCALE = 0.3
 IGNORED = -100
 
-# (lanes, heads, queries, keys, width, columns, shift), and split and skip if the first keys have
+# Lanes, heads, queries, keys, width, columns and shift; split and skip if the first keys have
 # columns of their own; a table for all queries if shift is 0
-CASES = {
-    "one tile": (1, 2, 16, 24, 16, 8, 0, 0, 0),
-    "a sliding window": (2, 3, 40, 64, 16, 24, 0, 0, 0),
-    "whole tiles of a window": (1, 2, 192, 256, 16, 64, 0, 0, 0),
-    "a window of one": (1, 1, 35, 36, 16, 1, 0, 0, 0),
-    "the last key in a tile of its own": (1, 1, 64, 98, 16, 34, 0, 0, 0),
-    "causal with memory": (2, 2, 40, 112, 16, 112, 39, 0, 0),
-    "whole tiles, causal": (1, 1, 160, 480, 16, 480, 159, 0, 0),
-    "causal without memory": (1, 2, 33, 33, 32, 33, 32, 0, 0),
-    "distances of the first keys' own": (2, 2, 40, 112, 16, 152, 39, 50, 40),
-    "whole tiles, own distances": (1, 1, 64, 192, 16, 256, 63, 64, 64),
-}
+LISTED = """
+    one tile:                            1   2  16  24  16   8   0   0   0
+    a sliding window:                    2   3  40  64  16  24   0   0   0
+    whole tiles of a window:             1   2 192 256  16  64   0   0   0
+    a window of one:                     1   1  35  36  16   1   0   0   0
+    the last key in a tile of its own:   1   1  64  98  16  34   0   0   0
+    causal with memory:                  2   2  40 112  16 112  39   0   0
+    whole tiles, causal:                 1   1 160 480  16 480 159   0   0
+    causal without memory:               1   2  33  33  32  33  32   0   0
+    distances of the first keys' own:    2   2  40 112  16 152  39  50  40
+    whole tiles, own distances:          1   1  64 192  16 256  63  64  64
+"""
+CASES = {}
+for row in LISTED.strip().splitlines():
+    name, numbers = row.split(":")
+    CASES[name.strip()] = [*map(int, numbers.split())]
 
 
 @pytest.fixture(autouse=True)

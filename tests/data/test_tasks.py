@@ -198,13 +198,3 @@ def test_a_segment_moves_with_its_task():
     moved = segment.to(torch.device("meta"))
     for field, value in moved.task._asdict().items():
         assert value.is_meta, f"{field} of the task stays where it was"
-
-
-def test_impossible_settings_are_refused():
-    for values, words in (
-        ({"infilling": -0.1}, "infilling is -0.1"),
-        ({"recall": 1.5}, "recall is 1.5"),
-        ({"infilling": 0.7, "recall": 0.7}, "add up to more than 1"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            TaskConfig(**values)

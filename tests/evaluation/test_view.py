@@ -180,29 +180,36 @@ def test_every_token_has_the_losses_of_scoring(case):
         [nats] = token_nats(run.model, [document], 2, clear_memory=bool(which))
         total = evaluate(run.model, [document], run.tokenizer, 2, clear_memory=bool(which))
         losses = np.array(losses_of(data, which), float)
-        np.testing.assert_allclose(losses, nats / BIT, atol=5.1e-5)
+        np.testing.assert_allclose(losses, nats / BIT, atol=5.1e-5, err_msg=f"losses, {key}")
         bits = total.nats / BIT
-        assert data["bits"][which] == pytest.approx(bits, rel=1e-9)
-        assert case.record[key]["nats"] == pytest.approx(total.nats, rel=1e-9)
+        exact = {"page": data["bits"][which], "record": case.record[key]["nats"] / BIT}
+        assert exact == pytest.approx(dict.fromkeys(exact, bits), rel=1e-9), key
         assert f"{total.bits_per_byte:.4f}" in case.lines
-        assert sum(bar[which] for bar in bars) == pytest.approx(bits, abs=5e-3)
-        assert sum(segment["bits"][which] for segment in segments) == pytest.approx(bits, abs=5e-3)
-    assert data["scored"] == case.record["tokens"] == total.tokens
-    assert data["bytes"] == total.text_bytes
-    assert sum(bar[2] for bar in bars) == total.text_bytes
-    assert sum(segment["bytes"] for segment in segments) == total.text_bytes
+        rounded = {
+            "bars": sum(bar[which] for bar in bars),
+            "segments": sum(segment["bits"][which] for segment in segments),
+        }
+        assert rounded == pytest.approx(dict.fromkeys(rounded, bits), abs=5e-3), key
+    tokens = {"page": data["scored"], "record": case.record["tokens"]}
+    assert tokens == dict.fromkeys(tokens, total.tokens), "tokens that are scored"
+    text = {
+        "page": data["bytes"],
+        "bars": sum(bar[2] for bar in bars),
+        "segments": sum(segment["bytes"] for segment in segments),
+    }
+    assert text == dict.fromkeys(text, total.text_bytes), "bytes of the text that is scored"
 
 
 def test_a_page_shows_all_tokens_of_the_longest_document(case):
     data = case.data
-    assert case.record["document"] == 3
-    assert data["documents"] == 4
-    assert case.record["segments"] == [1, data["count"]]
+    found = {"document": case.record["document"], "of": data["documents"]}
+    assert found == {"document": 3, "of": 4}, "the longest of four"
+    assert case.record["segments"] == [1, data["count"]], "all segments are shown"
     tokens = []
     for segment in data["segments"]:
         tokens += segment["tokens"]
-    assert tokens == case.document.targets.tolist()
-    assert text_of(data) == TEXT
+    assert tokens == case.document.targets.tolist(), "the document's tokens"
+    assert text_of(data) == TEXT, "the document's text"
 
 
 def test_the_likeliest_tokens_are_those_of_the_logits(case):
@@ -218,14 +225,18 @@ def test_the_likeliest_tokens_are_those_of_the_logits(case):
         tokens[0, : len(read)] = read
         cleared = model(tokens, model.initial_state(1)).logits
         carried, state, _ = model(tokens, state)
-        assert segment["at"] == window.first
+        assert segment["at"] == window.first, "the first token that a segment shows"
         rows = slice(window.first - 1 - window.start, window.stop - window.start)
         for (ids, shown), logits in zip(segment["likely"], (carried, cleared), strict=True):
             probabilities, expected = logits[0, rows].softmax(-1).topk(5)
-            assert ids == expected.tolist()
-            assert shown == (probabilities * 10_000).round().long().tolist()
+            assert ids == expected.tolist(), "the five likeliest tokens"
+            shares = (probabilities * 10_000).round().long().tolist()
+            assert shown == shares, "their probabilities, in 1/10,000"
         for shares in segment.get("shares", []):
-            assert abs(sum(shares) - 1000) <= len(case.data["looked"]["parts"])
+            off = abs(sum(shares) - 1000)
+            assert off <= len(case.data["looked"]["parts"]), (
+                f"shares of attention add up to {off} off"
+            )
 
 
 def test_a_softmax_over_memory_alone_has_no_shares(tmp_path):
@@ -244,7 +255,8 @@ def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
         trained_run("memformer", "decoder-only", [document]), tmp_path / "page.html"
     )
     assert text_of(data) == "B4,?B4.?B4\0"
-    assert data["scored"] == data["bytes"] == 2
+    found = {"tokens": data["scored"], "bytes": data["bytes"]}
+    assert found == {"tokens": 2, "bytes": 2}, "two answers are scored"
     assert [place for place, loss in enumerate(losses_of(data, 0)) if loss] == [4, 8]
 
 
@@ -257,11 +269,11 @@ def test_joined_documents_add_up_to_the_split(tmp_path):
     record, _, data = page_of(run, tmp_path / "page.html")
     nats = evaluate(run.model, run.documents, BYTES, 1).nats
     assert record["memory_carried"]["nats"] == pytest.approx(nats, rel=1e-9)
-    assert record["tokens"] == run.count_predictions()
-    assert data["joined"]
-    assert data["documents"] == 1
-    # Nothing is scored where documents meet; the one of a single token is left out
-    assert losses_of(data, 0).count(None) == 3
+    assert record["tokens"] == run.count_predictions(), "tokens of the split"
+    found = {name: data[name] for name in ("joined", "documents")}
+    assert found == {"joined": True, "documents": 1}
+    meeting = "nothing is scored where documents meet; the one of a single token is left out"
+    assert losses_of(data, 0).count(None) == 3, meeting
 
 
 def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
@@ -271,13 +283,12 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     record, lines, some = page_of(run, tmp_path / "some.html", first=4, segments=3)
     assert record["segments"] == [4, 6]
     assert "segments 4 to 6 are in" in lines[-1]
-    assert some["segments"] == whole["segments"][3:6]
-    assert (some["first"], some["before"], some["count"]) == (4, TEXT[24], 8)
-    assert some["overview"] == whole["overview"]
-    assert some["bits"] == whole["bits"]
+    expected = {"segments": whole["segments"][3:6], "first": 4, "before": TEXT[24], "count": 8}
+    expected |= {name: whole[name] for name in ("overview", "bits")}
+    assert {name: some[name] for name in expected} == expected, "of segments 4 to 6"
     monkeypatch.setattr(view, "TOKENS", 30)
     record, _, _ = page_of(run, tmp_path / "few.html", first=2)
-    assert record["segments"] == [2, 4]
+    assert record["segments"] == [2, 4], "as many as have 30 tokens"
     run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
     new = run.model.config.segment - overlap_of(run.model.config)
     record, _, _ = page_of(run, tmp_path / "overlapping.html")
@@ -296,8 +307,8 @@ def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
     run = trained_run("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
     strip = data["overview"]
-    assert strip["segments"] == 3
-    assert [bar[2] for bar in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48]
+    assert strip["segments"] == 3, "segments of a bar"
+    assert [bar[2] for bar in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48], "bytes of each bar"
 
 
 def test_the_strongest_shade_is_that_of_the_largest_gains_or_losses():

@@ -24,9 +24,6 @@ LADDER = 1e-9
 # Finite differences of operations, in every entry of every input
 STEP = 1e-5
 OPERATION = 1e-6
-# Finite differences of models; the second step is for a kink of ReLU inside the first
-MODEL_STEPS = (1e-6, 1e-7)
-MODEL_TOLERANCE = 2e-6
 # Of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 SIZES = st.sampled_from([0.0, 1.0, 30.0])
 SEEDS = st.integers(0, 2**31)
@@ -159,36 +156,3 @@ def check_operation(objective, inputs, gradients, title=""):
                 ends.append(objective(inputs | {name: moved}))
             numeric[name][index] = (ends[0] - ends[1]) / (2 * STEP)
     assert_agree(numeric, gradients, OPERATION, title)
-
-
-def check_directions(objective, inputs, gradients, rng, title=""):
-    """Compare the derivative of objective(inputs) along a random direction with that by gradients.
-
-    The direction goes through all inputs. Each moves by as much as makes its share of the
-    derivative about 1, so that none hides behind another. If the sums differ, each input is
-    compared by itself, so that the wrong one is named.
-    """
-    directions = {}
-    by_hand = {}
-    for name, value in inputs.items():
-        scale = min(10.0, 1 / max(np.linalg.norm(gradients[name]), 1e-9))
-        directions[name] = scale * rng.standard_normal(value.shape)
-        by_hand[name] = (gradients[name] * directions[name]).sum()
-
-    def numeric(names, step):
-        ends = []
-        for sign in (1, -1):
-            moved = {name: inputs[name] + sign * step * directions[name] for name in names}
-            ends.append(objective(inputs | moved))
-        return (ends[0] - ends[1]) / (2 * step)
-
-    size = np.sqrt(len(inputs))  # what the sum's error is relative to
-    total = sum(by_hand.values())
-    found = min((numeric(inputs, step) for step in MODEL_STEPS), key=lambda x: abs(x - total))
-    expected = {"derivative": np.array([size, found])}
-    actual = {"derivative": np.array([size, total])}
-    if not abs(found - total) <= MODEL_TOLERANCE * size:
-        for name in inputs:
-            expected[name] = np.array([1.0, numeric([name], MODEL_STEPS[1])])
-            actual[name] = np.array([1.0, by_hand[name]])
-    assert_agree(expected, actual, MODEL_TOLERANCE, title)

@@ -10,18 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
+from accelerated.protocol import computing_in, state_from
 from reference import rollout
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.variants import PAPERS
-
-RATE = 1e-3  # of gradient descent on both sides
-MOMENTUM = 0.9
-
+from tests.start_here.strategies import Setting, by_numpy, plain_bptt
 
 # What is read
 
@@ -128,40 +124,6 @@ def gradients(model):
     return found
 
 
-def reference_rollout(ref, params, config, segments, state):
-    """{name: array} of losses, logits, states and gradients, by the names of docs/vectors."""
-    rows, caches, _ = rollout.rollout_forward(ref, params, config, segments, state)
-    grads, dstate = rollout.rollout_backward(ref, params, config, caches)
-    by_name = {f"grad/{name}": value for name, value in grads.items()}
-    return rows | by_name | named("grad_state", dstate, "/")
-
-
-def accelerated_rollout(model, segments, state):
-    """The same for a model; leaves the gradients in .grad."""
-    leaf = require_gradient(state)
-    state = leaf
-    nats = 0.0
-    extra = 0.0
-    rows = {}
-    for k, segment in enumerate(segments):
-        starts = segment.starts
-        state = replace_lanes(starts, model.initial_state(len(starts)), state)
-        logits, state, auxiliary = model(segment.tokens, state, *replay.task_of(segment))
-        scored = segment.scored
-        loss = cross_entropy(logits[scored], segment.targets[scored], reduction="sum")
-        nats = nats + loss
-        extra = extra + sum(auxiliary.values())
-        rows |= {f"{k}/logits": logits, f"{k}/loss": loss} | named(f"{k}/next", state)
-        rows |= {f"{k}/auxiliary.{name}": value for name, value in auxiliary.items()}
-
-    objective = nats / rollout.count_scored(segments) + extra / len(segments)
-    objective.backward()
-    rows |= {f"grad/{name}": gradient for name, gradient in gradients(model).items()}
-    dstate = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
-    rows |= named("grad_state", type(leaf)(*dstate), "/")
-    return rows | {"objective": objective}
-
-
 def back_propagated(method, model, segments, state, dtype=torch.float64):
     """{name: tensor} of a method's loss, auxiliary losses, gradients and next state, in dtype.
 
@@ -179,13 +141,12 @@ def back_propagated(method, model, segments, state, dtype=torch.float64):
     return {"loss": loss} | losses | gradients(model) | named("state", after)
 
 
-def reference_gradients(paper, params, config, segments, starts, state=None):
-    """The same rows by the reference; from a document's start unless a state is given."""
+def reference_gradients(paper, params, config, segments, starts):
+    """The same rows by the reference, from a document's start."""
     ref = PAPERS[paper].reference
     segments = reference_segments(segments, starts)
     count = len(segments)
-    if state is None:
-        state = ref.initial_state(params, config, len(starts[0]))
+    state = ref.initial_state(params, config, len(starts[0]))
     rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
     grads, _ = rollout.rollout_backward(ref, params, config, caches)
 
@@ -200,31 +161,18 @@ def reference_gradients(paper, params, config, segments, starts, state=None):
 # Both sides compared
 
 
-def check_rollout(paper, config, params, segments, state, title, steps=0):
-    """Compare everything over the segments, then the weights after so many steps of descent.
+def check_rollout(paper, config, params, segments, state, title):
+    """Compare everything over the segments; a document starts in the second.
 
-    A document starts in the second segment. Returns the reference's rows.
+    Returns the reference's rows.
     """
-    ref = PAPERS[paper].reference
-    model = PAPERS[paper].model_with(params, config)
-    starts = in_lane_1(segments)
-    by_numpy = reference_segments(segments, starts)
-    by_torch = torch_segments(paper, segments, starts)
-    torch_state = PAPERS[paper].to_torch(state)
-    rows = reference_rollout(ref, params, config, by_numpy, state)
-    assert_agree(rows, accelerated_rollout(model, by_torch, torch_state), LADDER, title)
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    velocity = {name: np.zeros_like(value) for name, value in params.items()}
-    for _ in range(steps):  # two segments are enough to train on
-        optimizer.zero_grad()
-        found = reference_rollout(ref, params, config, by_numpy[:2], state)
-        accelerated_rollout(model, by_torch[:2], torch_state)
-        optimizer.step()
-        velocity = {name: MOMENTUM * velocity[name] + found[f"grad/{name}"] for name in params}
-        params = {name: value - RATE * velocity[name] for name, value in params.items()}
-    weights = dict(model.state_dict())
-    assert_agree(params, weights, LADDER, f"{title}: weights after {steps} steps")
+    own = PAPERS[paper]
+    setting = Setting(
+        own.reference, config, params, state, own.model_with(params, config), rng=None
+    )
+    segments = reference_segments(segments, in_lane_1(segments))
+    rows = by_numpy(setting, segments)
+    assert_agree(rows, plain_bptt(setting, segments), LADDER, title)
     return rows
 
 

@@ -1,14 +1,16 @@
 """Every model for the tests: small configs, their variants, random states and weights.
 
-A model is found by its name in accelerated.models.NAMES. What its tests must know stands in
-tests/models/NAME.py. A model without such a file is tested with the defaults that stand here: its
-TEST_CONFIG config as the only variant.
+A model is found by its name in accelerated.models.NAMES. Its variants stand in
+tests/models/NAME.txt, and NAME.py has what is computed. A model without such files is tested with
+the defaults that stand here: its TEST_CONFIG config as the only variant.
 """
 
+import collections
 import dataclasses
 import importlib
 import importlib.util
 import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ import torch
 
 from accelerated.data.lanes import Task
 from accelerated.models import NAMES, model_class, presets_of
+from reference.gradients import fields_of
+
+MODEL_FILES = Path(__file__).parents[1] / "models"
 
 
 class Paper:
@@ -33,31 +38,38 @@ class Paper:
         self.has_compilable = "@compilable" in source
         self.has_checkpointable = "CheckpointableLayer" in source
 
-        own = file_of(name)
-        # {name: the fields of `small` that it changes}
-        self.variants = getattr(own, "VARIANTS", {"small": {}})
-        first = next(iter(self.variants))
+        self.variants = {}  # {name: the fields of `small` that it changes}
+        # {variant: (how many tokens back attention reaches, a part of what `describe` says)}
+        self.described = {}
+        self.wrong_lengths = {}  # {length of a segment: a part of the refusal}
+        marked = collections.defaultdict(list)  # {word: the variants that have it}
+        for row in rows_of(name, self.small):
+            first, rest = row.split(" ", 1)
+            if first == "says":
+                variant, reach, words = rest.split(" ", 2)
+                self.described[variant] = int(reach), words
+            elif first == "refuses":
+                length, words = rest.split(" ", 1)
+                self.wrong_lengths[int(length)] = words
+            else:
+                words, brace, changes = rest.partition("{")
+                self.variants[first] = fields_of(brace + changes)
+                for word in words.split():
+                    marked[word].append(first)
         # Variants that differ in their state's fields and in what carries gradient
-        self.kinds = getattr(own, "KINDS", (first,))
+        self.kinds = marked["kind"]
         # Also variants whose tokens read or write other rows
-        self.more_kinds = getattr(own, "MORE_KINDS", ())
+        self.more_kinds = marked["more"]
         # Also variants with a gate, a compression or a pooling that none of those has
-        self.other_types = getattr(own, "OTHER_TYPES", ())
+        self.other_types = marked["other"]
         # Variants with a softmax over a single entry, which has no gradient
-        self.no_choice = getattr(own, "NO_CHOICE", ())
+        self.no_choice = marked["no-choice"]
         # Variants that read a Task, and random_task(config, rng, kind of each lane)
-        self.tasks = getattr(own, "READ_TASKS", ())
+        self.tasks = marked["tasks"]
+        own = file_of(name)
         self.random_task = getattr(own, "random_task", None)
         # By how many tokens the last segment may be shorter than the others
         self.shorter = getattr(own, "SHORTER", 0)
-        # {segment length that `small` does not read: a part of the error message}
-        n = self.small.segment
-        refused = {length: f"{length} tokens" for length in (0, n + 1)}
-        self.wrong_lengths = getattr(own, "WRONG_LENGTHS", refused)
-        # {variant: (how many tokens back attention reaches, a part of what `describe` says)}
-        self.described = getattr(own, "DESCRIBED", {})
-        # Fields of the next state through which gradient may arrive
-        self.carried = getattr(own, "CARRIED", ())
         # Fields that have float32 at least; None is what the initial state has
         self.long_lived = getattr(own, "LONG_LIVED", ()) if own else None
         # Whether it solves a system in float32, in whatever type the model computes
@@ -101,6 +113,14 @@ class Paper:
         """Turn a reference's State or Task into the accelerated one."""
         kind = Task if type(arrays).__name__ == "Task" else self.module.State
         return kind(*(torch.tensor(field) for field in arrays))
+
+
+def rows_of(name, config):
+    """The rows of tests/models/NAME.txt, or those of a model without one."""
+    path = MODEL_FILES / f"{name}.txt"
+    if path.exists():
+        return [row for row in path.read_text("utf-8").splitlines() if row[0] != "#"]
+    return ["small kind {}", *(f"refuses {n} {n} tokens" for n in (0, config.segment + 1))]
 
 
 def file_of(name):

@@ -6,6 +6,7 @@ Their folders are written by that package's save_pretrained, with random weights
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -236,34 +237,16 @@ def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders, nam
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-REFUSED = {  # what: (decoder, files that are taken away, the message)
-    "its tokens see later ones": ("bert", [], "recurrence fits no BertLMHeadModel"),
-    "logits by another function": ("capped", [], "recurrence fits no Gemma2ForCausalLM"),
-    "no causal head": ("headless", [], "it has no lm_head.weight; expected a causal decoder"),
-    "without config.json": ("llama", ["config.json"], "or another decoder's folder with its"),
-    "without weights": ("llama", ["model.safetensors"], "no file named model.safetensors"),
-    "without a tokenizer": ("llama", ["tokenizer.json"], "it has no tokenizer.json"),
-}
+LISTED = Path(__file__).with_name("decoders.txt").read_text("utf-8")
+REFUSED = [line.split(" => ") for line in LISTED.splitlines() if line[0] != "#"]
 
 
-DESCRIBED = {  # what its config.json says: the message
-    "code of its own": ({"auto_map": {"AutoModel": "code.Model"}}, "code of its own (auto_map)"),
-    "a kernel to fetch": ({"_attn_implementation": "someone/kernel"}, "names kernels of its own"),
-    "experts' kernels": ({"experts_implementation": "a/b"}, "names kernels of its own"),
-    "quantised": ({"quantization_config": {"quant_method": "hqq"}}, "names quantised weights"),
-    "deep inside": ({"text_config": {"quantization_config": {}}}, "names quantised weights"),
-    "an unknown kind": ({"model_type": "novel"}, "has no model_type 'novel'"),
-    "no kind": ({"model_type": ["llama"]}, "cannot be used: "),
-    "endless": ({"num_hidden_layers": 10**9}, "at most 10000 are made"),
-    "no number": ({"hidden_size": "wide"}, "cannot be used: "),
-}
-
-
-@pytest.mark.parametrize("what", [*REFUSED, *DESCRIBED])
-def test_a_folder_that_cannot_be_used_is_refused_in_one_line(changed, what):
-    name, missing, message = REFUSED.get(what, ("llama", [], ""))
-    fields, message = DESCRIBED.get(what, ({}, message))
-    folder = changed(name, **fields)
+@pytest.mark.parametrize("row, message", REFUSED)
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(changed, row, message):
+    """Each is a row of decoders.txt."""
+    head, brace, fields = row.partition("{")
+    name, *missing = head.split()
+    folder = changed(name, **json.loads(brace + fields or "{}"))
     for file in missing:
         (folder / file).unlink()
     assert message in refusal(load_weights, folder)

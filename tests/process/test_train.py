@@ -353,12 +353,6 @@ def test_tokens_are_those_that_all_processes_read(monkeypatch):
     assert run.tokens == scored == 2 * 8
 
 
-def test_speed_is_that_of_the_bar():
-    read = SimpleNamespace(tokens=600)
-    bar = SimpleNamespace(format_dict={"elapsed": 2.0})
-    assert runs.Run.tokens_per_second(read, bar) == 300
-
-
 def test_epochs_say_how_many_steps_and_the_log_says_how_fast(compressive, monkeypatch, capsys):
     """There are 1,350 segments, and a step reads 6 of 8 tokens. The rest: training/test_loop.py."""
     monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, bar: run.tokens)

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from accelerated.data import lanes
 from accelerated.models import model_class, presets_of
-from reference.rollout import Segment, count_scored
+from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 
 LARGEST = 13  # of all sizes
 DEEPEST = 3  # layers
@@ -232,6 +232,33 @@ def beginning(initial, starts, carried):
         chosen = starts.reshape(-1, *[1] * (new.dim() - 1))  # (B, 1, ...), as many axes as a field
         fields.append(torch.where(chosen, new, old))
     return carried._make(fields)
+
+
+def by_numpy(setting, segments):
+    """The same by the reference, whose backward pass is written by hand."""
+    reference, config, params, state, *_ = setting
+    rows, caches, _ = rollout_forward(reference, params, config, segments, state)
+    grads, dstate = rollout_backward(reference, params, config, caches)
+    rows |= {f"gradient of {key}": grad for key, grad in grads.items()}
+    for key, grad in dstate._asdict().items():
+        if grad.dtype.kind == "f":  # token ids and flags have none
+            rows[f"gradient of the first {key}"] = grad
+    return rows
+
+
+# ----------------------------------------------------------------------------
+# reading
+def logits_by_segments(read, config, text, state):
+    """Logits (B, n, V) of a text (B, n), each by the first segment that reads it.
+
+    Segments may overlap. read(tokens, state) gives logits, the next state and a third thing.
+    """
+    overlap = getattr(config, "overlap", 0)
+    logits = []
+    for start in range(0, text.shape[1] - overlap, config.segment - overlap):
+        found, state, _ = read(text[:, start : start + config.segment], state)
+        logits.append(found[:, overlap:] if start else found)
+    return np.concatenate(logits, axis=1)
 
 
 # ----------------------------------------------------------------------------

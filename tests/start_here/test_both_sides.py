@@ -11,9 +11,15 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from accelerated.models import NAMES
-from reference.rollout import rollout_backward, rollout_forward
 from tests.conftest import examples
-from tests.start_here.strategies import compare, largest, plain_bptt, rollouts, settings_of
+from tests.start_here.strategies import (
+    by_numpy,
+    compare,
+    largest,
+    plain_bptt,
+    rollouts,
+    settings_of,
+)
 
 RELATIVE = 1e-9  # to an array's largest number; float64 rounds at 1e-16
 ABSOLUTE = 1e-10
@@ -38,15 +44,3 @@ def test_numpy_equals_pytorch(name, data):
     )
     for key, right in expected.items():
         compare(f"{name}'s {key}", found[key], right, RELATIVE * largest(right) + ABSOLUTE, MEANING)
-
-
-def by_numpy(setting, segments):
-    """{name: array} of all that a rollout gives, in the order of computation."""
-    reference, config, params, state, *_ = setting
-    rows, caches, _ = rollout_forward(reference, params, config, segments, state)
-    grads, dstate = rollout_backward(reference, params, config, caches)
-    rows |= {f"gradient of {key}": grad for key, grad in grads.items()}
-    for key, grad in dstate._asdict().items():
-        if grad.dtype.kind == "f":  # token ids and flags have none
-            rows[f"gradient of the first {key}"] = grad
-    return rows

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accelerated.generation.any_model import stepper_of
 from accelerated.models import NAMES
 from tests.conftest import examples
-from tests.start_here.strategies import compare, largest, settings_of
+from tests.start_here.strategies import compare, largest, logits_by_segments, settings_of
 
 TOLERANCE = 1e-9  # float64
 MEANING = "generation would continue another text than the one that was read"
@@ -39,8 +39,9 @@ def test_generation_equals_reading(name, data):
     goes_back_at = data.draw(st.integers(0, count - 1), label="goes back to")
     goes_on_for = data.draw(st.integers(1, length + 1), label="tokens of another text before")
 
-    expected = read_by_segments(model, tokens, setting.in_torch(setting.state), overlap)
-    stream = stepper.start(setting.in_torch(setting.state))
+    state = setting.in_torch(setting.state)
+    expected = logits_by_segments(model, setting.config, tokens, state)
+    stream = stepper.start(state)
     for place, token in enumerate(tokens.unbind(1)):
         if place == goes_back_at:
             other_stream = stream
@@ -51,13 +52,3 @@ def test_generation_equals_reading(name, data):
         what = f"{name}: token {place}'s logits by lane and word{when}"
         right = expected[:, place]
         compare(what, logits, right, TOLERANCE * (1 + largest(right)), MEANING)
-
-
-def read_by_segments(model, tokens, state, overlap):
-    """Logits (B, n, V) of tokens (B, n), each by the first segment that reads it."""
-    logits = []
-    length = model.config.segment
-    for start in range(0, tokens.shape[1] - overlap, length - overlap):
-        found, state, _ = model(tokens[:, start : start + length], state)
-        logits.append(found[:, overlap:] if start else found)
-    return torch.cat(logits, 1)

@@ -25,7 +25,7 @@ from accelerated.generation.any_model import stepper_of
 from accelerated.models import NAMES, model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 from tests.conftest import examples
-from tests.start_here.strategies import settings_of
+from tests.start_here.strategies import logits_by_segments, settings_of
 
 # Sizes differ, so that no axis is taken for another: N is 4, S is 5, W is 2
 SIZES = {"vocabulary": 19, "width": 18, "heads": 3, "feed_forward": 7, "segment": 4}
@@ -261,7 +261,7 @@ def test_a_token_changes_no_earlier_prediction_and_no_other_lane(name, data):
     may_differ[0, place:] = True
 
     for read, tolerance in TOLERANCES.items():
-        apart = np.abs(read(setting, changed, overlap) - read(setting, text, overlap)).max(-1)
+        apart = np.abs(read(setting, changed) - read(setting, text)).max(-1)
         differs = apart > tolerance  # (lanes, tokens)
         picture = draw_differences(differs, may_differ)
         assert not (differs & ~may_differ).any(), (
@@ -274,28 +274,17 @@ def test_a_token_changes_no_earlier_prediction_and_no_other_lane(name, data):
         )
 
 
-def numpys_logits(setting, text, overlap):
-    """Logits (B, n, V) of text (B, n), each by the first segment that reads it."""
-    state = setting.state
-    logits = []
-    for start in (0, setting.config.segment - overlap):
-        segment = text[:, start : start + setting.config.segment]
-        found, state, _ = setting.reference.forward(setting.params, setting.config, segment, state)
-        logits.append(found[:, overlap:] if start else found)
-    return np.concatenate(logits, axis=1)
+def numpys_logits(setting, text):
+    read = partial(setting.reference.forward, setting.params, setting.config)
+    return logits_by_segments(read, setting.config, text, setting.state)
 
 
-def pytorchs_logits(setting, text, overlap):
+def pytorchs_logits(setting, text):
     state = setting.in_torch(setting.state)
-    logits = []
-    for start in (0, setting.config.segment - overlap):
-        segment = torch.tensor(text[:, start : start + setting.config.segment])
-        found, state, _ = setting.model.eval()(segment, state)
-        logits.append(found[:, overlap:] if start else found)
-    return torch.cat(logits, 1).numpy()
+    return logits_by_segments(setting.model.eval(), setting.config, torch.tensor(text), state)
 
 
-def logits_by_steps(setting, text, overlap):
+def logits_by_steps(setting, text):
     """As in generation."""
     stepper = stepper_of(setting.model.eval())
     stream = stepper.start(setting.in_torch(setting.state))

@@ -18,19 +18,16 @@ pass begins. Memory Replay Back-Propagation (MRBP) keeps only the memories, whic
    through segment t, into the weights and into M_t: that of its loss, and that of M_{t+1}, which
    segment t + 1 has just left.
 
-So every segment is computed twice, and the activations of only one exist at a time. `full_bptt` and
-`memory_replay` below are the two methods on a model of three matrices. Then comes Memformer in
-NumPy, and every model in PyTorch. All numbers are float64 (tests/conftest.py makes it torch's
-default).
+So every segment is computed twice, and the activations of only one exist at a time. The methods are
+`memory_replay` of reference/memformer.py, by the lines of Algorithm 1, and those by which every
+model is trained, of accelerated/replay.py. Full BPTT is `plain_bptt` of strategies.py: one graph of
+all segments. All numbers are float64 (tests/conftest.py makes it torch's default).
 """
-
-import weakref
 
 import pytest
 import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
 
 from accelerated import replay
 from accelerated.models import NAMES
@@ -38,123 +35,9 @@ from reference import memformer
 from tests.conftest import examples
 from tests.start_here.strategies import compare, largest, plain_bptt, rollouts, settings_of
 
-# No two sizes are equal, so that no axis is taken for another
-V = 11  # vocabulary
-B = 8  # lanes: documents side by side
-D = 6  # width
-N = 4  # tokens of a segment
 RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
 MEANING = "that is BPTT's, and training by another would not learn what full BPTT learns"
-
-
-# ----------------------------------------------------------------------------
-# the two methods, on a model of three matrices
-def read_segment(weights, tokens, targets, memory):
-    """(loss, next memory) of a segment, whose tokens (B, N) see memory (B, D)."""
-    embedding, keep, write = weights
-    x = embedding[tokens]  # (B, N, D)
-    logits = torch.tanh(x + memory[:, None]) @ embedding.T  # (B, N, V)
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    next_memory = torch.tanh(memory @ keep + x.mean(1) @ write)  # (B, D)
-    return loss, next_memory
-
-
-def full_bptt(weights, rollout, memory):
-    """One graph of all segments, and one backward pass through all of it."""
-    total = 0.0
-    for tokens, targets in rollout:
-        loss, memory = read_segment(weights, tokens, targets, memory)
-        total = total + loss
-    total.backward()
-
-
-def memory_replay(weights, rollout, first_memory):
-    """Algorithm 1, with the numbers of its lines. It leaves the same gradients in .grad."""
-    memory = first_memory.detach()
-    replay_buffer = [memory]  # 1-2
-    with torch.no_grad():
-        for tokens, targets in rollout[:-1]:  # 3
-            _, memory = read_segment(weights, tokens, targets, memory)  # 4
-            replay_buffer.append(memory)  # 5
-
-    gradient = torch.zeros_like(memory)  # 7: no loss depends on the last memory
-    for tokens, targets in reversed(rollout):  # 8
-        memory = replay_buffer.pop().requires_grad_()
-        loss, next_memory = read_segment(weights, tokens, targets, memory)  # 9-10
-        loss.backward(retain_graph=True)  # 11
-        next_memory.backward(gradient)  # 12
-        gradient = memory.grad  # what lines 11 and 12 left: the gradient of M_t
-    first_memory.grad = gradient
-
-
-def small_setting(segments):
-    """(weights and first memory by name, rollout), all random."""
-    shapes = {"embedding": (V, D), "keep": (D, D), "write": (D, D), "the first memory": (B, D)}
-    arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
-    rollout = []
-    for _ in range(segments):
-        tokens, targets = torch.randint(V, (2, B, N))
-        rollout.append((tokens, targets))
-    return arrays, rollout
-
-
-def gradients_by(method, arrays, rollout):
-    """{name: gradient} of the weights and of the first memory."""
-    leaves = {name: array.clone().requires_grad_() for name, array in arrays.items()}
-    *weights, memory = leaves.values()
-    method(weights, rollout, memory)
-    return {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
-
-
-@given(seed=st.integers(0, 2**31), segments=st.integers(2, 4))
-def test_algorithm_1_has_the_gradients_of_full_bptt(seed, segments):
-    """Section 2.4: the gradients of the losses and of the next memories are all that BPTT has."""
-    torch.manual_seed(seed)
-    arrays, rollout = small_setting(segments)
-    expected = gradients_by(full_bptt, arrays, rollout)
-    found = gradients_by(memory_replay, arrays, rollout)
-    compare_all("Algorithm 1", found, expected)
-
-
-class Box:
-    """What autograd keeps in a tensor's place. It is gone as soon as the tensor is not needed."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-def most_kept(method, segments):
-    """The most tensors that autograd keeps at any time for the backward pass."""
-    arrays, rollout = small_setting(segments)
-    kept = weakref.WeakSet()  # without the boxes that are gone
-    counts = []
-
-    def keep(tensor):
-        box = Box(tensor.detach())
-        kept.add(box)
-        counts.append(len(kept))
-        return box
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda box: box.tensor):
-        gradients_by(method, arrays, rollout)
-    return max(counts)
-
-
-def test_mrbp_keeps_no_more_for_a_longer_rollout():
-    """Section 2.4: BPTT stores the activations of all segments, MRBP those of one at a time."""
-    bptt_3 = most_kept(full_bptt, 3)
-    bptt_12 = most_kept(full_bptt, 12)
-    assert bptt_12 == 4 * bptt_3, (
-        f"BPTT keeps {bptt_3} tensors for 3 segments and {bptt_12} for 12. It should be 4 times as "
-        "many, so this test does not count what a graph keeps"
-    )
-    mrbp_3 = most_kept(memory_replay, 3)
-    mrbp_12 = most_kept(memory_replay, 12)
-    assert mrbp_12 == mrbp_3, (
-        f"MRBP keeps {mrbp_3} tensors for 3 segments and {mrbp_12} for 12. The graph of a segment "
-        "outlives it, and a long rollout will not fit into memory"
-    )
 
 
 # ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from reference.gradients import fields_of
 
 CONFIGS: dict = {}  # {paper: the config that its cases change}
 VARIANTS: dict = {}  # {paper: {case: the fields of its config that it changes}}
+TASKS: dict = {}  # {(paper, case): the tasks of every lane in each segment, or none}
 sizes: dict = {}  # {name in capitals: fields that cases share}
 for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines():
     if not line or line[0] == "#":
@@ -26,19 +27,13 @@ for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines():
     else:
         changed: dict = {}
         for name in names:
-            changed |= sizes[name]
+            if "/" in name:
+                TASKS[paper, first] = [[*map(int, of_lanes)] for of_lanes in name.split("/")]
+            else:
+                changed |= sizes[name]
         VARIANTS[paper][first] = changed | fields
 
 EVERY_CASE = [(paper, name) for paper, variants in VARIANTS.items() for name in variants]
-# {Memformer's case: the tasks of every lane in each segment, or none}
-TASKS = {
-    "infilling": ((), (1, 1, 1), (1, 1, 1)),
-    "recall": ((), (2, 2, 2), (2, 2, 2)),
-    "all-tasks": ((), (0, 1, 2), (1, 2, 0)),
-    "transformer-xl": ((1, 2, 0), (0, 1, 2), (1, 2, 0)),
-    "two-layers": ((0, 1, 2), (1, 2, 0), ()),
-    "two-layers-transformer-xl": ((2, 0, 1), (0, 1, 2), (1, 2, 0)),
-}
 # The cases with steps of optimisers, which are the same for all
 STEPPED = ("slide", "conv-bptt", "recall", "retrieval", "mean")
 

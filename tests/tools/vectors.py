@@ -26,6 +26,7 @@ from reference.variants import memformer as memformer_variants
 from reference.variants import pretrained_recurrence as pooling
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
+from tests.models.memformer import random_task
 from tests.tools import inner
 from tests.tools.cases import CONFIGS, EVERY_CASE, STEPPED, TASKS, VARIANTS, config_of
 from tests.tools.operators import operators
@@ -39,26 +40,12 @@ def inputs_of(paper: str, name: str) -> Case:
     """What a port is given in a case."""
     rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
     config = config_of(paper, name)
-    tasks = TASKS.get(name, ()) if paper == "memformer" else ()
+    tasks = TASKS.get((paper, name), ())
 
     def task_of(k: int) -> memformer_variants.Task | None:
-        return random_task(config, tasks[k], rng) if tasks and tasks[k] else None
+        return random_task(config, rng, tasks[k]) if tasks and tasks[k] else None
 
     return vectors.random_case(PAPERS[paper].reference, config, rng, task_of)
-
-
-def random_task(
-    config: memformer.Config, kinds: tuple, rng: np.random.Generator
-) -> memformer_variants.Task:
-    """A Task of random tokens with a kind for each lane; infilling lanes have padding."""
-    n = config.segment
-    reading, prompt = rng.integers(config.vocabulary, size=(2, vectors.LANES, n))
-    readable = np.ones(reading.shape, bool)
-    infilling = memformer_variants.TASKS.index("infilling")
-    for lane in np.flatnonzero(np.array(kinds) == infilling):
-        reading[lane, n // 2] = config.special("mask")
-        readable[lane, n // 2 + 1 + lane % 2 :] = False
-    return memformer_variants.Task(np.array(kinds), reading, readable, prompt)
 
 
 def steps_of(case: Case) -> dict:
@@ -110,7 +97,7 @@ def operators_case(paper: str, name: str) -> Case:
     if (paper, name) != ("memformer", "continuation"):
         return case
     rng = np.random.default_rng(0)
-    continuation = random_task(case.config, (0,) * vectors.LANES, rng)
+    continuation = random_task(case.config, rng, (0,) * vectors.LANES)
     return case._replace(segments=[each._replace(task=continuation) for each in case.segments])
 
 

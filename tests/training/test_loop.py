@@ -23,6 +23,7 @@ from accelerated.evaluation.options import parse as parse_evaluation
 from accelerated.evaluation.score import token_nats
 from accelerated.models import NAMES, model_class, presets_of
 from accelerated.protocol import overlap_of
+from accelerated.replay import BACKPROP
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import read_metrics
@@ -234,13 +235,17 @@ def initial_params(name, config):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, monkeypatch):
-    """Warm-up, clipping, gathered gradients, lanes in groups, two segments in a rollout."""
+    """Warm-up, clipping, gathered gradients, lanes in groups, two segments in a rollout.
+
+    Models take the three ways of back-propagation in turn.
+    """
     monkeypatch.setattr("accelerated.program.progress.SECONDS", 0.0)
     config = config_of(name)
     steps = written_out(name, config, initial_params(name, config), data.documents["train"])
     assert any(step.read[1].starts.any() for step in steps), "a document starts inside a rollout"
 
-    run = begin(tmp_path / "run", name, *data.options, "--seed", SEED)
+    options = ["--seed", SEED, "--backprop", [*BACKPROP][NAMES.index(name) % len(BACKPROP)]]
+    run = begin(tmp_path / "run", name, *data.options, *options)
     check_steps(run, steps)
     shown = re.findall(r"(\d+\.\d+) bits/byte", capsys.readouterr().err)
     expected = [f"{step.logged['bits_per_byte']:.3f}" for step in steps]
@@ -248,10 +253,14 @@ def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, mo
 
 
 def test_a_run_begins_with_the_weights_of_another(data, tmp_path):
-    """--init: its weights alone; state, optimiser and schedule are new, and --seed is its own."""
+    """--init: its weights alone; state, optimiser and schedule are new, and --seed is its own.
+
+    Memory is replayed in the second, with auxiliary losses.
+    """
     run = begin(tmp_path / "run", "compressive", *data.options, "--seed", SEED)
     params = {name: value.numpy() for name, value in run.kept[5]["parameters"].items()}
-    begun = begin(tmp_path / "begun", "compressive", "--init", run.folder, "--seed", SEED + 1)
+    options = ["--init", run.folder, "--seed", SEED + 1, "--backprop", "memory_replay"]
+    begun = begin(tmp_path / "begun", "compressive", *options)
     config = config_of("compressive")
     steps = written_out("compressive", config, params, data.documents["train"], SEED + 1)
     check_steps(begun, steps)

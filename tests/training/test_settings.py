@@ -1,6 +1,7 @@
 """Settings: every preset is possible, has its paper's sizes, and survives a checkpoint."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,55 +26,8 @@ PRESETS = {
     for model in NAMES
     for name in presets_of(model).PRESETS
 }
-# Section 4, and the authors' code
-BLOCKS = """
-    --layers 12 --head-width 128 --width 1024 --recurrent-layers 10 --window 512 --states 512
-    --segment 4096 --dropout 0.05 --gate fixed --configuration skip --buckets 32 --max-distance 128
-    --optimizer adafactor_momentum --warmup 1000 --schedule inverse_square_root --learning-rate 1
-    --train-bpe 32000
-"""
-# Of Memformer, sections 2.3, 3.1 and 3.4.2
-SEGMENTS = """
-    --width 512 --feed-forward 2048 --heads 8 --head-width 64 --segment 64 --slots 32
-    --backprop memory_replay
-"""
-# Section 5
-GPT2 = """
-    --segment 300 --overlap 0 --vectors 1 --insertion-layers 2 --pooling mean --module-layers 3
-    --module-width 200 --horizon 20 --warmup 100 --schedule constant --optimizer adam
-    --tokenizer gpt2
-"""
-
-
-def memories(layers, segment, memory, compressed_memory, rate):
-    """The sizes of a Compressive Transformer."""
-    sizes = f"--layers {layers} --segment {segment} --memory {memory}"
-    return f"{sizes} --compressed-memory {compressed_memory} --compression-rate {rate}"
-
-
-PAPERS = {  # {(model, preset): options with the paper's values, which change nothing of it}
-    ("block_recurrent", "paper"): BLOCKS
-    + "--heads 8 --feed-forward 4096 --steps 500000 --batch 32 --data pg19",
-    ("block_recurrent", "large"): BLOCKS
-    + "--heads 16 --feed-forward 8192 --steps 200000 --batch 128",
-    ("block_recurrent", "xl-2048"): "--recurrent-layers none --window 2048 --segment 2048",
-    # Sections 5.1 to 5.3 and 5.6; of Transformer-XL on enwik8 appendix B
-    ("compressive", "enwik8"): memories(24, 768, 768, 1152, 3),
-    ("compressive", "wikitext-103"): memories(18, 512, 512, 512, 4),
-    ("compressive", "pg19"): memories(36, 512, 512, 512, 2),
-    ("compressive", "speech"): memories(20, 768, 768, 768, 4),
-    ("compressive", "enwik8-xl"): memories(24, 768, 2304, 0, 3),
-    # Memformer's section 3.1 and Table 1
-    ("compressive", "memformer"): memories(12, 64, 16, 16, 4),
-    ("compressive", "memformer-xl"): memories(12, 64, 32, 0, 4),
-    ("compressive", "memformer-large-xl"): memories(16, 64, 64, 0, 4),
-    ("memformer", "wikitext-103"): SEGMENTS
-    + "--encoder-layers 4 --decoder-layers 8 --horizon 32"
-    + " --task-infilling 0.3 --task-recall 0.1 --task-masked-only",
-    ("memformer", "decoder"): SEGMENTS + "--encoder-layers 0 --decoder-layers 12",
-    ("pretrained_recurrence", "gpt2"): GPT2,
-    ("pretrained_recurrence", "wikitext-103"): GPT2 + "--epochs 2 --batch 8",
-}
+LISTED = Path(__file__).with_name("presets.txt").read_text("utf-8")
+PAPERS = [line.split(": ") for line in LISTED.splitlines() if line[0] != "#"]
 
 
 def option_values(settings):
@@ -85,11 +39,12 @@ def option_values(settings):
     return values
 
 
-@pytest.mark.parametrize("model,preset", PAPERS)
-def test_presets_have_the_papers_sizes(model, preset):
-    chosen = f"--model {model} --preset {preset}"
+@pytest.mark.parametrize("preset, options", PAPERS, ids=[row[0] for row in PAPERS])
+def test_presets_have_the_papers_sizes(preset, options):
+    """Each is a row of presets.txt, whose options change nothing of the preset."""
+    chosen = "--model {} --preset {}".format(*preset.split())
     found = option_values(parse(words(chosen))[0])
-    expected = option_values(parse(words(chosen, PAPERS[model, preset]))[0])
+    expected = option_values(parse(words(chosen, options))[0])
     assert {option: found[option] for option in expected} == expected
 
 

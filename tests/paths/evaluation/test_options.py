@@ -42,8 +42,8 @@ def test_a_command_line_is_answered_without_torch(argv):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     *shown, imported, ended = done.stdout.splitlines()
     words, said, codes = ANSWERED[argv]
-    assert words in " ".join(" ".join(shown).split())
-    assert imported == "imported:"
-    assert ended.removeprefix("exit code: ") in codes
-    assert done.stderr.startswith(said)
-    assert done.stderr.count("\n") == bool(said)
+    assert words in " ".join(" ".join(shown).split()), "what is shown"
+    assert imported == "imported:", "a slow package is imported before the command line is read"
+    assert ended.removeprefix("exit code: ") in codes, "the program's exit code"
+    assert done.stderr.startswith(said), "the line on stderr"
+    assert done.stderr.count("\n") == bool(said), "one line on stderr, or none"

@@ -14,7 +14,7 @@ from reference.retention import Config, init_params
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 is the lane."""
 
-    memory: Tensor  # (B, D, D)
+    memory: Tensor  # (B, D)
 
 
 class Retention(Model):
@@ -26,15 +26,13 @@ class Retention(Model):
     def __init__(self, config: Config, seed: int = 0):
         super().__init__(config)
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
-        self.query = parameter(config.width, config.width)  # (D, D)
-        self.key = parameter(config.width, config.width)
-        self.value = parameter(config.width, config.width)
+        self.value = parameter(config.width, config.width)  # (D, D)
         initialise(self, init_params, seed)
 
     def state_shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """The shape of each field of a State; raises ValueError if batch is below 1."""
         check_lanes(batch)
-        return {"memory": (batch, self.config.width, self.config.width)}
+        return {"memory": (batch, self.config.width)}
 
     def initial_state(self, batch: int) -> State:
         """The state at a document's start: zeros."""
@@ -44,19 +42,15 @@ class Retention(Model):
         """Read a segment of tokens (B, N); raises ValueError if N is not the segment length."""
         self.check_segment(tokens, state)
         x = look_up(tokens, self.embedding)  # (B, N, D)
-        query = functional.linear(x, self.query)
-        key = functional.linear(x, self.key)
         value = functional.linear(x, self.value)
         places = torch.arange(tokens.shape[1], device=x.device)
         distance = places[:, None] - places  # i - j
         decay = self.config.decay
         seen = (decay ** distance.clamp(min=0)).tril().to(x)  # (N, N)
         left = (decay ** (places + 1))[:, None].to(x)  # (N, 1)
-        added = left.flip(0) / decay
-        read = (query @ key.mT * seen) @ value + left * query @ state.memory
-        memory = left[-1] * state.memory + (added * key).mT @ value
+        read = seen @ value + left * state.memory[:, None]
         hidden = x + functional.dropout(read, self.config.dropout, self.training)
-        return Reading(hidden * self.config.width**-0.5, State(memory), {})
+        return Reading(hidden * self.config.width**-0.5, State(read[:, -1]), {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N)."""
@@ -70,4 +64,4 @@ class Retention(Model):
     def describe(self) -> str:
         """One line on how far back the model can look."""
         half = torch.tensor(0.5).log() / torch.tensor(self.config.decay).log()
-        return f"a matrix of {self.config.width}^2 numbers, half forgotten in {half:.0f} tokens"
+        return f"a vector of {self.config.width} numbers, half forgotten in {half:.0f} tokens"

@@ -1,10 +1,10 @@
-"""Retention: linear attention whose memory decays at a fixed rate, in NumPy.
+"""Retention: a memory whose numbers decay at a fixed rate, in NumPy.
 
 A model for tests/house/test_new_model.py, written as a contributor would write one. Each token adds
-the product of its key and its value to a matrix, and reads the matrix by its query.
+its value to a vector, and reads what the vector then is.
 
 Glossary: code symbol, meaning, symbol, shape
-    state.memory      the matrix                                   S_t    (B, D, D)
+    state.memory      the vector                                   m_t    (B, D)
     decay             what is left of it after a token             g
 
 B batch, N tokens in a segment, D width, V vocabulary.
@@ -45,34 +45,25 @@ class Config:
 class State(NamedTuple):
     """What a segment hands to the next one."""
 
-    memory: np.ndarray  # (B, D, D)
+    memory: np.ndarray  # (B, D)
 
 
 # ----------------------------------------------------------------------------
-# the method: S_t = g S_{t-1} + k_t v_t^T, y_t = S_t^T q_t, for all tokens of a segment at once
-def retention_forward(query, key, value, memory, decay):
-    """What queries read, (B, N, D), and the next memory (B, D, D)."""
-    n = query.shape[1]
+# the method: m_t = g m_{t-1} + v_t, for all tokens of a segment at once
+def retention_forward(value, memory, decay):
+    """What tokens read, (B, N, D): the memory after each."""
+    n = value.shape[1]
     distance = np.arange(n)[:, None] - np.arange(n)  # i - j
     seen = np.where(distance >= 0, decay ** np.maximum(distance, 0), 0.0)  # (N, N)
     left = decay ** np.arange(1, n + 1)[:, None]  # of the memory when token i reads it, (N, 1)
-    added = decay ** np.arange(n - 1, -1, -1)[:, None]  # of token j at the end, (N, 1)
-    scores = query @ key.mT * seen
-    out = scores @ value + left * query @ memory
-    next_memory = left[-1] * memory + (added * key).mT @ value
-    return out, next_memory, (query, key, value, memory, scores, seen, left, added)
+    return seen @ value + left * memory[:, None], (seen, left)
 
 
-# y = (q k^T * d) v + l q S, S' = g^N S + (a k)^T v: the product rule, term by term
-def retention_backward(dout, dnext_memory, cache):
-    """Gradients of query, key, value and memory."""
-    query, key, value, memory, scores, seen, left, added = cache
-    dscores = dout @ value.mT * seen
-    dquery = dscores @ key + left * dout @ memory.mT
-    dkey = dscores.mT @ query + added * value @ dnext_memory.mT
-    dvalue = scores.mT @ dout + added * key @ dnext_memory
-    dmemory = (left * query).mT @ dout + left[-1] * dnext_memory
-    return dquery, dkey, dvalue, dmemory
+# y = d v + l m: the product rule, term by term
+def retention_backward(dread, cache):
+    """Gradients of the values and of the memory."""
+    seen, left = cache
+    return seen.T @ dread, (left * dread).sum(1)
 
 
 # ----------------------------------------------------------------------------
@@ -82,39 +73,31 @@ def forward(params, config, tokens, state, rng=None):
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}")
     x = params["embedding"][tokens]  # (B, N, D)
-    query, query_cache = linear_forward(x, params["query"])
-    key, key_cache = linear_forward(x, params["key"])
     value, value_cache = linear_forward(x, params["value"])
-    read, next_memory, retention_cache = retention_forward(
-        query, key, value, state.memory, config.decay
-    )
-    read, dropout_mask = dropout(read, config.dropout, rng)
-    out, output_cache = linear_forward(x + read, params["embedding"])
-    projections = (query_cache, key_cache, value_cache)
-    cache = (tokens, projections, retention_cache, dropout_mask, output_cache)
-    return out * config.width**-0.5, State(next_memory), cache
+    read, retention_cache = retention_forward(value, state.memory, config.decay)
+    dropped, dropout_mask = dropout(read, config.dropout, rng)
+    out, output_cache = linear_forward(x + dropped, params["embedding"])
+    cache = (tokens, value_cache, retention_cache, dropout_mask, output_cache)
+    return out * config.width**-0.5, State(read[:, -1]), cache
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state."""
-    tokens, projections, retention_cache, dropout_mask, output_cache = cache
+    tokens, value_cache, retention_cache, dropout_mask, output_cache = cache
     if dnext_state is None:
         dnext_state = initial_state(params, config, len(tokens))
     dsum, dembedding = linear_backward(dlogits * config.width**-0.5, output_cache)
-    *drows, dmemory = retention_backward(dsum * dropout_mask, dnext_state.memory, retention_cache)
-    grads = {}
-    dx = dsum
-    for name, drow, projection in zip(("query", "key", "value"), drows, projections, strict=True):
-        dx_by_row, grads[name] = linear_backward(drow, projection)
-        dx = dx + dx_by_row
-    np.add.at(dembedding, tokens, dx)
-    grads["embedding"] = dembedding
-    return grads, State(dmemory)
+    dread = dsum * dropout_mask
+    dread[:, -1] += dnext_state.memory
+    dvalue, dmemory = retention_backward(dread, retention_cache)
+    dx, dweight = linear_backward(dvalue, value_cache)
+    np.add.at(dembedding, tokens, dsum + dx)
+    return {"embedding": dembedding, "value": dweight}, State(dmemory)
 
 
 def initial_state(params, config, batch):
     """What a document starts with: zeros."""
-    return State(np.zeros((batch, config.width, config.width)))
+    return State(np.zeros((batch, config.width)))
 
 
 # ----------------------------------------------------------------------------
@@ -186,10 +169,8 @@ def add_into(total, part):
 # starting values
 def init_params(config, rng):
     """All parameters as {name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
-    for name in ("query", "key", "value"):
-        params[name] = init_linear(rng, config.width, config.width)
-    return params
+    embedding = rng.normal(0, 1, (config.vocabulary, config.width))
+    return {"embedding": embedding, "value": init_linear(rng, config.width, config.width)}
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
