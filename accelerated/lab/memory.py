@@ -270,17 +270,13 @@ def documents_of(changes: dict) -> Document:
 def asked_later(documents: Document, count: int) -> Document:
     """The same documents (64, n) with `count` tokens of filler before the first question."""
     lanes = len(documents.inputs)
-    first = int(documents.scored[0].argmax()) - 1
     filler = np.random.default_rng(0).choice(FILLER, (lanes, count))
-
-    def with_filler(field: np.ndarray, between: np.ndarray) -> np.ndarray:
-        return np.concatenate([field[:, :first], between, field[:, first:]], 1)
-
+    places = np.full(count, documents.scored[0].argmax() - 1)
     return Document(
         documents.name,
-        with_filler(documents.inputs, filler),
-        with_filler(documents.targets, np.zeros_like(filler)),
-        with_filler(documents.scored, np.zeros(filler.shape, bool)),
+        np.insert(documents.inputs, places, filler, 1),
+        np.insert(documents.targets, places, 0, 1),
+        np.insert(documents.scored, places, False, 1),
     )
 
 

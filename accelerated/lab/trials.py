@@ -95,10 +95,6 @@ class Workshop:
         reached = f"{validation(records):.4f} bits per byte"
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
 
-    def diverged(self, trial: Trial) -> bool:
-        """Whether a trial's loss became NaN or infinite."""
-        return "diverged" in final(self.log(trial))
-
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words) that it has not answered before."""
         missing = {}

@@ -109,19 +109,11 @@ def bucket_table(weights: Tensor) -> Answer:
     head = f"{'sixth of its rows':<18}" + "".join(f"{age:>15}" for age in ages)
     lines = [f"{what} of {len(weights):,} segments", head]
     record = {}
-    for part, means, errors in zip(PARTS, mean, error, strict=True):
-        record[part] = {
-            "mean": means.tolist(),
-            "standard_error": errors.tolist(),
-            "sum": means.sum().item(),
-        }
-        if not means.any():
-            lines.append(f"{part:<18} none")
-            continue
-        pairs = zip((means * 100).tolist(), (errors * 100).tolist(), strict=True)
-        cells = [f"{percent:6.2f} ({deviation:.2f})" for percent, deviation in pairs]
-        numbers = "".join(f"{cell:>15}" for cell in cells)
-        lines.append(f"{part:<18}{numbers}   sum {means.sum() * 100:.1f}")
+    for part, means, errors in zip(PARTS, mean.tolist(), error.tolist(), strict=True):
+        record[part] = {"mean": means, "standard_error": errors}
+        pairs = zip(means, errors, strict=True)
+        cells = [f"{100 * share:6.2f} ({100 * deviation:.2f})" for share, deviation in pairs]
+        lines.append(f"{part:<18}" + "".join(f"{cell:>15}" for cell in cells))
     return {"attention": record}, lines
 
 

@@ -19,9 +19,8 @@ from accelerated.lab.speed.variants import (
     config_of,
     meta_step,
     prepared_step,
-    random_model,
 )
-from accelerated.models import presets_of
+from accelerated.models import model_class, presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
 
@@ -35,7 +34,7 @@ def step_variant(config: Any, method: str, segments: int, options: Namespace) ->
 
     The meta device writes SDPA out as products, with N x K scores.
     """
-    network = random_model(options.model, config, options.device)
+    network = model_class(options.model)(config).to(options.device)
     training = TrainingConfig(backprop=method, horizon=segments)
     with FlopCounterMode(display=False) as counter:
         meta_step(options.model, config, segments, options.batch, method)()
@@ -76,7 +75,8 @@ def report_horizons(options: Namespace) -> None:
     facts = presets_of(options.model).BENCHMARK
     found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():
-        network = random_model(options.model, replace(options.config, **changes), options.device)
+        config = replace(options.config, **changes)
+        network = model_class(options.model)(config).to(options.device)
         state = network.initial_state(options.batch)
         megabytes = sum(field.nbytes for field in state) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
@@ -119,7 +119,7 @@ def continuation(position: int, options: Namespace) -> Variant:
     device = options.device
     generator = torch.Generator(device).manual_seed(0)
     config = options.config if device.type == "cuda" else config_of(options.model, "tiny")
-    network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
+    network = model_class(options.model)(config).to(device, getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start = read_prompt(stepper_of(network, capture=False), text)
     stepper = stepper_of(network)

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from accelerated.data.lanes import Segment
@@ -57,32 +56,10 @@ def options_of(model: str, device: torch.device, dtype: str) -> Namespace:
     return Namespace(model=model, config=config, batch=lanes, device=device, dtype=dtype)
 
 
-class NoNumbers(np.random.Generator):
-    """A seed whose values are not drawn, because the meta device would drop them."""
-
-    def __init__(self):
-        super().__init__(np.random.PCG64(0))
-
-    def standard_normal(self, size=(), *_, **__):
-        return np.broadcast_to(np.float32(0), size)
-
-    def normal(self, loc=0.0, scale=1.0, size=()):
-        return self.standard_normal(size)
-
-
 def model_on_meta(name: str, config: Any) -> Model:
     """A model in training mode without numbers."""
     with torch.device("meta"):
-        return model_class(name)(config, NoNumbers())  # pyright: ignore
-
-
-def random_model(name: str, config: Any, device: torch.device) -> Model:
-    """A model for measuring: in training mode, with weights that are drawn fast, on the device."""
-    network = model_class(name)(config, NoNumbers()).to(device)  # pyright: ignore
-    for parameter in network.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return network
+        return model_class(name)(config)
 
 
 def rollout(

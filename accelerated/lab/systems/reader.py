@@ -63,13 +63,13 @@ def cut(question: Question, bpe: Tokenizer, segment: int, first: int = FIRST) ->
     asked = bpe.encode(question.question)[: segment // 2 - 2] + first
     prefix = [CLS, *asked, SEP]
     room = segment - len(prefix) - 1
-    windows = math.ceil(len(ranks) / room)
-    of_text = np.zeros((windows, segment), bool)
-    of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ranks)
-    tokens = np.full((windows, segment), PAD)
-    tokens[:, : len(prefix)] = prefix
-    tokens[of_text] = ranks + first
-    tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
+    pieces = np.split(ranks + first, range(room, len(ranks), room))
+    tokens = np.full((len(pieces), segment), PAD)
+    of_text = np.zeros(tokens.shape, bool)
+    for window, piece in enumerate(pieces):
+        read = [*prefix, *piece, SEP]
+        tokens[window, : len(read)] = read
+        of_text[window, len(prefix) : len(read) - 1] = True
 
     ends = bpe.token_bytes[ranks].cumsum()
     places = np.flatnonzero(of_text)

@@ -43,15 +43,16 @@ def measure(options: Namespace, workshop: Workshop) -> None:
     table = TABLES[name]
     wanted = {row: options.seeds or table.seeds[row] for row in options.rows or table.rows}
     path = options.out / f"{name}.json"
-    if wanted != table.seeds:
-        record = measured_record(name, table, wanted, workshop)
-        write_record(path, record, indent=1)
-        print(numbers(table, record))
-        return
-    record = read_record(path, {"rows", "options"}) if path.exists() else {"rows": []}
+    is_whole = wanted == table.seeds
+    record = {"rows": []}
+    if is_whole and path.exists():
+        record = read_record(path, {"rows", "options"})
     if {row["name"]: tuple(seeds_of(row)) for row in record["rows"]} != wanted:
         record = measured_record(name, table, wanted, workshop)
         write_record(path, record, indent=1)
+    if not is_whole:
+        print(numbers(table, record))
+        return
     check_options(path, record, table)
     whole = options.out / f"{table.page}.json"
     if whole.exists():
@@ -103,9 +104,9 @@ def choices(name: str, table: Table, wanted: Mapping[str, Sequence[int]]) -> dic
     grids = dict.fromkeys(wanted, table.grid)
     path = RESULTS / f"{name}.json"
     if wanted != table.seeds and path.exists():
-        published = read_record(path, {"rows"})["rows"]
-        found = {row["name"]: [row["choice"]] for row in published}
-        return {row: found.get(row, grid) for row, grid in grids.items()}
+        for row in read_record(path, {"rows"})["rows"]:
+            if row["name"] in wanted:
+                grids[row["name"]] = [row["choice"]]
     return grids
 
 
@@ -142,7 +143,7 @@ def train_rows(
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     for of_row in trials.values():
         for trial in of_row:
-            if workshop.diverged(trial):
+            if math.isinf(validation(workshop.log(trial))):
                 raise InputError(f"{trial.name}, seed {trial.seed}, diverged; try lower rates")
     return {name: tuning_of(name) for name in wanted}, trials
 

@@ -1,5 +1,6 @@
 """The page of a measured table: one question, its answer, and what the answer rests on."""
 
+import itertools
 import math
 import statistics
 
@@ -98,25 +99,26 @@ def numbers(table: Table, record: dict) -> str:
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
     if is_crossed(record):
         [title] = forms
-        return crossed(table, record, title, forms[title])
+        return crossed(record, title, forms[title])
 
-    rows = record["rows"]
-    columns = {"": [row["name"] for row in rows]}
-    for title, form in forms.items():
-        columns[title] = []
-        for row in rows:
-            is_control = "--clear-memory" in row["options"] and title != "cleared"
-            text = mean_and_spread(row["measured"][title], form)
-            columns[title].append("" if is_control else text)
-    if table.headline:
-        columns["seeds"] = [str(len(seeds_of(row))) for row in rows]
-    papers = [row["paper"] for row in rows]
-    if any(papers):
-        columns["the paper"] = papers
-    columns |= cost_columns(record)
+    lines = []  # {title: cell} each
+    for row, costs in zip(record["rows"], costs_of(record), strict=True):
+        is_control = "--clear-memory" in row["options"]
+        line = {"": row["name"]} | shown(row, ["cleared"] if is_control else [*forms], forms)
+        if table.headline:
+            line["seeds"] = str(len(seeds_of(row)))
+        if row["paper"]:
+            line["the paper"] = row["paper"]
+        lines.append(line | costs)
     if table.beside:
-        add_row_of_another(columns, table, forms)
-    return markdown_table([*columns], *zip(*columns.values(), strict=True))
+        lines.append(line_of_another(table, forms))
+    head = list(dict.fromkeys(itertools.chain(*lines)))
+    return markdown_table(head, *([line.get(title, "") for title in head] for line in lines))
+
+
+def shown(row: dict, titles: list[str], forms: dict[str, str]) -> dict[str, str]:
+    """{title: mean and spread} of a row's measures."""
+    return {title: mean_and_spread(row["measured"][title], forms[title]) for title in titles}
 
 
 def is_crossed(record: dict) -> bool:
@@ -124,12 +126,12 @@ def is_crossed(record: dict) -> bool:
     return len({row["name"].partition(": ")[2] for row in record["rows"]}) > 1
 
 
-def crossed(table: Table, record: dict, title: str, form: str) -> str:
+def crossed(record: dict, title: str, form: str) -> str:
     """The means of rows "a: b", a column for each b and a line for each a.
 
     Those on the Pareto line are bold.
     """
-    best = pareto_rows(record) if table.bold else []
+    best = pareto_rows(record)
     lines = {}  # {a: {b: text}}
     for row in record["rows"]:
         a, _, b = row["name"].partition(": ")
@@ -140,30 +142,28 @@ def crossed(table: Table, record: dict, title: str, form: str) -> str:
     return markdown_table([title, *columns], *body)
 
 
-def add_row_of_another(columns: dict[str, list[str]], table: Table, forms: dict[str, str]) -> None:
-    """Add the best row on the same text, from the published record that has it, with a link."""
+def line_of_another(table: Table, forms: dict[str, str]) -> dict[str, str]:
+    """The best row on the same text, of the published record that has it, with a link."""
     name, _, label = table.beside.partition(": ")
     published = read_record(RESULTS / f"{name}.json", {"rows"})
     [row] = [row for row in published["rows"] if row["name"] == label]
-    cells = {"": f"[{label}]({name}.md), another model", "parameters": f"{row['parameters']:,}"}
-    for title in forms.keys() & row["measured"].keys():
-        cells[title] = mean_and_spread(row["measured"][title], forms[title])
-    for head, column in columns.items():
-        column.append(cells.get(head, ""))
+    titles = [title for title in forms if title in row["measured"]]
+    line = {"": f"[{label}]({name}.md), another model"} | shown(row, titles, forms)
+    return line | {"parameters": f"{row['parameters']:,}"}
 
 
-def cost_columns(record: dict) -> dict[str, list[str]]:
-    """{title: cells} of the rows' parameters, and of what their training took over the first's."""
+def costs_of(record: dict) -> list[dict[str, str]]:
+    """Each row's parameters, and what its training took over the first's: {title: cell}."""
     rows = record["rows"]
-    columns = {"parameters": [f"{row['parameters']:,}" for row in rows]}
-    seconds = [row["step_seconds"] for row in rows]  # for 1,000 tokens
-    ratios = [paired_ratios(of_row, seconds[0]) for of_row in seconds]
-    columns["time per token"] = [spread(of_row, ".2f") for of_row in ratios]
     tokens = [tokens_read(settled(join(record["options"], row["options"]))) for row in rows]
-    if len(set(tokens)) > 1:
-        times = [n / tokens[0] * statistics.median(r) for n, r in zip(tokens, ratios, strict=True)]
-        columns["time in all"] = [f"{time:.2f}" for time in times]
-    return columns
+    costs = []
+    for row, read in zip(rows, tokens, strict=True):
+        ratios = paired_ratios(row["step_seconds"], rows[0]["step_seconds"])
+        cost = {"parameters": f"{row['parameters']:,}", "time per token": spread(ratios, ".2f")}
+        if len(set(tokens)) > 1:
+            cost["time in all"] = f"{read / tokens[0] * statistics.median(ratios):.2f}"
+        costs.append(cost)
+    return costs
 
 
 def tokens_read(options: dict[str, list[str]]) -> float:

@@ -104,15 +104,10 @@ PROSE = [field for field, kind in Table.__annotations__.items() if kind is str]
 def lines_of(text: str) -> list[str]:
     """The lines that a text stands for."""
     lines = []
-    for line in text.splitlines():
-        plain, *groups = re.split(r"{(.*?)}", line.strip())
-        if not groups:
-            lines += [plain] if plain else []
-            continue
-        choices = [group.split(";") for group in groups[::2]]
-        for chosen in zip(*choices, strict=True):
-            pairs = zip(chosen, groups[1::2], strict=True)
-            lines.append(plain + "".join(word + after for word, after in pairs))
+    for line in filter(None, map(str.strip, text.splitlines())):
+        groups = [group.split(";") for group in re.findall(r"{(.*?)}", line)]
+        form = re.sub(r"{.*?}", "{}", line)
+        lines += [form.format(*chosen) for chosen in zip(*groups, strict=True)] or [line]
     return lines
 
 
