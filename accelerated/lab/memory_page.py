@@ -14,7 +14,7 @@ from typing import Any
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.harness import read_record, write_page
 from accelerated.lab.memory import SIMPLEST, ask
-from accelerated.lab.pages import label_ends, laid_out, markdown_table, mean_and_spread, wrapped
+from accelerated.lab.pages import label_ends, laid_out, markdown_table, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
 OVERWRITE = "overwrite, later"
@@ -51,7 +51,8 @@ The others change one thing of 128. Wait: 8,192 tokens of filler come before the
 one of the four is told again with another value, anywhere in the filler, and asked for after 128
 tokens more; old value is the share of answers that give the value before. Keep: the other three are
 asked for. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
-which guesses at 128, then knows more than half of them. The [record](memory.json) has both.)
+which guesses at 128, then knows more than half of them. And asked after 32 tokens a
+queue of rows waits for ever. The [record](memory.json) has both.)
 Distractors: a fifth of the filler are keys and values without the @. Each number is of 64 documents
 of 16 questions."""
 GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so who knows which
@@ -64,7 +65,8 @@ stand first, keys and values come from two vocabularies, and each pair is told o
 read by segments, so that all that is recalled has passed through a state; facts may come late, be
 told again, or stand among signs of facts; and keys and values share an alphabet."""
 WHY = """**Why**, by the equations: [gates](../block_recurrent.md#why-it-holds-or-forgets),
-[slots](../memformer.md#why-it-holds-or-forgets)."""
+[slots](../memformer.md#why-it-holds-or-forgets), [the delta
+rule](../gated_deltanet.md#why-it-holds-or-forgets)."""
 ROW = "Memformer, slots themselves"
 COMMANDS = f"""```bash
 python -m accelerated.lab.memory --out docs/results
@@ -209,19 +211,25 @@ def shares_of_simplest() -> dict[str, dict[str, float]]:
 
 
 def table(record: dict) -> str:
-    """All numbers: means over the seeds that are there, with the least and the most."""
+    """All numbers in percent: the least and the most of the seeds that are there."""
     rows = []
     for name, shares in shares_of_simplest().items():
-        cells = [f"{shares[test]:.0%}" for test in COLUMNS.values()]
+        cells = [least_to_most([shares[test]]) for test in COLUMNS.values()]
         rows.append([f"*{name}*", "", "", *cells])
     for row, runs in record["runs"].items():
-        for stage in record["settings"]["stages"]:
+        for number, stage in enumerate(record["settings"]["stages"], start=1):
             values = after(runs, stage)
             if values:
                 shares = [[each[test] for each in values] for test in COLUMNS.values()]
-                cells = [mean_and_spread(own, ".0%") for own in shares]
-                rows.append([row, stage, str(len(values)), *cells])
-    return markdown_table(["right answers", "after", "seeds", *COLUMNS], *rows)
+                cells = [least_to_most(own) for own in shares]
+                rows.append([row, str(number), str(len(values)), *cells])
+    return markdown_table(["right answers, %", "stage", "seeds", *COLUMNS], *rows)
+
+
+def least_to_most(shares: list[float]) -> str:
+    """What the seeds have, in percent: least..most, or one number if they agree."""
+    least, most = (f"{100 * each:.0f}" for each in (min(shares), max(shares)))
+    return least if least == most else f"{least}..{most}"
 
 
 def draw(record: dict, path: Path) -> None:
