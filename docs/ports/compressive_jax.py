@@ -78,10 +78,7 @@ def relative_shift(by_distance):
 
 
 def relative_attention(p, config, h, source):
-    """Causal attention by content and distance.
-
-    h: (B, N, D), source: (B, K, D) -> (B, N, D), and what is inside
-    """
+    """Causal attention by content and distance. h: (B, N, D), source: (B, K, D) -> (B, N, D)"""
     n = h.shape[1]
     k = source.shape[1]
     query = heads_of(p, config, h, "query")  # (B, H, N, E)
@@ -94,28 +91,11 @@ def relative_attention(p, config, h, source):
     by_distance = query + p["distance_bias"][:, None]
     by_distance = by_distance @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
     seen = np.arange(k) <= k - n + np.arange(n)[:, None]  # (N, K), query i is key C + M + i
-    shifted = jnp.where(seen, relative_shift(by_distance), 0)
 
     by_content = (query + p["content_bias"][:, None]) @ key.swapaxes(-1, -2)
-    scores = jnp.where(seen, by_content + shifted, 0)  # (B, H, N, K)
-    weights = jax.nn.softmax(jnp.where(seen, scores / np.sqrt(config.head_width), -jnp.inf))
-    attended = weights @ value  # (B, H, N, E)
-    output = linear(join_heads(attended), p["output"])
-    inner = {
-        "layer_input": h,
-        "sinusoids": positions,
-        "query": query,
-        "key": key,
-        "value": value,
-        "distance_key": distance_key,
-        "scores_by_distance": by_distance,
-        "scores_by_distance_shifted": shifted,
-        "scores": scores,
-        "weights": weights,
-        "attended": attended,
-        "attention_output": output,
-    }
-    return output, inner
+    scores = (by_content + relative_shift(by_distance)) / np.sqrt(config.head_width)
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))  # (B, H, N, K)
+    return linear(join_heads(weights @ value), p["output"])
 
 
 def compress(p, config, evicted):
@@ -125,10 +105,7 @@ def compress(p, config, evicted):
 
 
 def attention_reconstruction(p, config, h, evicted, new):
-    """Attention over new as over evicted.
-
-    h, evicted: (B, N, D), new: (B, N/c, D) -> the loss (), and what is inside
-    """
+    """Attention over new as over evicted. h, evicted: (B, N, D), new: (B, N/c, D) -> the loss ()"""
     p = stop_gradient(p)
     query = heads_of(p, config, stop_gradient(h), "query")  # (B, H, N, E)
 
@@ -138,34 +115,30 @@ def attention_reconstruction(p, config, h, evicted, new):
         value = heads_of(p, config, rows, "value")
         return jax.nn.softmax(query @ key.swapaxes(-1, -2) / np.sqrt(config.head_width)) @ value
 
-    over_new = attention_over(new)
-    over_evicted = attention_over(evicted)
-    loss = ((over_new - over_evicted) ** 2).mean()
-    return loss, {"attention_over_evicted": over_evicted, "attention_over_new": over_new}
+    return ((attention_over(new) - attention_over(evicted)) ** 2).mean()
 
 
 def remember(p, config, h, memory, compressed):
     """The two queues.
 
     h: (B, N, D), memory: (B, M, D), compressed: (B, C, D) -> next memory (B, M, D), next compressed
-    (B, C, D), the compression's loss () or None, and what is inside
+    (B, C, D), the compression's loss () or None
     """
     n = h.shape[1]
     c_rows = compressed.shape[1]
     rows = stop_gradient(jnp.concatenate([memory, h], 1))
     evicted, memory = jnp.split(rows, [n], axis=1)  # (B, N, D), (B, M, D)
     if c_rows == 0:
-        return memory, compressed, None, {"evicted": evicted}
+        return memory, compressed, None
 
     new = compress(p, config, evicted)  # (B, N/c, D)
     loss = None
-    inside = {}
     if config.compression_loss == "attention_reconstruction":
-        loss, inside = attention_reconstruction(p, config, h, evicted, new)
+        loss = attention_reconstruction(p, config, h, evicted, new)
     compressed = jnp.concatenate([compressed, new], 1)[:, -c_rows:]
     if config.compression_loss != "bptt":
         compressed = stop_gradient(compressed)
-    return memory, compressed, loss, inside | {"evicted": evicted, "new": new}
+    return memory, compressed, loss
 
 
 def layer(p, config, h, memory, compressed):
@@ -174,14 +147,12 @@ def layer(p, config, h, memory, compressed):
     -> next h (B, N, D), and what remember returns
     """
     source = jnp.concatenate([compressed, memory, h], 1)
-    attended, inner = relative_attention(p, config, h, source)
+    attended = relative_attention(p, config, h, source)
     a = layer_norm(attended + h, p["norm.scale"], p["norm.bias"])
     hidden = jax.nn.relu(linear(a, p["mlp_hidden"]) + p["mlp_hidden_bias"])  # (B, N, F)
     mlp = linear(hidden, p["mlp_output"]) + p["mlp_output_bias"]
     y = layer_norm(mlp + a, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    memory, compressed, loss, inside = remember(p, config, h, memory, compressed)
-    inner.update(inside, after_attention_norm=a, mlp_hidden=hidden, mlp_output=mlp, layer_output=y)
-    return y, memory, compressed, loss, inner
+    return y, *remember(p, config, h, memory, compressed)
 
 
 def below(prefix, arrays):
@@ -203,12 +174,10 @@ def read_segment(params, config, state, segment):
     for i in range(config.layers):
         p = below(f"layers.{i}.", params)
         own = state["memory"][:, i], state["compressed"][:, i]
-        h, memory, compressed, loss, inner = layer(p, config, h, *own)
+        h, memory, compressed, loss = layer(p, config, h, *own)
         states.append({"memory": memory, "compressed": compressed})
         if loss is not None:
             outputs[f"auxiliary.layers.{i}.compression"] = loss
-        if i == 0:
-            outputs.update({f"inner/{name}": x for name, x in inner.items()})
     state = jax.tree.map(lambda *rows: jnp.stack(rows, 1), *states)
     outputs.update({f"next.{name}": rows for name, rows in state.items()})
 
@@ -277,8 +246,6 @@ def run_case(path):
     results = {"objective": objective}
     for name, x in outputs.items():
         results |= {f"{k}/{name}": x[k] for k in range(SEGMENTS)}
-        if name.startswith("inner/"):
-            results[name] = x[0]
     for name, x in params.items():
         results[f"grad/{name}"] = grads[name]
         results[f"sgd/{name}"] = x - rates["sgd"]["rate"] * grads[name]

@@ -13,7 +13,7 @@ PORTS = ROOT / "docs" / "ports"
 VECTORS = ROOT / "docs" / "vectors"
 JAX_CASES = (
     "conv-attention_reconstruction",
-    "compressed-holds-half-a-segment",
+    "conv-bptt",
     "short-memory-bptt",
     "transformer-xl",
 )
