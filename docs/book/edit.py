@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -72,12 +73,11 @@ def changed_values(before: dict, after: dict) -> list:
 def standing_in(paper: str, function: str, text: str) -> Iterator[None]:
     """Inside the block reference.PAPER and its variants are copies with another text in them."""
     file = ROOT / "reference" / f"{paper}.py"
-    names = [f"reference.{paper}", f"reference.variants.{paper}"][: len(files_of(file))]
-    packages = [importlib.import_module(name.rpartition(".")[0]) for name in names]
-    before = [importlib.import_module(name) for name in names]
+    names = [f"reference.{paper}", f"reference.variants.{paper}"]
+    before = {name: importlib.import_module(name) for name in names[: len(files_of(file))]}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name, package, path in zip(names, packages, files_of(file), strict=True):
+            for name, path in zip(before, files_of(file), strict=True):
                 changed = path.read_text(encoding="utf-8")
                 if definitions(file)[function].file == path:
                     changed = changed.replace(excerpt(file, function), text.rstrip() + "\n")
@@ -86,14 +86,19 @@ def standing_in(paper: str, function: str, text: str) -> Iterator[None]:
                 copy.write_text(changed, encoding="utf-8")
                 spec = importlib.util.spec_from_file_location(name, copy)
                 module = importlib.util.module_from_spec(spec)
-                sys.modules[name] = module
-                setattr(package, paper, module)
+                import_as(name, module)
                 spec.loader.exec_module(module)
             yield
         finally:
-            for name, package, module in zip(names, packages, before, strict=True):
-                sys.modules[name] = module
-                setattr(package, paper, module)
+            for name, module in before.items():
+                import_as(name, module)
+
+
+def import_as(name: str, module: ModuleType) -> None:
+    """Let an import of a name find a module."""
+    package, _, own = name.rpartition(".")
+    sys.modules[name] = module
+    setattr(sys.modules[package], own, module)
 
 
 def checked(case: gradients.Case) -> str:
@@ -108,7 +113,7 @@ def checked(case: gradients.Case) -> str:
         by_hand, numeric, error = along_a_direction(case, inputs, grads)
     except Exception as raised:  # of shapes that a change makes
         return f"WRONG: {type(raised).__name__}: {raised}"
-    both = f"{by_hand:+.8f} by hand, {numeric:+.8f} by finite differences"
+    both = f"{by_hand:+.6f} by hand, {numeric:+.6f} by finite differences"
     if error <= gradients.TOLERANCE:
         return f"All {len(inputs)} gradients are right. Along a random direction: {both}."
     live.alive()
@@ -122,18 +127,14 @@ def along_a_direction(
     """(the derivative by hand, by differences, their relative error) of all inputs together."""
     rng = np.random.default_rng(0)
     directions = {name: rng.standard_normal(array.shape) for name, array in inputs.items()}
-    by_hand = sum(float((grads[name] * directions[name]).sum()) for name in inputs)
-    found = []
+    by_hand = np.array(sum((grads[name] * directions[name]).sum() for name in inputs))
     with gradients.holding_what_is_stopped(case) as objective:
         objective(inputs)  # the values at which what is stopped is held
-        for step in gradients.STEPS:
-            ends = []
-            for end in (step, -step):
-                ends.append(objective({n: inputs[n] + end * directions[n] for n in inputs}))
-            numeric = (ends[0] - ends[1]) / (2 * step)
-            found.append((abs(by_hand - numeric) / max(abs(by_hand), abs(numeric)), numeric))
-    error, numeric = min(found)
-    return by_hand, numeric, error
+
+        def objective_along(given: dict) -> float:
+            return objective({n: inputs[n] + given["far"] * directions[n] for n in inputs})
+
+        return gradients.compared(objective_along, {"far": 0.0}, "far", by_hand, np.ones(()))
 
 
 def outcome(paper: str, function: str) -> tuple[dict, list]:

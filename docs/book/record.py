@@ -123,13 +123,13 @@ def functions_of(reference: Path) -> dict[str, Function]:
     for path in files_of(reference):
         file = path.relative_to(reference.parent).as_posix()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            is_shown = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in found
-            if not is_shown:
+            name = getattr(node, "name", None)
+            if name is None or name in found:
                 continue
             places = places_in(node) if isinstance(node, ast.FunctionDef) else []
-            source = excerpt(reference, node.name).removesuffix("\n")
-            line = definitions(reference)[node.name].first + 1
-            found[node.name] = Function(node.name, file, line, source, places)
+            source = excerpt(reference, name).removesuffix("\n")
+            line = definitions(reference)[name].first + 1
+            found[name] = Function(name, file, line, source, places)
     return found
 
 
@@ -239,10 +239,8 @@ class Recorder:
         # part stays alive, and its id is no other's
         self.made = {}
         known = {call.function for call in self.calls}
-        self.watched = {}
-        for name, code in self.codes.items():
-            if name not in known:
-                self.watched[code] = self.functions[name]
+        codes = self.codes.items()
+        self.watched = {code: self.functions[name] for name, code in codes if name not in known}
         if self.watched:  # else nothing is left to record
             traced(self.enter, run, *arguments)
 

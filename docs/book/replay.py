@@ -67,8 +67,8 @@ class Watch:
         self.method = method
         self.replays = method is reference.memory_replay
         self.values = values
-        self.params = params
-        self.segments = segments
+        self.given = {id(array) for array in arrays_in([params, segments])}
+        self.backward = len(segments)  # the segments before it are still to be gone back through
         self.states = {0: state} if self.replays else {}  # {segment: the state before it}
         self.caches = {}  # {segment: its cache}
         self.steps = []
@@ -80,8 +80,8 @@ class Watch:
         if event != "return" or not what or caller.f_code is not self.method.__code__:
             return
         if what == "backward":
-            done = sum(step["what"] == what for step in self.steps)
-            segment = len(self.segments) - 1 - done
+            self.backward -= 1
+            segment = self.backward
             gradient = self.values.keep(snapshot(result[1].memory))  # handed to the segment before
             if self.replays:
                 del self.states[segment]
@@ -93,25 +93,24 @@ class Watch:
         if what == "forward":
             self.caches[segment] = result[2]
 
-        apart = {id(array) for array in arrays_in([self.params, self.segments])}
+        apart = {*self.given}
         states = bytes_of(self.states, apart)
         caches = bytes_of(self.caches, apart)
         step = {"what": what, "segment": segment, "line": caller.f_lineno, "gradient": gradient}
-        step |= {"states": states, "caches": caches}
-        step["bytes"] = sum(states.values()) + sum(caches.values())
-        self.steps.append(step)
+        held = sum(states.values()) + sum(caches.values())
+        self.steps.append(step | {"states": states, "caches": caches, "bytes": held})
         if self.replays and what == "backward":
             del self.caches[segment]
 
 
 def steps_of(
-    method: Callable, values: Values, params: dict, segments: list, state: tuple
+    method: Callable, values: Values, params: dict, *given: object
 ) -> tuple[list[dict], dict]:
     """(what each step of a method did and what was held after it, the method's gradients)."""
-    watch = Watch(method, values, params, segments, state)
+    watch = Watch(method, values, params, *given)
     sys.setprofile(watch)
     try:
-        _, gradients, *_ = method(params, CONFIG, segments, state)
+        _, gradients, *_ = method(params, CONFIG, *given)
     finally:
         sys.setprofile(None)
     return watch.steps, gradients
@@ -121,14 +120,10 @@ def rollout() -> tuple[dict, list, tuple]:
     """Parameters, the segments of a document in each lane, the state before them."""
     rng = np.random.default_rng(0)
     params = reference.init_params(CONFIG, rng)
-    length = CONFIG.segment
-    text = rng.integers(CONFIG.vocabulary, size=(LANES, SEGMENTS * length + 1))
-    segments = []
-    for k in range(SEGMENTS):
-        first = k * length
-        tokens = text[:, first : first + length]
-        targets = text[:, first + 1 : first + 1 + length]
-        segments.append((tokens, targets))
+    text = rng.integers(CONFIG.vocabulary, size=(LANES, SEGMENTS * CONFIG.segment + 1))
+    tokens = np.split(text[:, :-1], SEGMENTS, axis=1)
+    targets = np.split(text[:, 1:], SEGMENTS, axis=1)
+    segments = [*zip(tokens, targets, strict=True)]
     return params, segments, reference.initial_state(params, CONFIG, LANES)
 
 
@@ -156,8 +151,5 @@ def replay_data() -> dict:
 
 def largest_difference(exact: dict, replayed: dict) -> float:
     """The largest difference of two gradients of a parameter, relative to its largest entry."""
-    found = []
-    for name, gradient in exact.items():
-        if gradient.any():
-            found.append(np.abs(gradient - replayed[name]).max() / np.abs(gradient).max())
-    return max(found)
+    changed = {name: gradient for name, gradient in exact.items() if gradient.any()}
+    return max(np.abs(g - replayed[n]).max() / np.abs(g).max() for n, g in changed.items())

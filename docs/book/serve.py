@@ -58,13 +58,13 @@ class Handler(BaseHTTPRequestHandler):
         Of a file of python/, 200 or 404.
         """
         name = self.name_asked()
-        if name.startswith(PYTHON):
-            is_there = name.removeprefix(PYTHON) in runtime.names()
-            self.begin(HTTPStatus.OK if is_there else HTTPStatus.NOT_FOUND, 0)
-            return
         method = name.removesuffix(".html")
-        is_there = method not in METHODS or is_kept(method)
-        self.begin(HTTPStatus.OK if is_there else HTTPStatus.ACCEPTED, 0)
+        status = HTTPStatus.OK
+        if name.startswith(PYTHON) and name.removeprefix(PYTHON) not in runtime.names():
+            status = HTTPStatus.NOT_FOUND
+        elif method in METHODS and not is_kept(method):
+            status = HTTPStatus.ACCEPTED
+        self.begin(status, 0)
 
     def name_asked(self) -> str:
         """The page that is asked for."""

@@ -231,11 +231,6 @@ def page_of(path: Path, whole: bool = False) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], blank)
 
 
-def write_page(out: Path, path: Path) -> int:
-    """Write a page of the book and return its size in bytes."""
-    return (out / pages()[path]).write_bytes(page_of(path, whole=True).encode())
-
-
 def build(out: Path) -> dict[str, int]:
     """Write all pages; returns {page: bytes}.
 
@@ -250,4 +245,7 @@ def build(out: Path) -> dict[str, int]:
     for name in runtime.names():
         (out / PYTHON).mkdir(exist_ok=True)
         (out / PYTHON / name).write_bytes(runtime.content_of(name))
-    return {page: write_page(out, path) for path, page in pages().items()}
+    sizes = {}
+    for path, page in pages().items():
+        sizes[page] = (out / page).write_bytes(page_of(path, whole=True).encode())
+    return sizes

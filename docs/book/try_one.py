@@ -45,24 +45,23 @@ def document(about: dict, facts: list, lengths: list, distractors: float, seed: 
     """
     rng = np.random.default_rng(seed)
     before, between, after = lengths
-    again = [[key, later, ""] for key, _, later in facts if later]
-    parts = [noise(about, before, distractors, rng)]
+    told = [(key, value) for key, value, _ in facts]
+    again = [(key, later) for key, _, later in facts if later]  # in the filler after all the facts
+    share = after // (len(again) + 1)
+    gaps = [before, *[between] * (len(facts) - 1), *[share] * len(again)]
+    text = ""
     places = []
-    for number, fact in enumerate([*facts, *again]):
-        if number >= len(facts):  # told again in the filler after all the facts
-            parts.append(noise(about, after // (len(again) + 1), distractors, rng))
-        elif number:
-            parts.append(noise(about, between, distractors, rng))
-        places.append((fact[0], sum(map(len, parts))))
-        parts.append(about["tell"] + fact[0] + fact[1])
-    parts.append(noise(about, after - after // (len(again) + 1) * len(again), distractors, rng))
+    for gap, (key, value) in zip(gaps, told + again, strict=True):
+        text += noise(about, gap, distractors, rng)
+        places.append((key, len(text)))
+        text += about["tell"] + key + value
+    text += noise(about, after - share * len(again), distractors, rng)
 
     last = dict(places)
     questions = []
     for key, value, later in facts:
-        questions.append((key, later or value, sum(map(len, parts)) + 1, last[key]))
-        parts.append(about["ask"] + key)
-    text = "".join(parts)
+        questions.append((key, later or value, len(text) + 1, last[key]))
+        text += about["ask"] + key
     if len(text) > LONGEST:
         raise ValueError(f"that are {len(text):,} tokens; at most {LONGEST:,} are read")
     segment = about["config"]["segment"]

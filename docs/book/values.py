@@ -5,7 +5,6 @@ is kept under their digest, in the user's cache folder. It can be deleted at any
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -63,7 +62,11 @@ def record(method: str) -> None:
     """Record a chapter's values and keep them."""
     from docs.book.method import method_data  # NumPy and the references, which text does not need
 
-    keep(file_of(method), as_json(method_data(method)))
+    path = file_of(method)
+    write_whole(path, as_json(method_data(method)).encode())
+    kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+    for old in kept[:-KEPT]:
+        old.unlink(missing_ok=True)
 
 
 def record_all(methods: list[str]) -> None:
@@ -86,18 +89,12 @@ def record_for_a_parent(method: str) -> None:
     record(method)
 
 
-def keep(path: Path, text: str) -> None:
-    """Write a file whole, and delete the oldest beyond some."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
-    ) as part:
-        part.write(text)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        part.write(content)
     os.replace(part.name, path)
-    kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
-    for old in kept[:-KEPT]:
-        with contextlib.suppress(OSError):
-            old.unlink()
 
 
 def as_json(data: object) -> str:

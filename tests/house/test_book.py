@@ -238,7 +238,7 @@ def served(tmp_path, monkeypatch):
     for method in METHODS:
         name = values.file_of(method)
         if method == "memformer":
-            values.keep(name, '{"functions":{},"kept":true}')
+            values.write_whole(name, b'{"functions":{},"kept":true}')
     values.file_of.cache_clear()
     command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser", "--no-python"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -137,6 +137,9 @@ class Side {  // one memory: what it shows
 
 async function startTryOne(room) {  // shows a run that was recorded, and reads others where Python is there
   const { weights, run } = page;
+  const isThere = await pythonIsThere();
+  const files = run.sides.map(({ file }) => file);
+  const isReady = isThere && asks("ready", { files });  // Python starts while the page is drawn
   const rows = factFields(weights[0].alphabet, run.made.facts);
   const lengths = ["tokens before the facts", "tokens between two facts", "tokens after the facts"]
     .map((label, which) => sliderOf(label, LENGTHS, run.made.lengths[which]));
@@ -209,10 +212,10 @@ async function startTryOne(room) {  // shows a run that was recorded, and reads 
   for (const { weights } of tryOne.sides) weights.disabled = true;
 
   says.textContent = `${verdict()} ${NO_PYTHON}`;
-  if (!await pythonIsThere()) return;
+  if (!isThere) return;
   says.textContent = `${verdict()} This run was recorded; Python starts in your browser, to read what you choose…`;
   try {
-    await asks("ready", { files: run.sides.map(({ file }) => file) });
+    await isReady;
     says.textContent = `${verdict()} This run was recorded. Python is there: change what you like, and press Read.`;
   } catch (error) {
     says.textContent = lastLine(error);
