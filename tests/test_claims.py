@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.protocol import require_gradient
+from reference.gradients import fields_of
 from tests.helpers.rollouts import check_back_propagation, random_rows, starting, torch_segments
 from tests.helpers.variants import PAPERS, variant
 
@@ -55,35 +56,34 @@ def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
     assert alike == linear, f"blocks cost {flops}"
 
 
-# (paper, changes, in how many of 12 segments the first one's last token changes a logit). Its own
-# segment is one of them
-ONE_LAYER = {"layers": 1, "memory_layer": 1}
-LATER = [
-    # Slide reaches back W tokens per layer, its states further
-    ("block_recurrent", {"layers": 2, "recurrent_layers": (), "segment": 4}, 3),
-    ("block_recurrent", {"layers": 2, "recurrent_layers": (2,), "segment": 4}, 12),
-    ("compressive", {"layers": 1, "memory": 8, "compressed_memory": 0}, 2),
-    # Its own, one in memory, three in compressed memory: a segment adds two rows of five, so its
-    # row is the 5th, 3rd, 1st, gone
-    ("compressive", {"layers": 1, "memory": 8}, 5),
-    ("memformer", {}, 12),
-    ("memformer", {"encoder_layers": 0}, 12),
-    # By the cache, and by M / N segments of memory
-    ("memorizing", ONE_LAYER | {"memory": 0}, 2),
-    ("memorizing", ONE_LAYER | {"memory": 4, "retrieved": 4}, 2),
-    ("memorizing", ONE_LAYER | {"memory": 20, "retrieved": 20}, 6),
-    ("pretrained_recurrence", {"overlap": 0}, 12),
-    ("pretrained_recurrence", {"overlap": 0, "vectors": 0}, 1),
-]
+# A paper, in how many of 12 segments the first one's last token changes a logit, what is changed.
+# Its own segment is one of them
+LISTED = """
+# Slide reaches back W tokens per layer, its states further
+block_recurrent 3 {"layers": 2, "recurrent_layers": [], "segment": 4}
+block_recurrent 12 {"layers": 2, "recurrent_layers": [2], "segment": 4}
+compressive 2 {"layers": 1, "memory": 8, "compressed_memory": 0}
+# Its own, one in memory, three in compressed memory: a segment adds two rows of five, so its
+# row is the 5th, 3rd, 1st, gone
+compressive 5 {"layers": 1, "memory": 8}
+memformer 12 {}
+memformer 12 {"encoder_layers": 0}
+# By the cache, and by M / N segments of memory
+memorizing 2 {"layers": 1, "memory_layer": 1, "memory": 0}
+memorizing 2 {"layers": 1, "memory_layer": 1, "memory": 4, "retrieved": 4}
+memorizing 6 {"layers": 1, "memory_layer": 1, "memory": 20, "retrieved": 20}
+pretrained_recurrence 12 {"overlap": 0}
+pretrained_recurrence 1 {"overlap": 0, "vectors": 0}
+"""
+LATER = [row.split(" ", 2) for row in LISTED.strip().splitlines() if row[0] != "#"]
 
 
-@pytest.mark.parametrize(
-    "paper,changes,count", LATER, ids=[f"{paper} {changes}" for paper, changes, _ in LATER]
-)
+@pytest.mark.parametrize("paper, count, changes", LATER)
 @torch.no_grad()
-def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
+def test_how_many_segments_later_a_token_still_counts(paper, count, changes):
     """After that, to the bit, it does not."""
-    model = PAPERS[paper].random_model(dataclasses.replace(PAPERS[paper].small, **changes))
+    config = dataclasses.replace(PAPERS[paper].small, **fields_of(changes))
+    model = PAPERS[paper].random_model(config)
     segments = torch.randint(11, (12, 1, model.config.segment))
     other = segments.clone()
     other[0, 0, -1] = (other[0, 0, -1] + 1) % 11
@@ -95,7 +95,7 @@ def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
         other_logits, other_state, _ = model(other[number], other_state)
         if not torch.equal(logits, other_logits):
             counts.append(number)
-    assert counts == list(range(count)), f"it counts in the segments {counts}"
+    assert counts == [*range(int(count))], f"it counts in the segments {counts}"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import torch
 
 from accelerated import gated_deltanet as fast
 from reference import gated_deltanet as ref
-from tests.helpers.comparison import LADDER, assert_agree, named
-from tests.helpers.rollouts import both_sides
+from tests.helpers.comparison import LADDER, assert_agree
 
 NAMES = ("query", "key", "value", "strength", "decay", "matrix")
 
@@ -77,28 +76,3 @@ def test_a_fast_decay_overflows_nothing():
     (read.sum() + matrix.sum()).backward()
     for found in (read, matrix, tensors["decay"].grad):
         assert found.isfinite().all()
-
-
-def test_a_new_value_of_a_key_replaces_the_old_and_leaves_the_others():
-    """By strength 1 and no decay; keys at right angles."""
-    key = np.eye(3)[[0, 1, 0, 0, 1]][None, None]
-    value = np.array([[1.0], [2.0], [7.0], [0.0], [0.0]])[None, None]
-    strength = np.array([1.0, 1, 1, 0, 0])[None, None, :, None]
-    read, _, _ = ref.delta_rule_forward(
-        key, key, value, strength, np.ones_like(strength), np.zeros((1, 1, 3, 1))
-    )
-    np.testing.assert_array_equal(read.ravel(), [1, 2, 7, 7, 2])
-
-
-def test_two_segments_are_one_of_twice_the_length():
-    """All that a segment needs of the one before is in the state: there are no positions."""
-    config, rng, params, state, *_ = both_sides("gated_deltanet", "three-layers")
-    long = fast.Config(**vars(config) | {"segment": 2 * config.segment})
-    tokens = rng.integers(config.vocabulary, size=(2, long.segment))
-    expected, last, _ = ref.forward(params, long, tokens, state)
-    logits = []
-    for part in np.split(tokens, 2, axis=1):
-        found, state, _ = ref.forward(params, config, part, state)
-        logits.append(found)
-    rows = {"logits": np.concatenate(logits, axis=1)} | named("state", state)
-    assert_agree({"logits": expected} | named("state", last), rows, 1e-12)

@@ -32,13 +32,6 @@ def test_empty_rows_are_found_last_and_add_nothing():
     np.testing.assert_allclose(found.ravel(), expected)
 
 
-def test_a_gate_is_one_number_for_a_head():
-    local = np.zeros((2, 3, 4, 5))
-    out, _ = ref.memory_gate_forward(local, local + 1, np.array([0.0, np.log(3), -np.log(3)]))
-    expected = np.array([0.5, 0.75, 0.25])[:, None, None]
-    np.testing.assert_allclose(out, np.broadcast_to(expected, out.shape))
-
-
 def newest(rows, parts):
     """The last rows of parts (B, H, n, E) put after one another."""
     joined = np.concatenate(parts, axis=2)

@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from accelerated.data.lanes import Lanes
 from accelerated.generation.continuation import Sampling, continue_text
 from reference import pretrained_recurrence as ref
 from reference.variants import pretrained_recurrence as variants
-from tests.helpers.comparison import LADDER, SEEDS, SIZES, assert_agree, draw, mixture
-from tests.helpers.rollouts import back_propagated, gradients
-from tests.helpers.texts import documents_of
+from tests.helpers.comparison import SEEDS, SIZES, assert_agree, draw, mixture
 from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]
@@ -173,27 +170,6 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
             leaks += (differs & ~scored & (target == at)).sum()
     two_windows = 2 * (overlap - 1)  # those after the first
     assert leaks == (two_windows if pool == "all" else 0), "unscored predictions see targets"
-
-
-@pytest.mark.parametrize("name", ["overlapping", "all-but-one-shared", "plain", "several-vectors"])
-def test_training_from_lanes_is_training_on_the_document(name):
-    """Overlapping segments from Lanes have the gradients of the reference's own windows.
-
-    They are padded and say where a document starts.
-    """
-    config = dataclasses.replace(PAPER.variant(name), vocabulary=256)
-    params = PAPER.random_params(config, np.random.default_rng(4))
-    [document] = documents_of([17])
-    text = np.append(document.inputs, document.targets[-1]).astype(int)
-    windows = ref.windows_of(config, text[None])
-    loss, grads = ref.loss_and_gradients(params, config, windows)
-
-    model = PAPER.model_with(params, config).train()
-    segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
-    starts = [segment.starts[0].item() for segment in segments]
-    assert starts == [True] + [False] * (len(windows) - 1), "a document starts once"
-    found = back_propagated("through_time", model, segments, model.initial_state(2))
-    assert_agree({"loss": loss} | grads, {"loss": found["loss"]} | gradients(model), LADDER, name)
 
 
 @pytest.mark.parametrize("name", ["overlapping", "several-vectors", "advance-fixed-key", "plain"])

@@ -1,6 +1,7 @@
 """The house: imports run one way, rooms and functions stay small, files say what they are for."""
 
 import ast
+import re
 
 import pytest
 
@@ -23,23 +24,25 @@ TREES = {
     for module, path in FILES.items()
     if not module.startswith("reference")
 }
-# What each room may import besides itself; the models, protocol and replay are "accelerated"
-ROOMS = {
-    "reference": set(),
-    "program": set(),
-    "accelerated": {"presets", "attention", "data", "reference"},
-    "presets": {"reference"},
-    "attention": {"reference"},
-    "data": set(),
-    "training": {"accelerated", "presets", "attention", "data", "reference"},
-    "generation": {"accelerated", "attention", "data"},
-    "fast": {"accelerated", "attention", "data", "generation"},
-}
+# What each room may import besides itself; the models, protocol and replay are "accelerated".
+# A file of export is copied to a user
+LISTED = """
+reference:
+program:
+accelerated: presets attention data reference
+presets: reference
+attention: reference
+data:
+training: accelerated presets attention data reference
+generation: accelerated attention data
+fast: accelerated attention data generation
+evaluation: accelerated presets attention data reference generation training
+lab: accelerated presets attention data reference generation training evaluation
+export: accelerated presets attention data reference generation training evaluation scripts
+scripts: accelerated presets attention data reference generation training evaluation lab export
+"""
+ROOMS = {room: {*others.split()} for room, others in re.findall("(.*):(.*)", LISTED)}
 HOOK = "accelerated.attention.heads"  # its with_fast_path asks for accelerated/fast/
-ROOMS["evaluation"] = ROOMS["training"] | {"generation", "training"}
-ROOMS["lab"] = ROOMS["evaluation"] | {"evaluation"}
-ROOMS["export"] = ROOMS["lab"] | {"scripts"}  # a file of it is copied to a user
-ROOMS["scripts"] = ROOMS["lab"] | {"lab", "export"}
 # A config, its initial values, constants and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "SPECIALS"}
 every_module = pytest.mark.parametrize("module", TREES)
