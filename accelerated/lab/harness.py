@@ -15,7 +15,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,14 +119,6 @@ def write_page(path: Path, record: dict, page: Callable, draw: Callable) -> None
 
 
 # What seeds say
-def paired(better: Mapping, worse: Mapping) -> list[float]:
-    """worse - better of each seed that both {seed: value} have.
-
-    Runs of one seed read the same text in the same order.
-    """
-    return [worse[seed] - better[seed] for seed in better if seed in worse]
-
-
 def mean_and_interval(differences: list[float]) -> tuple[float, float]:
     """The mean of differences, and half the width of its 95% interval, infinite of one value."""
     mean = statistics.fmean(differences)

@@ -32,7 +32,7 @@ def shares_kept(model: Memformer, documents: Sequence[Document], lanes: int) -> 
     hooks = [writer.register_forward_hook(watch) for writer in writers]
     found = []
     for segment, number, _, _ in carried_through(model, documents, lanes, predict=False):
-        rows = (number > 0) & segment.scored.numpy().all(1)
+        rows = torch.from_numpy(number > 0) & segment.scored.all(1)
         found.append(torch.stack(kept, 1).cpu()[rows])  # (b, L, H)
         kept.clear()
     for hook in hooks:

@@ -125,13 +125,8 @@ def answers(model: Roberta, examples: Sequence[Example]) -> Iterator[str]:
     model.eval()
     for at in range(0, len(examples), LANES):
         some = examples[at : at + LANES]
-        spans, kinds = model.read(batched(some, device_of(model)))
+        spans, kinds = model.read(batched(some, model.kind.weight.device))
         yield from map(answer_text, some, spans.cpu().numpy(), kinds.cpu().numpy())
-
-
-def device_of(model: Roberta) -> torch.device:
-    """Where the model is."""
-    return model.kind.weight.device
 
 
 def masked(
@@ -186,7 +181,7 @@ def fine_tune(
     rng = np.random.default_rng(seed)
     passes = math.ceil(updates * batch / len(examples))
     order = np.concatenate([rng.permutation(len(examples)) for _ in range(passes)])
-    device = device_of(model)
+    device = model.kind.weight.device
 
     def loss_of(update: int) -> Tensor:
         some = [examples[number] for number in order[(update - 1) * batch : update * batch]]

@@ -1,5 +1,6 @@
 """Measures a table: trains and evaluates its rows, times their steps, writes record and page."""
 
+import itertools
 import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -77,11 +78,9 @@ def measured_record(
     """The record of {row: seeds}: trained, evaluated, and their steps timed."""
     grids = choices(name, table, wanted)
     tuning, trials = train_rows(table, workshop, wanted, grids)
-    asked = []
-    for row, of_row in trials.items():
-        for each in table.measures:
-            asked += [(trial, each.words(table.rows[row])) for trial in of_row]
-    workshop.evaluate(asked)
+    every = [trial for of_row in trials.values() for trial in of_row]
+    asked = itertools.product(every, table.measures)
+    workshop.evaluate((trial, each.words(table.rows[trial.name])) for trial, each in asked)
     rows = []
     for row, of_row in trials.items():
         rows.append(record_of_row(table, row, tuning[row], of_row, workshop))

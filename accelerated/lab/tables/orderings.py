@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from accelerated.lab.harness import mean_and_interval, paired
+from accelerated.lab.harness import mean_and_interval
 
 
 def seeds_of(row: dict) -> list[int]:
@@ -31,15 +31,21 @@ def values_of(record: dict, side: str) -> dict:
         return by_seed(first_row, side)
     title = title or next(iter(first_row["measured"]))
     values = by_seed(rows[better], title)
-    if not subtracted:
-        return values
-    others = by_seed(rows[subtracted], title)
+    return minus(values, by_seed(rows[subtracted], title)) if subtracted else values
+
+
+def minus(values: dict, others: dict) -> dict:
+    """{seed: values - others} of each seed that both have.
+
+    Runs of one seed read the same text in the same order.
+    """
     return {seed: values[seed] - others[seed] for seed in values if seed in others}
 
 
 def differences(record: dict, ordering: str) -> list[float]:
     """worse - better of an ordering "better < worse" for each seed that both have."""
-    return paired(*(values_of(record, side) for side in ordering.split(" < ")))
+    better, worse = (values_of(record, side) for side in ordering.split(" < "))
+    return list(minus(worse, better).values())
 
 
 def verdict(differences: list[float]) -> str:

@@ -104,7 +104,8 @@ def numbers(table: Table, record: dict) -> str:
     lines = []  # {title: cell} each
     for row, costs in zip(record["rows"], costs_of(record), strict=True):
         is_control = "--clear-memory" in row["options"]
-        line = {"": row["name"]} | shown(row, ["cleared"] if is_control else [*forms], forms)
+        titles = ["cleared"] if is_control else [*forms]
+        line = {"": row["name"]} | shown(row, titles, forms)
         if table.headline:
             line["seeds"] = str(len(seeds_of(row)))
         if row["paper"]:

@@ -158,22 +158,10 @@ def test_rows_compare_pair_by_pair(monkeypatch, capsys):
 
 def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    megabytes = {
-        "one model": {
-            "through_time": [10, 20],
-            "checkpointed": [10, 15],
-            "memory_replay": [10, 11],
-        },
-        "another": {"through_time": [1, 2], "checkpointed": [1, 1.5], "memory_replay": [1, 1.1]},
-    }
-    given = []
-    for of_ways in megabytes.values():
-        for number in range(2):
-            given += [1e6 * peaks[number] for peaks in of_ways.values()]
-    peaks = iter(given)
-    monkeypatch.setattr(timing, "peak_memory", lambda *_: next(peaks))
+    megabytes = iter(range(1, 13))  # of each model, horizon and way
+    monkeypatch.setattr(timing, "peak_memory", lambda *_: 1e6 * next(megabytes))
     figures = []
-    monkeypatch.setattr(steps, "save_figure", lambda figure, path: figures.append((figure, path)))
+    monkeypatch.setattr(steps, "save_figure", lambda *given: figures.append(given))
     path = str(tmp_path / "memory.svg")
     words = ["horizons", "--model", "memformer", "--repeats", "1", "--device", "cpu"]
     bench.main([*words, "--plot", path])
@@ -182,15 +170,15 @@ def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_
     assert written == path
     drawn = {}
     for axes in figure.axes:
-        lines = {}
         for line in axes.lines:
             assert list(line.get_xdata()) == [1, 2], "horizons"
-            way = line.get_label().replace(" ", "_")
-            lines[way] = pytest.approx(list(line.get_ydata()))
-        drawn[axes.get_title()] = lines
+            drawn[axes.get_title(), line.get_label()] = list(line.get_ydata())
         named = {text.get_text(): text.get_color() for text in axes.texts}
         assert named == {line.get_label(): line.get_color() for line in axes.lines}
-    assert megabytes == drawn
+    ways = ["through time", "checkpointed", "memory replay"]
+    expected = {("one model", way): [number, number + 3] for number, way in enumerate(ways, 1)}
+    expected |= {("another", way): [number, number + 3] for number, way in enumerate(ways, 7)}
+    assert drawn == expected
 
 
 @pytest.mark.parametrize("words", [["steps"], ["horizons", "--model", *MEASURED[:2]]])

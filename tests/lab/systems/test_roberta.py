@@ -101,17 +101,21 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else(folder):
     torch.testing.assert_close(loss, expected / 3, rtol=1e-12, atol=0)
 
 
+def both(folder, recurrent):
+    """transformers' RoBERTa of a folder, and ours for windows of 14 tokens."""
+    import transformers
+
+    theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64)
+    return theirs.eval(), load_roberta(folder, 14, recurrent, 0).eval()
+
+
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     """Of the folder that it saved, with recurrence too, because nothing is inserted.
 
     The pretraining's loss is the same; the windows may be shorter than its positions.
     """
-    import transformers
-
-    theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model = load_roberta(folder, 14, recurrent, 0).eval()
-
+    theirs, model = both(folder, recurrent)
     tokens = torch.randint(2, 40, (2, 14))
     readable = torch.ones(2, 14, dtype=torch.bool)
     tokens[1, 11:] = 1
@@ -134,10 +138,7 @@ def test_a_later_window_is_transformers_with_a_token_more_at_one_layer(folder):
 
     The network that makes the vector is GELU between matrices.
     """
-    import transformers
-
-    theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
-    model = load_roberta(folder, 14, True, 0).eval()
+    theirs, model = both(folder, True)
     state = model.initial_state(2)
     state = state._replace(pooled=torch.randn(2, 12), present=torch.tensor([True, True]))
     tokens = torch.randint(2, 40, (2, 14))

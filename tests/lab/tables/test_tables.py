@@ -332,21 +332,6 @@ def test_a_table_of_a_library_is_refused_by_another_python(tmp_path, monkeypatch
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_page_says_what_a_training_takes():
-    """What the published pages show, which are compared with their records, is not said again."""
-    record = record_of(a=[1.0, 3.0, 4.0], b=[1.5, 2.25, 3.75])
-    a, b = record["rows"]
-    a["options"] += " --epochs 2"
-    b["options"] += " --epochs 3"
-    assert "| 4.00 (3.00..5.00) | 6.00 |" in page(TWO, record), "of half as many tokens again"
-    a["options"] += " --epochs 0 --steps 4 --segment 8"
-    b["options"] += " --epochs 0 --steps 6 --segment 8 --overlap 2"
-    assert "| 4.00 (3.00..5.00) | 4.50 |" in page(TWO, record), "of new tokens: 6 x 6 against 4 x 8"
-    record = record_of(a=[1.0, 1.0, 1.0], b=[2.0, 2.1, 2.2])
-    half = 4.303 * 0.1 / math.sqrt(3)
-    assert f"could see** is {half:.2g}" in " ".join(page(TWO, record).split())
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name, tmp_path):
     """Its picture can be drawn."""
