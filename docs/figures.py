@@ -128,7 +128,7 @@ def cell():
     box(6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE, 10)
     box(0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN, 10)
     box(6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE)
-    box(0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN)
+    box(0.0, 2.9, 1.8, 0.7, "self-attention\nto W tokens", TOKEN)
     box(2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN)
     box(5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE)
     box(7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE)
@@ -346,7 +346,7 @@ def learning():
 
 def memformer_flow():
     """What the encoder reads and writes and what the decoder predicts, over three steps."""
-    new_figure(11.2, 5.0)
+    new_figure(11.2, 4.4)
     read = ("begin tokens $s_{-1}$", "segment $s_0$", "segment $s_1$")
     for t in range(3):
         x = 4.2 * t
@@ -358,20 +358,14 @@ def memformer_flow():
         up(x + 1.2, 2.15, 2.95)
         across(x + 2.45, x + 2.85, 1.7, STATE)
         label(x + 3.3, 2.35, "slot\nattention", STATE, 8)
+        across(x - 0.8, x + 3.2, 1.25, STATE, bend=0.22)
+        label(x + 2.5, 0.95, "each slot itself", STATE, 8, ha="left")
         if t < 2:
             across(x + 3.75, x + 4.15, 1.7, STATE)
-            across(x + 3.4, x + 7.4, 1.25, STATE, bend=0.22)
-            label(x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
     box(-1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, 11)
     label(-1.1, 2.35, "learned", STATE, 8)
     across(-0.65, -0.05, 1.7, STATE)
-    label(
-        5.4,
-        4.45,
-        "continuation; infilling masks spans of what is read and predicts it whole; "
-        "recall predicts the segment before that",
-    )
-    save("memformer_flow", -1.8, 12.5, -0.2, 4.8)
+    save("memformer_flow", -1.8, 12.5, -0.2, 4.1)
 
 
 def memformer_slots(slots=4, tokens=8):
@@ -414,7 +408,7 @@ def first_pass(y):
 
 
 def replayed_step(y, replayed):
-    """A row of memory replay: one step is computed again, and its gradients go back through it."""
+    """A row of memory replay: one step is computed whole, and its gradients go back through it."""
     after = replayed + 1
     memories_in_a_row(y, after + 1, FAINT if after < 3 else STATE)
     if after < 3:
@@ -436,7 +430,7 @@ def memformer_replay():
     new_figure(11.4, 6.4)
     names = (
         "first pass: memory path\nalone, no gradient",
-        "back through step 2:\ncomputed again",
+        "back through step 2:\nall of it computed",
         "back through step 1",
         "back through step 0",
     )
@@ -655,7 +649,7 @@ MEMORIES = {  # title, positions kept as they were, what holds older ones, what 
         "Compressive",
         N,
         in_the_queue,
-        "a queue; what leaves it is\ncompressed, 3 rows to 1",
+        "a queue; what leaves it is\ncompressed, 3 into 1",
     ),
     "block_recurrent": (
         "Block-Recurrent",
