@@ -15,8 +15,8 @@ from torch.nn import functional
 from accelerated.attention.heads import (
     ParameterModule,
     at_least_float32,
+    embed,
     logits_from,
-    look_up,
     parameter,
 )
 from accelerated.data.lanes import move
@@ -53,15 +53,15 @@ class AdaptiveSoftmax(NamedTuple):
             start = stop
         return bands
 
-    def look_up(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Rows (B, N, D) of tokens (B, N).
 
         Each token is looked up in every band, so that the host never waits for the GPU.
         """
-        hidden = look_up(tokens.clamp(max=len(self.embedding) - 1), self.embedding)
+        hidden = embed(tokens.clamp(max=len(self.embedding) - 1), self.embedding)
         for tail, start, stop in self.bands():
             in_band = (tokens - start).clamp(0, stop - start - 1)
-            rows = functional.linear(look_up(in_band, tail.embedding), tail.projection)
+            rows = functional.linear(embed(in_band, tail.embedding), tail.projection)
             hidden = torch.where((tokens >= start)[..., None], rows, hidden)
         return hidden
 

@@ -23,7 +23,7 @@ from accelerated.attention.heads import (
     ParameterModule,
     at_least_float32,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     project_unit_heads,
@@ -357,7 +357,7 @@ class BlockRecurrent(Model):
         """
         self.check_segment(tokens, state)
         window = self.config.window
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x = embed(tokens, self.embedding)  # (B, N, D)
         offsets = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3W - 1)
         if not self.config.feedback:
             x, state = self.run_layers(x, state, None, offsets, memory_only)

@@ -25,7 +25,7 @@ from accelerated.attention.heads import (
     ParameterModule,
     at_least_float32,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     project_heads,
@@ -432,7 +432,7 @@ class Compressive(Model):
         state does not fit this model and B lanes.
         """
         self.check_segment(tokens, state)
-        h = self.look_up(tokens)  # (B, N, D)
+        h = self.embed(tokens)  # (B, N, D)
         sinusoids = self.dropped_sinusoids()
         memories = []
         compresseds = []
@@ -478,12 +478,12 @@ class Compressive(Model):
         """The state after tokens (B, N), without logits and compression losses."""
         return self.read(tokens, state, memory_only=True).state
 
-    def look_up(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """The first layer's input (B, N, D)."""
         matrix = self.output_matrix()
         if isinstance(matrix, AdaptiveSoftmax):
-            return matrix.look_up(tokens)
-        return look_up(tokens, matrix)
+            return matrix.embed(tokens)
+        return embed(tokens, matrix)
 
     def output_matrix(self) -> Tensor | AdaptiveSoftmax:
         """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""

@@ -19,7 +19,7 @@ from accelerated.attention.heads import (
     Layers,
     at_least_float32,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     split_heads,
@@ -188,7 +188,7 @@ class GatedDeltanet(Model):
         lanes.
         """
         self.check_segment(tokens, state)
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x = embed(tokens, self.embedding)  # (B, N, D)
         matrices = []
         inputs = []
         for layer, *before in zip(

@@ -30,7 +30,7 @@ from accelerated.attention.heads import (
     ParameterModule,
     at_least_float32,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     project_heads,
@@ -432,7 +432,7 @@ class Memformer(Model):
                 "the decoder-only model (encoder_layers 0) has no tasks but continuation; "
                 "leave task out"
             )
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x = embed(tokens, self.embedding)  # (B, N, D)
         memories = []
         for layer, slots in zip(self.decoder.layers, self.slots(state).unbind(1), strict=True):
             x, next_slots = layer(x, slots)  # (B, N, D), (B, S, D)
@@ -452,7 +452,7 @@ class Memformer(Model):
         """Eq. 5: encoded (B, N, D) and the next memory (B, 1, S, D)."""
         reading = state.previous if task is None else task.reading
         readable = None if task is None else task.readable  # (B, N), false for padding
-        x = look_up(reading, self.embedding)  # (B, N, D)
+        x = embed(reading, self.embedding)  # (B, N, D)
         memory = self.slots(state)[:, 0]  # (B, S, D)
         encoded = self.encoder(x, memory, readable)
         next_memory = self.writer(memory, encoded, readable)
@@ -462,12 +462,12 @@ class Memformer(Model):
         """Eq. 6: hidden states (B, N, D) that predict. The decoder reads the task's token first."""
         if task is None:
             first = tokens.new_full((tokens.shape[0], 1), self.continuation)
-            x = look_up(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
+            x = embed(torch.cat([first, tokens], 1), self.embedding)  # (B, N + 1, D)
             return self.decoder(x, encoded, None)[:, 1:]
 
         # The kinds of tasks stand in the order of SPECIALS
         first = self.continuation + task.kind[:, None]  # (B, 1)
-        x = look_up(torch.cat([first, task.prompt], 1), self.embedding)  # (B, N + 1, D)
+        x = embed(torch.cat([first, task.prompt], 1), self.embedding)  # (B, N + 1, D)
         hidden = self.decoder(x, encoded, task.readable)
         after_token = hidden[:, 1:]  # row i has read the prompt's token i, and predicts the next
         before_token = hidden[:, :-1]  # row i has not, and predicts it

@@ -18,7 +18,7 @@ from accelerated.attention.heads import (
     Layers,
     at_least_float32,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     project_unit_heads,
@@ -175,7 +175,7 @@ class Memorizing(Model):
         lanes.
         """
         self.check_segment(tokens, state)
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x = embed(tokens, self.embedding)  # (B, N, D)
         memory = self.memory_of(state)
         offsets = offsets_by_distance(self.layers, self.in_bucket, self.seen)  # (L, H, 3N - 1)
         pairs = []

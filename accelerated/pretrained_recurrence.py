@@ -26,7 +26,7 @@ from accelerated.attention.heads import (
     Layers,
     ParameterModule,
     compilable,
-    look_up,
+    embed,
     merge_heads,
     parameter,
     project_heads,
@@ -232,7 +232,7 @@ class PretrainedRecurrence(Model):
         """All layers' outputs for tokens (B, N), and the last one after the final norm."""
         c = self.config
         length = tokens.shape[1]
-        x = look_up(tokens, self.embedding) + self.positions[:length]  # (B, N, D)
+        x = embed(tokens, self.embedding) + self.positions[:length]  # (B, N, D)
         x = functional.dropout(x, c.dropout, self.training)
         inserted = self.vectors_to_insert(state)
         beside_inserted = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelerated.attention.heads import (
-    look_up,
+    embed,
     unit_norm,
 )
 from accelerated.attention.sliding_window import (
@@ -85,7 +85,7 @@ def test_gradients_reach_the_parameters_in_their_own_type_and_add_up(model):
 def test_a_frequent_tokens_gradient_is_added_up_in_float32():
     """4,000 gradients of 1 in bfloat16 would stop at 256."""
     embedding = torch.zeros(3, 2, dtype=torch.bfloat16, requires_grad=True)
-    rows = look_up(torch.ones(4, 1000, dtype=torch.long), embedding)
+    rows = embed(torch.ones(4, 1000, dtype=torch.long), embedding)
     assert rows.dtype == torch.bfloat16
     rows.backward(torch.ones_like(rows))
     assert embedding.grad.tolist() == [[0, 0], [4000, 4000], [0, 0]]

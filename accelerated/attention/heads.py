@@ -136,7 +136,7 @@ def unit_norm(x: Tensor) -> Tensor:
     return normed * width**-0.5
 
 
-def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
+def embed(tokens: Tensor, embedding: Tensor) -> Tensor:
     """Rows (..., D) of embedding (V, D), looked up in float32 or better on a CPU.
 
     A CPU adds up a row's gradient in the embedding's type: in bfloat16 4,000 ones would stop at

@@ -14,7 +14,7 @@ from accelerated.evaluation.score import (
     Score,
     TrainedRun,
     as_cell,
-    carries_nothing,
+    is_stateless,
     token_nats,
 )
 
@@ -152,7 +152,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     model = run.model
     documents = run.splits[run.split]
     ways = {"memory carried": False}
-    if not carries_nothing(model):
+    if not is_stateless(model):
         ways["cleared"] = True
     readings = {}
     for label, clear in ways.items():

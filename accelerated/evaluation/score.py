@@ -129,7 +129,7 @@ class TrainedRun(NamedTuple):
 
     def memory(self, cleared: bool) -> str:
         """What is done with the memory, in words."""
-        has_memory = not carries_nothing(self.model)
+        has_memory = not is_stateless(self.model)
         if has_memory and not cleared:
             way = "over documents" if self.carry_over else "through each document"
             return f"memory carried {way}"
@@ -187,7 +187,7 @@ class Carried(NamedTuple):
     predictions: Predictions
 
 
-def carries_nothing(model: Model) -> bool:
+def is_stateless(model: Model) -> bool:
     """Whether the model's state is empty, so that segments are independent, as in plain GPT-2."""
     return not any(field.numel() for field in model.initial_state(1))
 

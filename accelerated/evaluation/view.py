@@ -22,8 +22,8 @@ from accelerated.evaluation.score import (
     Score,
     TrainedRun,
     carried_through,
-    carries_nothing,
     check_numbers,
+    is_stateless,
     token_nats,
 )
 from accelerated.evaluation.shares import Shares, read_watched
@@ -42,7 +42,7 @@ BIT = math.log(2)  # nats
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """Write the page of the longest document; the record has its path and the document's sums."""
     model = run.model
-    if carries_nothing(model):
+    if is_stateless(model):
         raise InputError(
             "view: this model carries no memory that could be cleared; give another run"
         )

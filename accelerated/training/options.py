@@ -31,7 +31,7 @@ TOKENIZER_FIELDS = ("tokenizer", "train_bpe", "train_words")
 # A checkpoint's tensors depend on them
 FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")
 # Sizes that the weights of a GPT-2 decide
-GPT2_SIZES = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")
+GPT2_FIELDS = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")
 
 
 class Saved(NamedTuple):
@@ -171,7 +171,7 @@ def settings_of_gpt2(first: argparse.Namespace, held: Settings) -> Settings:
     preset = chosen_preset(held.model, first, "gpt2")
     own = held.model_config
     added = preset.model_config
-    sizes = vars(added) | {name: getattr(own, name) for name in GPT2_SIZES}
+    sizes = vars(added) | {name: getattr(own, name) for name in GPT2_FIELDS}
     sizes["segment"] = min(added.segment, own.max_positions)
     data = dataclasses.replace(preset.data, tokenizer=held.data.tokenizer)
     return held._replace(

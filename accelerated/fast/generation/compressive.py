@@ -53,7 +53,7 @@ class Steps(TokenByToken):
     def hidden_after(self, token: Tensor, position: Tensor, rows: Rows) -> Tensor:
         """The hidden row (B, D) after token (B,) at position (1,) of its segment."""
         c = self.model.config
-        h = self.model.look_up(token[:, None])  # (B, 1, D)
+        h = self.model.embed(token[:, None])  # (B, 1, D)
         for index, layer in enumerate(self.model.layers):
             rows.hidden[index].index_copy_(1, position, h)
             h = layer.mix(h, self.attend(index, h, position, rows))

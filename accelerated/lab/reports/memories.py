@@ -69,7 +69,7 @@ def usage_by_layer(model: Compressive, tokens: Tensor, state: State) -> Tensor:
 
     All layers must have as many rows.
     """
-    h = model.look_up(tokens)
+    h = model.embed(tokens)
     sinusoids = model.dropped_sinusoids()
     usages = []
     for index, layer in enumerate(model.layers):

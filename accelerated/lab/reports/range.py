@@ -16,7 +16,7 @@ from accelerated.evaluation.score import (
     TrainedRun,
     add_segment,
     carried_through,
-    carries_nothing,
+    is_stateless,
     score_record,
 )
 from accelerated.program.errors import InputError
@@ -45,7 +45,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     """The loss by how many segments the memory has carried."""
     model = run.model
     every = options.segments
-    if carries_nothing(model):
+    if is_stateless(model):
         raise InputError(
             "range: this model carries no memory that could be cleared; evaluate another run"
         )

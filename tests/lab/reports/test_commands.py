@@ -68,14 +68,14 @@ def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
     train(*COMPRESSIVE, *BRIEF, f"--data {runs.book} --dtype bfloat16 --out {tmp_path}")
-    look_up = compressive.look_up
+    embed = compressive.embed
     seen = set()
 
     def noted(tokens, matrix):
         seen.add(matrix.dtype)
-        return look_up(tokens, matrix)
+        return embed(tokens, matrix)
 
-    monkeypatch.setattr(compressive, "look_up", noted)
+    monkeypatch.setattr(compressive, "embed", noted)
     for report, dtype in (
         ("score", torch.bfloat16),
         ("compression", torch.float32),

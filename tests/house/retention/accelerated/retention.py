@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.heads import look_up, parameter
+from accelerated.attention.heads import embed, parameter
 from accelerated.protocol import Model, Reading, check_lanes, initialise
 from reference.retention import Config, init_params
 
@@ -41,7 +41,7 @@ class Retention(Model):
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N); raises ValueError if N is not the segment length."""
         self.check_segment(tokens, state)
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x = embed(tokens, self.embedding)  # (B, N, D)
         value = functional.linear(x, self.value)
         places = torch.arange(tokens.shape[1], device=x.device)
         distance = places[:, None] - places  # i - j
