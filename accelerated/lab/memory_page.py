@@ -38,8 +38,8 @@ HALF = 0.5  # of the answers
 SAID_OF = """A memory is named if more than half of its answers are right, in the mean of its
 seeds, after all four stages."""
 SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, the tests)
-    "To wait": ("anywhere", "facts that come late", ["wait"]),
-    "To overwrite": ("rewritten", "facts that are told again", [OVERWRITE, "keep, later"]),
+    "wait": ("anywhere", "facts that come late", ["wait"]),
+    "overwrite": ("rewritten", "facts that are told again", [OVERWRITE, "keep, later"]),
 }
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey
@@ -173,8 +173,8 @@ def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
         if row not in already and shares[1] - shares[0] > step:
             risen.append(f"{row} ({100 * shares[0]:.0f} to {100 * shares[1]:.0f}%)")
     return (
-        f"{skill}: after {first} already {'; '.join(already) or 'none'}; taught by {material}: "
-        f"{'; '.join(risen) or 'none'}."
+        f"Who could {skill} after {first} already? {'; '.join(already) or 'None'}. Whom did "
+        f"{material} teach to {skill}? {'; '.join(risen) or 'None'}."
     )
 
 

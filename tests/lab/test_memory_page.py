@@ -66,8 +66,8 @@ def test_a_skill_is_there_at_first_or_its_stage_taught_it(record):
     record["runs"][ROW] = {"0": rising}
     record["runs"][OTHER] = {"0": forgetting}
     answer = memory_page.answer(record)
-    said = f"Gated DeltaNet; taught by facts that are told again: {ROW} (30 to 90%)."
-    assert f"To overwrite: after facts first already {said}" in answer
+    assert "Who could overwrite after facts first already? Gated DeltaNet." in answer
+    assert f"Whom did facts that are told again teach to overwrite? {ROW} (30 to 90%)." in answer
 
 
 def test_the_simplest_machines_know_values_and_no_key(record):
