@@ -181,7 +181,7 @@ def report(run: opening.Run) -> None:
     """Print and log the last validation, with the state carried on and cleared at each segment."""
     carried = run.score or validation_score(run)
     cleared = None
-    if not (run.settings.training.clear_memory or score.carries_nothing(run.model)):
+    if not (run.settings.training.clear_memory or score.is_stateless(run.model)):
         cleared = validation_score(run, clear_memory=True)
     print(run.last_lines(carried, cleared))
     run.log_validation(carried, cleared, final=True)

@@ -239,7 +239,7 @@ def told_last(documents: Document) -> np.ndarray:
     return one_answer(documents, lambda values: values[-1])
 
 
-def one_answer(documents: Document, choose: Callable[[np.ndarray], int]) -> np.ndarray:
+def one_answer(documents: Document, choose: Callable[[np.ndarray], np.integer]) -> np.ndarray:
     """(B, n) one of the values that a document told, for all of its questions."""
     answers = np.zeros_like(documents.inputs)
     for lane, row in enumerate(documents.inputs):
