@@ -3,6 +3,8 @@
 Tokens attend to the N tokens before them. In one layer each query also attends to the most similar
 of the last M keys: the search is exact, and the memory has no gradient.
 
+Official implementation: transformer/ of google-research/meliad.
+
 Config, parameter names, shapes and initial values are the reference's. B lanes, N tokens in a
 segment, D width, H heads of width E, F feed-forward width, L layers, M memory length.
 """
