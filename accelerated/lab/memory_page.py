@@ -51,10 +51,9 @@ The others change one thing of 128. Wait: 8,192 tokens of filler come before the
 one of the four is told again with another value, anywhere in the filler, and asked for after 128
 tokens more; old value is the share of answers that give the value before. Keep: the other three are
 asked for. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
-which guesses at 128, then knows more than half of them. And asked after 32 tokens a
-queue of rows waits for ever. The [record](memory.json) has both.)
-Distractors: a fifth of the filler are keys and values without the @. Each number is of 64 documents
-of 16 questions."""
+which guesses at 128, then knows more than half of them. And asked after 32 tokens a queue of rows
+waits for ever. The [record](memory.json) has both.) Distractors: a fifth of the filler are keys and
+values without the @. Each number is of 64 documents of 16 questions."""
 GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so who knows which
 bytes are its keys guesses 17%. The first two rows know no key at all: one says, to every question,
 the value that was told most often, the other the value that was told last. What they get is no
