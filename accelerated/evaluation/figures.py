@@ -39,9 +39,13 @@ def check_figure(name: str | Path) -> None:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Write a figure to path.
+    """Write a figure to path; the same figure gives the same SVG.
 
     Raises InputError, and leaves no half-written file, if that fails.
     """
-    with written_whole(path, "give another path") as temporary:
-        figure.savefig(temporary, format=Path(path).suffix[1:].lower())
+    kind = Path(path).suffix[1:].lower()
+    same_each_time = {"Date": None} if kind == "svg" else None
+    matplotlib = optional_package("matplotlib", "plots need", "plot")
+    salted = matplotlib.rc_context({"svg.hashsalt": "palimpsest"})
+    with salted, written_whole(path, "give another path") as temporary:
+        figure.savefig(temporary, format=kind, metadata=same_each_time)

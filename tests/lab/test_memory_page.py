@@ -95,3 +95,7 @@ def test_page_and_picture_are_written_beside_a_record(record, tmp_path):
     assert path.with_suffix(".md").read_text() == memory_page.page(record)
     assert record["notes"] in " ".join(memory_page.page(record).split())
     assert ROW in path.with_suffix(".svg").read_text()
+
+    picture = path.with_suffix(".svg").read_bytes()
+    memory_page.main(path)
+    assert path.with_suffix(".svg").read_bytes() == picture, "it has random names or a date"
