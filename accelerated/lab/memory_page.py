@@ -28,18 +28,19 @@ COLUMNS = {  # heading: test
     "keep": "keep, later",
     "distractors": "distractors",
 }
-TASKS = {  # a question: the tests that answer it
-    "Who holds a fact for 8,192 tokens": ["hold"],
-    "Who waits 8,192 tokens for one": ["wait"],
-    "Who takes a new value for an old one, and keeps the others": [OVERWRITE, "keep, later"],
-    "Who finds a fact among noise": ["distractors"],
+SAYS = {  # what a row does: the tests in which it gives more than half of the answers
+    "holds": ["hold"],
+    "waits": ["wait"],
+    "overwrites": [OVERWRITE, "keep, later"],
+    "finds facts among noise": ["distractors"],
 }
 HALF = 0.5  # of the answers
-SAID_OF = """A memory is named if more than half of its answers are right, in the mean of its
-seeds, after all four stages."""
+SAID_OF = """To hold is to answer 8,192 tokens after the facts, to wait is to take in facts that come
+as late, and to overwrite is to give a new value for an old one and keep the others. A row does so
+if more than half of its answers are right, in the mean of its seeds, after all four stages."""
 SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, the tests)
-    "wait": ("anywhere", "facts that come late", ["wait"]),
-    "overwrite": ("rewritten", "facts that are told again", [OVERWRITE, "keep, later"]),
+    "wait": ("anywhere", "Facts that come late", ["wait"]),
+    "overwrite": ("rewritten", "Facts that are told again", [OVERWRITE, "keep, later"]),
 }
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey
@@ -80,6 +81,7 @@ def page(record: dict) -> str:
     smallest = f"{100 * settings['smallest_difference']:.0f} points between means over the seeds"
     where = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}."
     parts = [
+        wrapped(reading(record)),
         table(record),
         wrapped(WHY),
         wrapped(f"**What was measured.** {ABOUT} {where}"),
@@ -140,24 +142,52 @@ def furthest(settings: dict, name: str) -> int:
 
 
 def answer(record: dict) -> str:
-    """Which of the rows that ended holds, waits, overwrites; and what the stages taught them."""
-    stages = [*record["settings"]["stages"]]
-    last = stages[-1]
-    ended = {row: runs for row, runs in record["runs"].items() if after(runs, last)}
+    """What each row does that ended and learned, in one sentence a row."""
+    ended, learned, stages = learned_of(record)
     if not ended:
         return "No run has ended yet."
+    doing = {row: [] for row in learned}
+    for does, tests in SAYS.items():
+        for row in able(learned, stages[-1], *tests):
+            doing[row].append(does)
+    said = [f"{called(row)} {listed(does)}." for row, does in doing.items() if does]
+    others = any(not doing.get(row) for row in ended)
+    if said and others:
+        said.append("No other row does any of it.")
+    return " ".join(said) or "No row does any of it."
 
-    learned = {row: ended[row] for row in able(ended, last, "near")}
-    said = []
-    for question, tests in TASKS.items():
-        said.append(f"{question}? {'; '.join(able(learned, last, *tests)) or 'None'}.")
-    said.append(f"{SAID_OF} {seeds_of(ended, last)}")
-    others = "; ".join(row for row in ended if row not in learned)
+
+def reading(record: dict) -> str:
+    """What the answer means: its measure and its seeds, and what the stages taught."""
+    ended, learned, stages = learned_of(record)
+    if not ended:
+        return ""
+    said = [SAID_OF, seeds_of(ended, stages[-1])]
+    others = [called(row) for row in ended if row not in learned]
     if others:
-        said.append(f"Not learned even at 32 tokens, so not named: {others}.")
+        said.append(f"Not learned even at 32 tokens, so not counted: {listed(others)}.")
     step = record["settings"]["smallest_difference"]
     said += [taught(learned, stages, step, skill) for skill in SKILLS]
-    return " ".join(said)
+    return " ".join(filter(None, said))
+
+
+def learned_of(record: dict) -> tuple[dict, dict, list[str]]:
+    """The rows that ended, those of them that learned the task at 32 tokens, and the stages."""
+    stages = [*record["settings"]["stages"]]
+    ended = {row: runs for row, runs in record["runs"].items() if after(runs, stages[-1])}
+    return ended, {row: ended[row] for row in able(ended, stages[-1], "near")}, stages
+
+
+def called(row: str) -> str:
+    """A row's name in a sentence: what follows its comma stands in brackets."""
+    model, _, kind = row.partition(", ")
+    return f"{model} ({kind})" if kind else model
+
+
+def listed(words: list[str]) -> str:
+    """Words as a sentence has them: a, b and c."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
@@ -166,15 +196,16 @@ def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
     before = stages[stages.index(stage) - 1]
     [first, *_] = stages
     already = able(learned, first, *tests)
-    risen = []
+    said = []
+    if already:
+        names = listed([called(row) for row in already])
+        said.append(f"After {first} alone {names} could {skill} already.")
     for row in able(learned, stage, *tests):
         shares = [mean(after(learned[row], each), tests[0]) for each in (before, stage)]
         if row not in already and shares[1] - shares[0] > step:
-            risen.append(f"{row} ({100 * shares[0]:.0f} to {100 * shares[1]:.0f}%)")
-    return (
-        f"Who could {skill} after {first} already? {'; '.join(already) or 'None'}. Whom did "
-        f"{material} teach to {skill}? {'; '.join(risen) or 'None'}."
-    )
+            percent = f"{100 * shares[0]:.0f} to {100 * shares[1]:.0f}%"
+            said.append(f"{material} taught {called(row)} to {skill}, from {percent}.")
+    return " ".join(said)
 
 
 def able(ended: dict, stage: str, *tests: str) -> list[str]:

@@ -35,25 +35,27 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
     record["runs"][ROW] = {"0": stages(4, hold=0.2), "1": stages(2)}
     record["runs"][OTHER] = {"0": stages(3)}
     answer = memory_page.answer(record)
-    assert "Who holds a fact for 8,192 tokens? None." in answer
-    assert f"Who waits 8,192 tokens for one? {ROW}." in answer
-    assert "Seeds a row: 1 of 5 that are planned." in answer
-    assert OTHER not in answer, "its last stage is missing"
+    assert answer == f"{ROW} waits, overwrites and finds facts among noise."
+    reading = memory_page.reading(record)
+    assert "Seeds a row: 1 of 5 that are planned." in reading
+    assert OTHER not in answer + reading, "its last stage is missing"
     assert "Transformer-XL" not in memory_page.page(record)
 
 
 def test_what_was_not_learned_is_said_and_nothing_else_is(record):
     record["runs"][ROW] = {str(seed): stages(4, near=0.3 + seed / 10) for seed in range(3)}
-    answer = memory_page.answer(record)
-    assert f"Not learned even at 32 tokens, so not named: {ROW}." in answer
-    assert "Who holds a fact for 8,192 tokens? None." in answer
+    assert memory_page.answer(record) == "No row does any of it."
+    reading = memory_page.reading(record)
+    assert f"Not learned even at 32 tokens, so not counted: {ROW}." in reading
+    assert "taught" not in reading
 
 
 def test_who_overwrites_keeps_the_other_facts(record):
     record["runs"][ROW] = {"0": stages(4)}
     record["runs"][OTHER] = {"0": stages(4, **{"keep, later": 0.4})}
-    question = "Who takes a new value for an old one, and keeps the others?"
-    assert f"{question} {ROW}." in memory_page.answer(record)
+    of_row, of_other = memory_page.answer(record).split(". ")
+    assert of_row == f"{ROW} holds, waits, overwrites and finds facts among noise"
+    assert of_other == f"{OTHER} holds, waits and finds facts among noise."
 
 
 def test_a_skill_is_there_at_first_or_its_stage_taught_it(record):
@@ -65,9 +67,9 @@ def test_a_skill_is_there_at_first_or_its_stage_taught_it(record):
     record["runs"]["Gated DeltaNet"] = {"0": stages(4)}
     record["runs"][ROW] = {"0": rising}
     record["runs"][OTHER] = {"0": forgetting}
-    answer = memory_page.answer(record)
-    assert "Who could overwrite after facts first already? Gated DeltaNet." in answer
-    assert f"Whom did facts that are told again teach to overwrite? {ROW} (30 to 90%)." in answer
+    reading = memory_page.reading(record)
+    assert "After facts first alone Gated DeltaNet could overwrite already." in reading
+    assert f"Facts that are told again taught {ROW} to overwrite, from 30 to 90%." in reading
 
 
 def test_the_simplest_machines_know_values_and_no_key(record):
