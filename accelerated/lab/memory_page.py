@@ -35,9 +35,10 @@ SAYS = {  # what a row does: the tests in which it gives more than half of the a
     "finds facts among noise": ["distractors"],
 }
 HALF = 0.5  # of the answers
-SAID_OF = """To hold is to answer 8,192 tokens after the facts. To wait is to take facts in after 8,192
-tokens without any. To overwrite is to give a new value for an old one and keep the others. A row
-does so if more than half of its answers are right, in the mean of its seeds, after all four stages."""
+SAID_OF = """To hold is to answer 8,192 tokens after the facts. To wait is to take facts in after
+8,192 tokens without any. To overwrite is to give a new value for an old one and keep the others. A
+row does so if more than half of its answers are right, in the mean of its seeds, after all four
+stages."""
 SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, the tests)
     "wait": ("anywhere", "Facts that come late", ["wait"]),
     "overwrite": ("rewritten", "Facts that are told again", [OVERWRITE, "keep, later"]),
