@@ -287,11 +287,8 @@ def test_commands_of_the_page_of_a_gpu_would_be_accepted():
         check_command(f"python -m {command}")
 
 
-def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
-    """Compared is how many lines there are, and what texts: places differ between versions.
-
-    A .png is a picture of a page.
-    """
+def test_pictures_are_those_that_figures_draws_and_are_shown_in_a_page(tmp_path, monkeypatch):
+    """Compared is how many lines there are, and what texts: places differ between versions."""
 
     def shapes(picture):
         return re.findall("<path|>.*</text>", picture.read_text())
@@ -302,7 +299,6 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
     for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:
         monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
         draw()
-    assert {path.name for path in new.iterdir()} == {path.name for path in kept.glob("*.svg")}
     for path in new.iterdir():
         assert shapes(path) == shapes(kept / path.name), f"{path.name}: python -m docs.figures"
     assert {path.name for path in kept.iterdir() if path.suffix != ".json"} <= {
