@@ -16,7 +16,7 @@ pytest.importorskip(
     "docs.book.site",
     reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments",
 )
-from docs.book import edit, method, runtime, serve, try_one, values
+from docs.book import edit, runtime, serve, try_one
 
 HERE = Path(__file__).parent
 PAGE = ROOT / "docs" / "book" / "page"
@@ -115,11 +115,8 @@ def test_200_questions_of_each_memory_have_the_answers_of_numpy_outside(tmp_path
 
 
 @in_a_browser
-def test_a_changed_line_of_backward_is_named_by_the_check(tmp_path, monkeypatch):
+def test_a_changed_line_of_backward_is_named_by_the_check(tmp_path):
     """And the paper's text is right again after a reset."""
-    monkeypatch.setattr(method.Recorder, "add_differences", lambda *_: None)  # they take a minute
-    monkeypatch.setattr(method, "whole_rollouts", lambda _: [])
-    values.record("block_recurrent")
     given = ("block_recurrent", "fixed_gate_backward", "dout * g", "np.zeros_like(dout)")
     found = checked(tmp_path, "edit", *given)
     wrong, right = found["verdicts"]
