@@ -33,6 +33,7 @@ from docs.excerpts import (
 )
 from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train, words
+from tests.tools import reach
 
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", ROOT / "docs" / "book" / "front.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
@@ -328,6 +329,12 @@ def test_excerpts_are_the_references_code(page, reference):
     text = page.read_text()
     assert EXCERPT.search(text)
     assert text == with_excerpts(text, reference), "python -m docs.excerpts"
+
+
+@pytest.mark.parametrize("paper", reach.ROWS)
+def test_the_page_of_trust_has_the_tables_of_what_each_loss_trains(paper):
+    """Those that test_reach.py measures."""
+    assert reach.reach_table(paper) in (ROOT / "docs" / "trust.md").read_text()
 
 
 def pages_of(name):
