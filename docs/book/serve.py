@@ -63,10 +63,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def server_at(port: int) -> ThreadingHTTPServer:
-    """A server at a port, or at a free one if it is taken; port 0 is any free one."""
+    """A server at a port, or at a free one if it is taken or none; port 0 is any free one."""
     try:
         return ThreadingHTTPServer((ADDRESS, port), Handler)
-    except OSError:
+    except (OSError, OverflowError):
         return ThreadingHTTPServer((ADDRESS, 0), Handler)
 
 
