@@ -1,12 +1,9 @@
 """Draw the book's moving picture, docs/figures/book.gif, from its pages in a headless Chromium:
-python -m docs.book --out BOOK, then python -m docs.moving BOOK. It puts the notebook's pictures
-into it, too.
+python -m docs.book --out BOOK, then python -m docs.moving BOOK.
 
 It needs Chromium and ImageMagick.
 """
 
-import base64
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,12 +11,6 @@ from pathlib import Path
 
 VARIABLES = ("memory", "normed", "new")
 PICTURE = Path(__file__).parent / "figures" / "book.gif"
-TOUR = Path(__file__).parent / "tour.ipynb"
-CELLS = {  # {cell of the tour: its picture}
-    0: "figures/four_memories",
-    3: "figures/compressive_memories",
-    9: "results/recall-distance",
-}
 CHROMIUM = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
 # a photograph begins at a page's top, so a page that is scrolled stands in a frame
 FRAME = "<body style='margin: 0'><iframe src={page} style='width: 100%; height: 800px; border: 0'>"
@@ -67,20 +58,6 @@ def photograph(page: Path, path: Path) -> None:
     subprocess.run([*CHROMIUM, *options, page.as_uri()], capture_output=True, check=True)
 
 
-def attach(folder: Path) -> None:
-    """Put the pictures of CELLS into the notebook, as attachments of their cells."""
-    notebook = json.loads(TOUR.read_text(encoding="utf-8"))
-    for number, name in CELLS.items():
-        path = folder / f"{Path(name).name}.png"
-        photograph(TOUR.parent / f"{name}.svg", path)
-        small = ["-trim", "-bordercolor", "white", "-border", "12", "+dither", "-colors", "32"]
-        subprocess.run(["convert", str(path), *small, str(path)], check=True)
-        picture = base64.b64encode(path.read_bytes()).decode()
-        notebook["cells"][number]["attachments"] = {path.name: {"image/png": picture}}
-    text = json.dumps(notebook, indent=1, ensure_ascii=False)
-    TOUR.write_text(f"{text}\n", encoding="utf-8")
-
-
 def draw(book: Path, folder: Path) -> None:
     """Photograph the scenes into a folder, and join them.
 
@@ -108,5 +85,4 @@ def draw(book: Path, folder: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         draw(Path(sys.argv[1]), Path(made))
-        attach(Path(made))
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1e6:.2f} MB")

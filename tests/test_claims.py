@@ -1,4 +1,4 @@
-"""Claims of the papers that no other test makes executable; tests/tools/trust.py lists all."""
+"""Claims of the papers that no other test makes executable; docs/trust.md lists all."""
 
 import dataclasses
 

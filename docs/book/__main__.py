@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> int:
         "python -m docs.book", description="Show the book in a browser, from this machine."
     )
     out = "write all pages into this folder instead; index.html is the first"
-    parser.add_argument("--out", type=folder_name, metavar="FOLDER", help=out)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     port = "where the browser finds it (default: 8765, or a free one if that is taken)"
-    parser.add_argument("--port", type=port_number, default=8765, metavar="N", help=port)
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help=port)
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
     python = "do not fetch Python for the reader's browser (17 MB, once)"
     parser.add_argument("--no-python", action="store_true", help=python)
@@ -49,20 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         serve(options.port, opens=not options.no_browser, fetches=not options.no_python)
         return 0
     return write(options.out, fetches=not options.no_python)
-
-
-def folder_name(text: str) -> Path:
-    """The folder that --out names."""
-    if not text.strip() or "\0" in text:
-        raise argparse.ArgumentTypeError("expected the name of a folder")
-    return Path(text)
-
-
-def port_number(text: str) -> int:
-    """The port that --port names."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError("expected a number from 0 to 65535")
-    return int(text)
 
 
 def write(out: Path, fetches: bool) -> int:

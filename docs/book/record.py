@@ -5,7 +5,6 @@ docs/book/__main__.py uses it.
 
 import ast
 import dataclasses
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,6 @@ import numpy as np
 
 from docs.excerpts import definitions, excerpt, files_of
 from reference.gradients import function_of
-
-STEP = 1e-5  # of differences
-TOLERANCE = 1e-5  # relative, of what counts as equal
-SHOWN = 3  # entries that a page shows
 
 
 class Place(NamedTuple):
@@ -53,17 +48,6 @@ class Call:
     up: int | None  # the call that called it
     forward: int | None  # of a backward function: the call whose cache it was given
     held: list[int]  # number of the value of each place, -1 if it has none
-    # {path and value of a gradient: (number of its variable's value, [(entry, by difference)])}
-    beside: dict[str, tuple]
-
-
-class Variable(NamedTuple):
-    """A variable of a call, as it is after it was bound for the time `version`, or a part of it."""
-
-    call: int
-    name: str
-    version: int  # from 0
-    path: tuple  # () is all of it
 
 
 def own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
@@ -197,26 +181,6 @@ class Values:
         return self.numbers[key]
 
 
-def traced(trace: Callable, run: Callable, *arguments: object) -> object:
-    """run(*arguments) under a trace function."""
-    sys.settrace(trace)
-    try:
-        return run(*arguments)
-    finally:
-        sys.settrace(None)
-
-
-def is_new(bound: list, value: object) -> bool:
-    """Whether a variable is bound to a value anew.
-
-    The value is then added to what it was bound to before.
-    """
-    if value is None or (bound and bound[-1] is value):
-        return False
-    bound.append(value)
-    return True
-
-
 class Recorder:
     """Records calls of the functions of a reference, the calls of a function in one run only."""
 
@@ -229,7 +193,6 @@ class Recorder:
         self.calls: list[Call] = []
         self.values = Values()
         self.stack = []  # numbers of the calls that have not returned
-        self.bound = []  # of each call {variable: what it was bound to, in order}
 
     def record(self, source: str, segments: list, run: Callable, *arguments: object) -> None:
         """Record what run(*arguments) calls, without the functions that runs before it called."""
@@ -241,8 +204,13 @@ class Recorder:
         known = {call.function for call in self.calls}
         codes = self.codes.items()
         self.watched = {code: self.functions[name] for name, code in codes if name not in known}
-        if self.watched:  # else nothing is left to record
-            traced(self.enter, run, *arguments)
+        if not self.watched:  # nothing is left to record
+            return
+        sys.settrace(self.enter)
+        try:
+            run(*arguments)
+        finally:
+            sys.settrace(None)
 
     def segment_at(self, frame: FrameType | None) -> int:
         """The segment that a function outside all others is called for.
@@ -284,10 +252,9 @@ class Recorder:
             forward = self.forward_of(function.name, frame.f_locals)
 
         number = len(self.calls)
-        call = Call(function.name, self.source, segment, layer, up, forward, [], {})
+        call = Call(function.name, self.source, segment, layer, up, forward, [])
         self.stack.append(number)
         self.calls.append(call)
-        self.bound.append({})
         return self.lines_of(function, number, frame.f_lineno)
 
     def lines_of(self, function: Function, number: int, last: int) -> Callable:
@@ -296,14 +263,11 @@ class Recorder:
         Before each line it holds what the last one stored and what this one reads.
         """
         latest = [None] * len(function.places)
-        bound = self.bound[number]
 
         def line(frame: FrameType, event: str, result: object) -> Callable:
             nonlocal last
             now = frame.f_lineno if event == "line" else 0
             variables = frame.f_locals
-            for name, value in variables.items():
-                is_new(bound.setdefault(name, []), value)
             if event == "return":
                 variables = variables | {"return": result}
             for at, place in enumerate(function.places):
@@ -323,122 +287,3 @@ class Recorder:
         for part in result if isinstance(result, tuple) else (result,):
             if part is not None:
                 self.made[name, id(part)] = (number, part)
-
-    def add_differences(self, run: Callable) -> None:
-        """Put beside each gradient in a backward call its variable's value and differences.
-
-        They are put if the gradient is a derivative of run(). One that is still being summed is
-        none, and gets no entry.
-        """
-        for number, call in enumerate(self.calls):
-            for place, about in self.gradients_in(number).items():
-                difference = self.difference(run, call.forward, *about)
-                if difference:
-                    call.beside[place] = difference
-
-    def gradients_in(self, number: int) -> dict[str, tuple]:
-        """What may be gradients in a call.
-
-        {path and number of a value: (variable of the forward call, its part, array)}
-        """
-        call = self.calls[number]
-        if call.forward is None:
-            return {}
-        bound = self.bound[call.forward]
-        found = {}
-        for place, held in zip(self.functions[call.function].places, call.held, strict=True):
-            variable = variable_of(place.path, bound)
-            if held < 0 or not bound.get(variable):
-                continue
-            for key, of in self.parts_with_gradient(place.path[0], held, bound[variable]).items():
-                path = (*place.path, *key)
-                array = self.values.shown[of]
-                if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-                    found[f"{'.'.join(path)}:{of}"] = variable, path[1:], array
-        return found
-
-    def parts_with_gradient(self, name: str, held: int, values: list) -> dict[tuple, int]:
-        """{path: number} of a value: itself, or its parts if it has the parts of its variable."""
-        shown = self.values.shown[held]
-        if not isinstance(shown, dict):
-            return {(): held}
-        if name == "grads" or hasattr(values[0], "_fields"):
-            return {(key,): number for key, number in shown.get("parts", {}).items()}
-        return {}
-
-    def difference(
-        self, run: Callable, number: int, name: str, path: tuple, gradient: np.ndarray
-    ) -> tuple | None:
-        """(number of a value, [(flat entry, by differences)]) of a gradient.
-
-        None if it is the gradient of no value that the variable had.
-        """
-        versions = list(enumerate(self.bound[number][name]))
-        for version, holder in reversed(versions):
-            value = part_of(holder, path)
-            if not isinstance(value, np.ndarray):
-                continue
-            if value.shape != gradient.shape or value.dtype.kind != "f":
-                continue
-            entries = self.differences(run, Variable(number, name, version, path), gradient)
-            if entries is not None:
-                return self.values.keep(snapshot(value)), entries
-        return None
-
-    def differences(
-        self, run: Callable, variable: Variable, gradient: np.ndarray
-    ) -> list[tuple[int, float]] | None:
-        """[(flat entry, by difference)] of a gradient's largest entries; None if one differs."""
-        largest = np.argsort(-np.abs(gradient), axis=None, kind="stable")[:SHOWN]
-        entries = []
-        for flat in largest:
-            index = np.unravel_index(flat, gradient.shape)
-            above = self.moved_run(run, variable, index, STEP)
-            below = self.moved_run(run, variable, index, -STEP)
-            numeric = (above - below) / (2 * STEP)
-            size = max(abs(numeric), abs(gradient[index]), 1e-5)
-            if abs(numeric - gradient[index]) > TOLERANCE * size:
-                return None
-            entries.append((int(flat), numeric))
-        return entries
-
-    def moved_run(self, run: Callable, variable: Variable, index: tuple, step: float) -> float:
-        """run(), in which a call goes on with another entry `index` of a variable."""
-        function = self.calls[variable.call].function
-        code = self.codes[function]
-        earlier = sum(call.function == function for call in self.calls[: variable.call])
-        before = itertools.count(-earlier)
-        name = variable.name
-        bound = []
-
-        def enter(frame: FrameType, event: str, argument: object) -> Callable | None:
-            return line if frame.f_code is code and next(before) == 0 else None
-
-        def line(frame: FrameType, event: str, argument: object) -> Callable | None:
-            if is_new(bound, frame.f_locals.get(name)) and len(bound) > variable.version:
-                sys.settrace(None)
-                frame.f_locals[name] = moved(frame.f_locals[name], variable.path, index, step)
-                return None
-            return line
-
-        return traced(enter, run)
-
-
-def variable_of(path: tuple, bound: dict) -> str:
-    """The forward call's variable whose gradient stands at a path: x of dx, params of grads."""
-    name = path[0]
-    if path == ("grads",):
-        return "params" if bound.get("params") else "p"
-    return name[1:] if name.startswith("d") else ""
-
-
-def moved(value: object, path: tuple, index: tuple, step: float) -> object:
-    """A copy of an array, or of what has it as its part `path`, with one entry moved."""
-    part = part_of(value, path).copy()
-    part[index] += step
-    if not path:
-        return part
-    name = path[0]
-    if hasattr(value, "_replace"):
-        return value._replace(**{name: part})
-    return value | {name: part}

@@ -1,7 +1,6 @@
 """Serves the book on this machine: a page is made when it is asked for. __main__.py uses it.
 
-A chapter's values take a minute to record. Its text is shown meanwhile, and the page asks again
-until they are there. They are kept (values.py), so the next time they are there at once.
+A chapter's values take some seconds to record when it is first opened. They are kept (values.py).
 """
 
 import contextlib
@@ -13,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from docs.book import runtime
 from docs.book.search import index_script
-from docs.book.site import INDEX, METHODS, PYTHON, page_of, pages
-from docs.book.values import is_kept, record_all
+from docs.book.site import INDEX, PYTHON, page_of, pages
 
 ADDRESS = "127.0.0.1"  # nobody else's machine sees it
 BUILDING = threading.Lock()
@@ -48,47 +46,27 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, body: bytes, kind: str, kept: str = "no-store") -> None:
         """Send a reply."""
-        self.begin(HTTPStatus.OK, len(body), kind, kept)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", kept)
+        self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader went on
             self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        """Say whether a chapter's values are there: 200, or 202 if they are still recorded.
-
-        Of a file of python/, 200 or 404.
-        """
-        name = self.name_asked()
-        method = name.removesuffix(".html")
-        status = HTTPStatus.OK
-        if name.startswith(PYTHON) and name.removeprefix(PYTHON) not in runtime.names():
-            status = HTTPStatus.NOT_FOUND
-        elif method in METHODS and not is_kept(method):
-            status = HTTPStatus.ACCEPTED
-        self.begin(status, 0)
 
     def name_asked(self) -> str:
         """The page that is asked for."""
         return self.path.partition("?")[0].strip("/") or "index.html"
-
-    def begin(
-        self, status: HTTPStatus, length: int, kind: str = "text/html", kept: str = "no-store"
-    ) -> None:
-        """Send a reply's first lines."""
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(length))
-        self.send_header("Cache-Control", kept)
-        self.end_headers()
 
     def log_message(self, *given: object) -> None:
         """Print nothing: a reader is at work here, no web master."""
 
 
 def server_at(port: int) -> ThreadingHTTPServer:
-    """A server at a port, or at a free one if it is taken; port 0 is any free one."""
+    """A server at a port, or at a free one if it is taken or none; port 0 is any free one."""
     try:
         return ThreadingHTTPServer((ADDRESS, port), Handler)
-    except OSError:
+    except (OSError, OverflowError):
         return ThreadingHTTPServer((ADDRESS, 0), Handler)
 
 
@@ -99,12 +77,7 @@ def serve(port: int, opens: bool, fetches: bool) -> None:
     """
     server = server_at(port)
     address = f"http://{ADDRESS}:{server.server_port}/"
-    missing = [method for method in METHODS if not is_kept(method)]
     print(f"the book is at {address} until you press Ctrl-C", flush=True)
-    if missing:
-        words = f"recording the values of {len(missing)} chapters in the background"
-        print(f"{words}; their text is there already", flush=True)
-        threading.Thread(target=record_all, args=(missing,), daemon=True).start()
     if fetches and runtime.missing():
         print(f"fetching Python for the reader's browser to {runtime.parts_folder()}", flush=True)
     if fetches:

@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from docs.book import runtime
 from docs.book.search import index_script
 from docs.book.text import LIVE, file_text, markdown_of, page_text
-from docs.book.values import as_json, is_kept, values_of
+from docs.book.values import as_json, values_of
 from docs.excerpts import ROOT, definitions, reference_of_pages
 
 PAGE = Path(__file__).parent / "page"
@@ -56,9 +56,7 @@ MENU = {  # {group: patterns of its pages}
     "More": ["docs/**/*.md"],
 }
 NOTHING = "{}"  # data of a page of text
-WAITING = '{"waiting":true}'  # of a chapter whose values are recorded at this moment
 INDEX = "search-index.js"  # what the search box finds
-RECORDED = ("edit", "replay")  # scripts that need what is recorded
 PRACTICE = "docs.practice --in mine"  # pages that say so let a reader write the task there
 PYTHON = "python/"  # the folder of what runtime.py brings
 NAMES = {"docs/book/front.md": "index.html", "docs/index.md": "methods.html"}
@@ -152,13 +150,8 @@ def is_chapter(path: Path) -> bool:
     return path in CHAPTERS
 
 
-def data_of(path: Path, whole: bool) -> str:
-    """JSON of all that a page shows beside its text.
-
-    A chapter's values may be missing yet; `whole` waits for them.
-    """
-    if is_chapter(path) and not (whole or is_kept(path.stem)):
-        return WAITING
+def data_of(path: Path) -> str:
+    """JSON of all that a page shows beside its text."""
     data = values_of(path.stem) if is_chapter(path) else NOTHING
     lives = lives_of(path)
     more = {}
@@ -195,21 +188,19 @@ def addresses_of_functions(path: Path) -> dict[str, str]:
 def scripts_for(path: Path, data: str) -> str:
     """The JavaScript of a page, without what it does not need."""
     needed = ["book.js", "search.js"]
-    if data == WAITING:
-        needed.append("waiting.js")
-    elif data != NOTHING:
+    if data != NOTHING:
         needed.append("heat.js")
         needed += ["panel.js"] if is_chapter(path) else []
-    lives = [name for name in lives_of(path) if data != WAITING or name not in RECORDED]
+    lives = lives_of(path)
     if lives:
         needed += ["runtime.js", "controls.js", *(f"{name}.js" for name in lives)]
     make = re.search(r"^function make\(.*?^\}", VIEW.read_text(encoding="utf-8"), re.M | re.S)[0]
     return "\n".join([make, *((PAGE / name).read_text(encoding="utf-8") for name in needed)])
 
 
-def page_of(path: Path, whole: bool = False) -> str:
-    """A page of the book; `whole` waits until a chapter's values are recorded."""
-    data = data_of(path, whole)
+def page_of(path: Path) -> str:
+    """A page of the book."""
+    data = data_of(path)
     if path.suffix in (".md", ".ipynb"):
         text = page_text(path, pages(), addresses_of_functions(path))
     else:
@@ -220,7 +211,7 @@ def page_of(path: Path, whole: bool = False) -> str:
         "LIGHT": light,
         "DARK": dark,
         "STYLE": (PAGE / "book.css").read_text(encoding="utf-8"),
-        "KIND": "method" if is_chapter(path) and data != WAITING else "text",
+        "KIND": "method" if is_chapter(path) else "text",
         "MENU": menu_html(path),
         "CONTENTS": text.contents,
         "TEXT": text.article + neighbours_html(path),
@@ -247,5 +238,5 @@ def build(out: Path) -> dict[str, int]:
         (out / PYTHON / name).write_bytes(runtime.content_of(name))
     sizes = {}
     for path, page in pages().items():
-        sizes[page] = (out / page).write_bytes(page_of(path, whole=True).encode())
+        sizes[page] = (out / page).write_bytes(page_of(path).encode())
     return sizes

@@ -1,4 +1,4 @@
-"""The recorded values of a chapter, kept between builds. site.py and serve.py use it.
+"""The recorded values of a chapter, kept between builds. site.py uses it.
 
 What a chapter shows depends on the references, the vectors and the code that records alone, so it
 is kept under their digest, in the user's cache folder. It can be deleted at any time.
@@ -8,10 +8,7 @@ import base64
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -46,47 +43,17 @@ def file_of(method: str) -> Path:
     return folder() / f"{method}-{digest.hexdigest()[:16]}.json"
 
 
-def is_kept(method: str) -> bool:
-    """Whether a chapter's values are there."""
-    return file_of(method).exists()
-
-
 def values_of(method: str) -> str:
     """JSON of a chapter's values, recorded if they are not kept."""
-    if not is_kept(method):
-        record(method)
-    return file_of(method).read_text(encoding="utf-8")
-
-
-def record(method: str) -> None:
-    """Record a chapter's values and keep them."""
-    from docs.book.method import method_data  # NumPy and the references, which text does not need
-
     path = file_of(method)
-    write_whole(path, as_json(method_data(method)).encode())
-    kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
-    for old in kept[:-KEPT]:
-        old.unlink(missing_ok=True)
+    if not path.exists():
+        from docs.book.method import method_data  # the references, which text does not need
 
-
-def record_all(methods: list[str]) -> None:
-    """Record chapters one after another, each in a process of its own, so that pages go on."""
-    for method in methods:
-        program = f"from docs.book.values import record_for_a_parent as run; run({method!r})"
-        command = [sys.executable, "-c", program]
-        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
-            process.wait()
-
-
-def record_for_a_parent(method: str) -> None:
-    """Record a chapter, unless the process that asked for it ends before, and closes its pipe."""
-
-    def end_with_parent() -> None:
-        sys.stdin.read()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    record(method)
+        write_whole(path, as_json(method_data(method)).encode())
+        kept = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        for old in kept[:-KEPT]:
+            old.unlink(missing_ok=True)
+    return path.read_text(encoding="utf-8")
 
 
 def write_whole(path: Path, content: bytes) -> None:

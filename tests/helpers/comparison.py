@@ -42,10 +42,6 @@ def named(prefix, state, between="."):
     return {f"{prefix}{between}{name}": field for name, field in state._asdict().items()}
 
 
-def measured(error, tolerance):
-    """Called with the error of every tensor that is compared; tests/tools/trust.py gathers them."""
-
-
 def assert_agree(expected, actual, tolerance, title=""):
     """Fail unless two {name: array or tensor}, or two arrays, agree; print a line for each.
 
@@ -88,7 +84,6 @@ def compared(expected, actual, tolerance):
     if largest == 0:  # no relative error is possible: zero must be exactly zero
         return ("is exactly zero", True) if apart[at] == 0 else (found, False)
     error = float(apart[at] / max(largest, 1e-30))
-    measured(error, tolerance)
     if error <= tolerance:
         return f"has a relative error of {error:.1e}", True
     return f"{found}: a relative error of {error:.1e}, where {tolerance:.1e} is allowed", False

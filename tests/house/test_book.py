@@ -86,7 +86,7 @@ def test_values_are_those_of_the_reference(book, method):
     case = read_case(method, default_case(method))
     given = (case.reference, case.params, case.config, case.segments, case.state)
     rows, _, _ = rollout_forward(*given)
-    places = [path for path, _ in data["functions"]["forward"]["places"]]
+    places = data["functions"]["forward"]["places"]
     last = max(at for at, path in enumerate(places) if path == "logits")
     held = {
         call["segment"]: call["held"] for call in data["calls"] if call["function"] == "forward"
@@ -102,64 +102,49 @@ def test_values_are_those_of_the_reference(book, method):
     assert any(starts), "a document starts in the middle"
 
 
-@methods
-def test_finite_differences_equal_the_gradients_beside_them(book, method):
-    data = data_of(book / f"{method}.html")
-    pairs = []
-    for call in data["calls"]:
-        for name, (_, entries) in call["beside"].items():
-            gradient = array_of(data, int(name.rpartition(":")[2])).ravel()
-            pairs += [(gradient[flat], numeric) for flat, numeric in entries]
-    by_hand, numeric = np.transpose(pairs)
-    assert len(pairs) > 100
-    np.testing.assert_allclose(by_hand, numeric, rtol=1e-4, atol=1e-5)
-
-
 def test_every_page_of_docs_is_in_the_menu():
     pages = {path for paths in BOOK.menu().values() for path in paths}
     left = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - pages
     assert not left, f"no group of MENU in docs/book/site.py has {sorted(map(str, left))}"
 
 
-def test_no_link_is_dead(book):
+@pytest.fixture(scope="module")
+def places(book):
+    """{page: the anchors and functions that a link to it can name}."""
+    found = {}
+    for page in book.glob("*.html"):
+        anchors = re.findall(r'\bid="([^"]+)"', page.read_text())
+        found[page.name] = {"", *anchors, *data_of(page).get("functions", {})}
+    return found
+
+
+def test_no_link_is_dead(book, places):
     """A link leads to a page that is there, and to an anchor or a function of it."""
-    texts = {page.name: page.read_text() for page in book.glob("*.html")}
-    anchors = {}
-    for name, text in texts.items():
-        functions = data_of(book / name).get("functions", {})
-        anchors[name] = {"", *re.findall(r'\bid="([^"]+)"', text), *functions}
     dead = []
     count = 0
-    for name, text in texts.items():
-        for address in re.findall(
-            r'<a [^>]*href="([^"]*)"', text.partition('json" id="book-data"')[0]
-        ):
+    for name in places:
+        text = (book / name).read_text().partition('json" id="book-data"')[0]
+        for address in re.findall(r'<a [^>]*href="([^"]*)"', text):
             if "://" in address or address.startswith("mailto:"):
                 continue
             page, _, anchor = address.partition("#")
             count += 1
-            if anchor not in anchors.get(page or name, set()):
+            if anchor not in places.get(page or name, set()):
                 dead.append(f"{name}: {address}")
     assert count > 1000
     assert not dead, f"{len(dead)} of {count} links are dead: {dead[:20]}"
 
 
-def test_what_the_search_box_finds_is_there(book):
+def test_what_the_search_box_finds_is_there(book, places):
     """Titles, headings, functions and terms lead to a page and an anchor or a function of it."""
     script = (book / BOOK.INDEX).read_text()
     found = json.loads(script.removeprefix("window.searchEntries = ").removesuffix(";\n"))
     assert len(found) > 500
-    names = [name for name, _, _ in found]
-    assert {"slot_attention_backward", "fixed_gate_forward", "rollout", "Glossary"} <= {*names}
+    names = {name for name, _, _ in found}
+    assert {"slot_attention_backward", "fixed_gate_forward", "rollout", "Glossary"} <= names
     for name, _, address in found:
         page, _, anchor = address.partition("#")
-        text = (book / page).read_text()
-        places = {
-            "",
-            *re.findall(r'\bid="([^"]+)"', text),
-            *data_of(book / page).get("functions", {}),
-        }
-        assert anchor in places, f"{name} is not at {address}"
+        assert anchor in places[page], f"{name} is not at {address}"
 
 
 def test_no_script_of_a_page_replaces_another_ones_function():
@@ -230,50 +215,30 @@ def test_in_a_browser_nothing_is_cut_and_the_panel_follows_the_text(book, pages,
             assert found["largest"] == pytest.approx(largest, rel=1e-3), where
 
 
-@pytest.fixture
-def served(tmp_path, monkeypatch):
-    """The address of a book that is served; of Memformer alone the values are kept."""
-    monkeypatch.setenv("PALIMPSEST_CACHE", str(tmp_path))
-    values.file_of.cache_clear()
-    for method in METHODS:
-        name = values.file_of(method)
-        if method == "memformer":
-            values.write_whole(name, b'{"functions":{},"kept":true}')
-    values.file_of.cache_clear()
-    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser", "--no-python"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        yield re.search(r"http://\S+", process.stdout.readline())[0]
-        process.terminate()
-
-
-def asked(address, **how):
+def asked(address):
     """(status, text) of a page."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, **how)) as reply:
+        with urllib.request.urlopen(address) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
 
 
-def test_a_served_book_shows_a_chapters_text_before_its_values(served):
-    """And says when they are there; it has pages of the book, and no other file."""
-    status, first = asked(served)
-    assert status == 200 and "Palimpsest" in first
-    assert asked(f"{served}memformer.html", method="HEAD") == (200, "")
-    assert '"kept":true' in asked(f"{served}memformer.html")[1]
-    assert asked(f"{served}compressive.html", method="HEAD") == (202, "")
-    status, text = asked(f"{served}compressive.html")
-    assert status == 200 and '"waiting":true' in text and "Compressive" in text
-    for name in ("nothing.html", "../pyproject.toml", "%2e%2e/pyproject.toml"):
-        assert asked(served + name)[0] == 404
-
-
-@pytest.mark.parametrize("words", [["--out", ""], ["--out", "a\0b"], ["--port", "99999"]])
-def test_a_bad_option_is_refused_in_a_line(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "expected" in capsys.readouterr().err.splitlines()[-1]
+def test_a_served_book_has_its_pages_and_no_other_file(tmp_path, monkeypatch):
+    """Values of a chapter that are kept are not recorded again."""
+    monkeypatch.setenv("PALIMPSEST_CACHE", str(tmp_path))
+    values.file_of.cache_clear()
+    values.write_whole(values.file_of("memformer"), b'{"functions":{},"kept":true}')
+    values.file_of.cache_clear()
+    command = [sys.executable, "-m", "docs.book", "--port", "0", "--no-browser", "--no-python"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        served = re.search(r"http://\S+", process.stdout.readline())[0]
+        status, first = asked(served)
+        assert status == 200 and "Palimpsest" in first
+        assert '"kept":true' in asked(f"{served}memformer.html")[1]
+        for name in ("nothing.html", "../pyproject.toml", "%2e%2e/pyproject.toml"):
+            assert asked(served + name)[0] == 404
+        process.terminate()
 
 
 def test_a_page_that_is_not_the_books_is_not_overwritten(tmp_path, capsys):

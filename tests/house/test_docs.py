@@ -33,6 +33,7 @@ from docs.excerpts import (
 )
 from tests.conftest import ROOT
 from tests.helpers.programs import TINY, train, words
+from tests.tools import reach
 
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", ROOT / "docs" / "book" / "front.md"]
 PAGES += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[dr]*/*.md"))]
@@ -287,11 +288,8 @@ def test_commands_of_the_page_of_a_gpu_would_be_accepted():
         check_command(f"python -m {command}")
 
 
-def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
-    """Compared is how many lines there are, and what texts: places differ between versions.
-
-    A .png is a picture of a page.
-    """
+def test_pictures_are_those_that_figures_draws_and_are_shown_in_a_page(tmp_path, monkeypatch):
+    """Compared is how many lines there are, and what texts: places differ between versions."""
 
     def shapes(picture):
         return re.findall("<path|>.*</text>", picture.read_text())
@@ -302,7 +300,6 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
     for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:
         monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
         draw()
-    assert {path.name for path in new.iterdir()} == {path.name for path in kept.glob("*.svg")}
     for path in new.iterdir():
         assert shapes(path) == shapes(kept / path.name), f"{path.name}: python -m docs.figures"
     assert {path.name for path in kept.iterdir() if path.suffix != ".json"} <= {
@@ -332,6 +329,12 @@ def test_excerpts_are_the_references_code(page, reference):
     text = page.read_text()
     assert EXCERPT.search(text)
     assert text == with_excerpts(text, reference), "python -m docs.excerpts"
+
+
+@pytest.mark.parametrize("paper", reach.ROWS)
+def test_the_page_of_trust_has_the_tables_of_what_each_loss_trains(paper):
+    """Those that test_reach.py measures."""
+    assert reach.reach_table(paper) in (ROOT / "docs" / "trust.md").read_text()
 
 
 def pages_of(name):

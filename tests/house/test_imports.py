@@ -113,40 +113,20 @@ def test_a_file_begins_with_what_it_is_for_and_its_functions_are_short(module):
 
 
 WRITERS = ("write_text", "write_bytes", "savefig")
-BEFORE_ENCODING = {"read_text": 0, "write_text": 1}  # {function: arguments before its encoding}
 
 
-def nodes_written_whole(tree):
-    """All that stands inside a `with written_whole(...)`."""
-    found = set()
-    for block in ast.walk(tree):
-        if isinstance(block, ast.With):
-            opened = "".join(ast.unparse(item) for item in block.items)
-            found.update(ast.walk(block) if "written_whole(" in opened else ())
-    return found
-
-
-def wrong_with(node, whole):
-    """What is wrong with how a node writes or opens a file; `whole` is None where any may write."""
-    if whole is not None and getattr(node, "attr", "") in WRITERS and node not in whole:
-        return "not in written_whole"
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in BEFORE_ENCODING:
-        named = "encoding" in [keyword.arg for keyword in node.keywords]
-        if not named and len(node.args) <= BEFORE_ENCODING[node.func.attr]:
-            return "no encoding"
-    return ""
-
-
-def test_files_are_written_whole_and_opened_with_their_encoding():
-    """Checkpoints, settings, caches, exports, pages, figures and records, as metrics anew.
-
-    By the locale CP932, 949, 950 and 1252 could not decode our sources. ruff's PLW1514 sees a call
-    only if it knows that the object is a path.
-    """
-    for room in ("accelerated", "reference", "docs"):
-        for path in (ROOT / room).rglob("*.py"):
-            tree = ast.parse(path.read_bytes())
-            whole = nodes_written_whole(tree) if room == "accelerated" else None
-            for node in ast.walk(tree):
-                wrong = wrong_with(node, whole)
-                assert not wrong, f"{path.relative_to(ROOT)}, line {node.lineno}: {wrong}"
+def test_files_are_written_whole():
+    """Checkpoints, settings, caches, exports, pages, figures and records, as metrics anew."""
+    for path in (ROOT / "accelerated").rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_bytes()))]
+        opened = [node for node in nodes if isinstance(node, ast.With)]
+        whole = {
+            node
+            for block in opened
+            if "written_whole(" in ast.unparse(block.items)
+            for node in ast.walk(block)
+        }
+        for node in nodes:
+            is_written = getattr(node, "attr", "") in WRITERS
+            where = f"{path.relative_to(ROOT)}, line {getattr(node, 'lineno', 0)}"
+            assert node in whole or not is_written, f"{where}: not in written_whole"

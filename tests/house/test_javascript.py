@@ -35,7 +35,7 @@ def test_a_file_has_the_one_form(path):
 
 
 @pytest.mark.skipif(not NODE, reason="parsing the scripts needs Node: apt-get install nodejs")
-@pytest.mark.parametrize("data", [BOOK.NOTHING, BOOK.WAITING, "{whole}"])
+@pytest.mark.parametrize("data", [BOOK.NOTHING, "{whole}"])
 def test_the_scripts_of_a_page_go_together(data, tmp_path):
     """No two of a page give one name to two things: such a page would run nothing."""
     scripts = {BOOK.scripts_for(path, data) for path in BOOK.pages()}

@@ -1,7 +1,6 @@
 """The pages that Python plays on in the reader's browser: in a real one, against Python outside."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ pytest.importorskip(
     "docs.book.site",
     reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments",
 )
-from docs.book import edit, method, runtime, serve, try_one, values
+from docs.book import edit, runtime, serve, try_one
 
 HERE = Path(__file__).parent
-PAGE = ROOT / "docs" / "book" / "page"
 PARTS = str(runtime.parts_folder())
 in_a_browser = pytest.mark.skipif(
     not BROWSER or bool(runtime.missing()),
@@ -115,11 +113,8 @@ def test_200_questions_of_each_memory_have_the_answers_of_numpy_outside(tmp_path
 
 
 @in_a_browser
-def test_a_changed_line_of_backward_is_named_by_the_check(tmp_path, monkeypatch):
+def test_a_changed_line_of_backward_is_named_by_the_check(tmp_path):
     """And the paper's text is right again after a reset."""
-    monkeypatch.setattr(method.Recorder, "add_differences", lambda *_: None)  # they take a minute
-    monkeypatch.setattr(method, "whole_rollouts", lambda _: [])
-    values.record("block_recurrent")
     given = ("block_recurrent", "fixed_gate_backward", "dout * g", "np.zeros_like(dout)")
     found = checked(tmp_path, "edit", *given)
     wrong, right = found["verdicts"]
@@ -180,56 +175,11 @@ def test_the_toys_begin_with_the_numbers_of_the_text(width, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("paper", ["memformer", "block_recurrent", "compressive"])
-def test_pythons_zip_has_a_case_of_each_paper(paper):
-    import io
-    import zipfile
-
-    names = zipfile.ZipFile(io.BytesIO(runtime.ours())).namelist()
-    assert f"reference/{paper}.py" in names
-    assert sum(name.startswith(f"docs/vectors/{paper}/") for name in names) == 1
-
-
 @pytest.mark.parametrize("path", runtime.weights(), ids=lambda path: path.stem)
-def test_a_file_of_weights_is_small_and_is_a_models(path):
-    """Its metadata names a row; the reference of its config has parameters of its shapes."""
+def test_a_file_of_weights_is_small(path):
     assert path.stat().st_size <= 500_000
-    rows, about = load(path)
+    rows, _ = load(path)
     assert {row.dtype for row in rows.values()} == {np.dtype("float16")}
-    begun = try_one.begin(
-        0,
-        files=[path.relative_to(ROOT).as_posix()],
-        facts=[["3", "7", ""]],
-        lengths=[0, 0, 0],
-        distractors=0.0,
-        seed=0,
-    )
-    session = try_one.SESSIONS[0]
-    drawn = session.reference.init_params(session.config, np.random.default_rng(0))
-    assert {name: row.shape for name, row in rows.items()} == {
-        name: array.shape for name, array in drawn.items()
-    }
-    assert begun["shape"] == (session.config.slots if "Mem" in about["row"] else 64, 64)
-
-
-def test_the_site_has_what_the_judge_asks_for():
-    asked = re.findall(r'"([a-z]+-[0-9.]+-py[0-9.py]+)"', (PAGE / "practice.js").read_text())
-    assert len(asked) == 3
-    assert {f"{name}-none-any.whl" for name in asked} <= {*runtime.PARTS}
-
-
-def test_an_archive_with_bytecode_is_served_in_the_place_of_its_source(tmp_path, monkeypatch):
-    monkeypatch.setenv("PALIMPSEST_PYTHON", str(tmp_path))
-    (tmp_path / runtime.NUMPY).write_bytes(b"source")
-    assert runtime.content_of(runtime.NUMPY) == b"source"
-    (tmp_path / runtime.BYTECODE).mkdir()
-    (tmp_path / runtime.BYTECODE / runtime.NUMPY).write_bytes(b"bytecode")
-    assert runtime.content_of(runtime.NUMPY) == b"bytecode"
-
-
-def test_the_worker_asks_for_numpys_wheel():
-    assert f'"{runtime.NUMPY}"' in (PAGE / "worker.js").read_text()
-    assert {*runtime.COMPILED} <= {*runtime.PARTS}
 
 
 def test_a_part_with_another_sum_is_not_taken(tmp_path, monkeypatch):

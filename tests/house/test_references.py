@@ -1,11 +1,9 @@
-"""Each reference file stands alone, has the idea first and its mathematics written out.
+"""Each reference file stands alone and has its mathematics written out.
 
 Its variants stand in a file behind it. (.ci/run runs their demonstrations.)
 """
 
 import ast
-import importlib
-import inspect
 import re
 import subprocess
 import sys
@@ -26,16 +24,6 @@ TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 VARIANT_TREES = {name: ast.parse(source) for name, source in VARIANTS.items()}
 ALL_TREES = TREES | {f"variants of {name}": tree for name, tree in VARIANT_TREES.items()}
 PAPERS = [*SOURCES]
-SECTIONS = [
-    "configuration",
-    "the method",
-    "the model",
-    "through segments",
-    "what every Transformer has",
-    "starting values",
-    "operations and checks",
-]
-FIRST = 250  # lines, in which the whole idea stands
 MOST = 949  # lines of a file whose variants stand behind it; 750 is the aim, which GPT-2's has
 FORWARD = 230  # the line before which its model begins
 IN_BOTH = {"operations_of", "check_config"}  # what a paper's file and its variants both have
@@ -84,95 +72,6 @@ def functions_of(tree):
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def fields_of_class(tree, name):
-    """The names that a class of a file annotates."""
-    owner = next(node for node in tree.body if getattr(node, "name", "") == name)
-    return {node.target.id for node in owner.body if isinstance(node, ast.AnnAssign)}
-
-
-def is_operations(node):
-    """Whether an expression is `operations`, or an attribute of that name."""
-    return "operations" in (getattr(node, "id", ""), getattr(node, "attr", ""))
-
-
-def fields_of_variants(name):
-    """The fields of Config that choose a variant: those that operations_of names or reads.
-
-    Also those of the functions and constants that it names, except the operations themselves.
-    """
-    tree = TREES[name]
-    fields = fields_of_class(tree, "Config")
-    operations = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_operations(node.value):
-            operations.add(node.attr)
-    named = {"operations_of": functions_of(tree)["operations_of"]}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node
-        named[getattr(target, "id", getattr(target, "name", ""))] = node
-    found = set()
-    todo = ["operations_of"]
-    known = set()
-    while todo:
-        at = todo.pop()
-        if at in known or at in operations or at not in named:
-            continue
-        known.add(at)
-        for node in ast.walk(named[at]):
-            if isinstance(node, ast.Attribute):
-                found |= fields & {node.attr}
-            elif isinstance(node, ast.Constant):
-                found |= fields & {str(node.value)}
-            elif isinstance(node, ast.Name):
-                todo.append(node.id)
-    return found, known
-
-
-def conditions_in(node):
-    """The conditions below a node: of branches, loops and comprehensions, and comparisons."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.If | ast.IfExp | ast.While):
-            yield part.test
-        elif isinstance(part, ast.BoolOp | ast.Compare):
-            yield part
-        elif isinstance(part, ast.comprehension):
-            yield from part.ifs
-
-
-@with_variants
-def test_a_reference_has_no_branch_on_a_field_that_chooses_a_variant(name):
-    """A variant puts a function in another's place; operations_of alone asks for it, and checks."""
-    fields, choosing = fields_of_variants(name)
-    assert fields, "operations_of names no field of Config"
-    for function, node in functions_of(TREES[name]).items():
-        if function in choosing or function.startswith("check_"):
-            continue
-        for condition in conditions_in(node):
-            read = {part.attr for part in ast.walk(condition) if isinstance(part, ast.Attribute)}
-            assert not read & fields, f"{function} branches on {read & fields}"
-
-
-@with_variants
-def test_a_variant_replaces_an_operation_of_the_same_signature(name):
-    """By the name that the paper's file looks it up by."""
-    paper = importlib.import_module(f"reference.{name}")
-    variants = importlib.import_module(f"reference.variants.{name}")
-    trees = (TREES[name], VARIANT_TREES[name])
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    looked_up = {node.attr for node in nodes if is_operations(node.value)}
-    small = MODELS[name]
-    for variant in small.variants:
-        operations = vars(variants.operations_of(small.variant(variant)))
-        for operation in operations.keys() - vars(paper).keys():
-            pytest.fail(f"{operation} is no function of reference/{name}.py")
-        for operation, function in operations.items():
-            if function is not getattr(paper, operation):
-                assert operation in looked_up, f"{operation} is not looked up in operations"
-                expected = inspect.signature(getattr(paper, operation)).parameters
-                found = inspect.signature(function).parameters
-                assert len(found) == len(expected), f"{function.__name__} for {operation}"
-
-
 @with_variants
 def test_a_config_without_variants_imports_none(name):
     """The model that it makes, too, forward and backward."""
@@ -209,40 +108,11 @@ def test_no_function_stands_in_a_papers_file_and_in_its_variants(name):
     assert both <= IN_BOTH
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_reference_has_the_idea_first(name):
-    """Config, State and the method end within the first lines.
-
-    What a first reading skips stands behind, in this order.
-    """
-    lines = SOURCES[name].splitlines()
-    starts = [number for number, line in enumerate(lines, 1) if line == "# " + "-" * 76]
-    sections = {lines[number].removeprefix("# ").partition(":")[0]: number for number in starts}
-    owed = SECTIONS if name in VARIANTS else [*SECTIONS[:6], "checks"]
-    assert list(sections) == owed, f"a reference owes these sections: {', '.join(owed)}"
-    defined = {
-        node.name: node.lineno for node in TREES[name].body if isinstance(node, ast.ClassDef)
-    }
-    assert (
-        max(defined["Config"], defined["State"])
-        < sections["the method"]
-        < sections["the model"]
-        <= FIRST + 1
-    )
-
-
 @pytest.mark.parametrize("name", ALL_TREES)
 def test_the_backward_of_an_operation_follows_it(name):
     functions = [*functions_of(ALL_TREES[name])]
     for each, after in zip(functions, [*functions[1:], ""], strict=True):
         assert not each.endswith("_forward") or after == each.removesuffix("forward") + "backward"
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_annotations_are_read_from_a_class(name):
-    """From Python 3.14 on an instance has no __annotations__."""
-    owners = re.findall(r"(\w+)\.__annotations__", SOURCES[name])
-    assert all(owner[0].isupper() for owner in owners), f"{owners} are to be classes"
 
 
 @pytest.mark.parametrize("name", PAPERS)

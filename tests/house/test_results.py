@@ -7,10 +7,6 @@ PAGES = sorted((DOCS / "results").glob("*.md"))
 OLDER = ("log", "recall-distance")  # whose commands are those of older commits
 
 
-def test_results_are_at_most_eight_pages_beside_the_log():
-    assert len(PAGES) <= 9
-
-
 def test_a_page_says_how_to_make_it_again():
     """How long its command takes, and the command."""
     for page in PAGES:
@@ -35,11 +31,3 @@ def test_every_sentence_of_the_papers_is_there_decided_or_not():
     """A hundred: a row if it is decided, else a line of a fold."""
     lines = (DOCS / "claims.md").read_text().splitlines()
     assert sum(line.startswith(('| "', '- "')) for line in lines) == 100
-
-
-def test_entries_of_the_log_are_the_newest_first():
-    """Each has a heading, so that what links a number links its entry."""
-    lines = (DOCS / "results" / "log.md").read_text().splitlines()
-    days = [line for line in lines if line.startswith("## ")]
-    assert days == sorted(days, reverse=True)
-    assert not [line for line in lines if line.startswith("**")]

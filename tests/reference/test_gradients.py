@@ -1,10 +1,9 @@
 """Whole references against finite differences: every named variant, over segments."""
 
 from reference.gradients import Case
-from tests.helpers import comparison
 from tests.helpers.rollouts import both_sides, in_lane_1, random_segments, reference_segments
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over
-from tests.start_here.test_gradients import TOLERANCE, check_gradients
+from tests.start_here.test_gradients import check_gradients
 
 
 @over(EVERY_VARIANT)
@@ -18,4 +17,4 @@ def test_model_gradient(paper, name):
     segments = random_segments(paper, name, rng)[:3]
     segments = reference_segments(segments, in_lane_1(segments))
     case = Case(PAPERS[paper].reference, config, params, state, segments)
-    comparison.measured(check_gradients(f"{paper} {name}", case, rng), TOLERANCE)
+    check_gradients(f"{paper} {name}", case, rng)

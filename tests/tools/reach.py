@@ -1,5 +1,5 @@
 """Which loss trains what, as the papers have it: the table that test_reach.py measures and that
-trust.py puts into docs/trust.md.
+docs/trust.md shows.
 
 It stands in reach.txt. Below a paper are its groups of parameters, each with a pattern of their
 names; a name is in the last group whose pattern is found in it, or else in that without one. Then
@@ -58,3 +58,13 @@ def expected_cells(paper: str, subject: str) -> dict[str, str]:
             if cell != SAME:
                 cells[group] = cell
     return cells
+
+
+def reach_table(paper: str) -> str:
+    """The table of docs/trust.md: what each loss of a paper trains."""
+    groups = GROUPS[paper]
+    lines = [f"| loss | {' | '.join(groups)} |", "| --- |" + " :-: |" * len(groups)]
+    for label, _, cells in ROWS[paper]:
+        shown = [cell.replace(SAME, "") for cell in cells]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join(lines)

@@ -57,8 +57,8 @@ function outcomeOf({ values, outputs, check }) {  // the verdict on the gradient
   if (!changed.length) lines.push("The logits and the loss are the paper's.");
   const room = at("tool").clientWidth / 2 - 30;
   const heats = values.flatMap(([name, before, after]) => [
-    before ? heat(before, null, `${name}, the paper's`, room, true) : "",
-    heat(after, null, `${name}, yours`, room, true),
+    before ? heat(before, `${name}, the paper's`, room, true) : "",
+    heat(after, `${name}, yours`, room, true),
   ]);
   return [verdict, ...lines.map(line => make("p", {}, line)), make("div", { className: "heats" }, ...heats)];
 }

@@ -54,7 +54,7 @@ function layoutOf(shape, room, isSmall) {
 }
 
 // A figure of an array. A pointer or the arrow keys show a number.
-function heat(array, letters, title, room, isSmall = false) {
+function heat(array, title, room, isSmall = false) {
   const { shape, kind } = array;
   const data = numbersOf(array);
   const { width, height, cornerOf, size, isWritten } = layoutOf(shape, room, isSmall);
@@ -103,10 +103,9 @@ function heat(array, letters, title, room, isSmall = false) {
   function paint() {
     pen.clearRect(0, 0, ...size);
     data.forEach(paintEntry);
-    const place = indexOf(shape, chosen).map((n, axis) => (letters ? letters[axis] + "=" : "") + n);
     const scale = isWritten && power ? `, shown times 1e${-power}` : "";
     const all = `largest ${number(most, "f")}${scale}`;
-    output.textContent = chosen < 0 ? all : `[${place.join(", ")}] = ${number(data[chosen], kind)}`;
+    output.textContent = chosen < 0 ? all : `[${indexOf(shape, chosen).join(", ")}] = ${number(data[chosen], kind)}`;
   }
 
   canvas.onpointermove = ({ offsetX, offsetY }) => {
@@ -129,6 +128,5 @@ function heat(array, letters, title, room, isSmall = false) {
     paint();
   };
   paint();
-  const extents = shape.map((n, axis) => letters ? `${letters[axis]} ${n}` : n).join(", ");
-  return make("figure", {}, make("figcaption", {}, make("b", {}, title), ` (${extents})`), canvas, output);
+  return make("figure", {}, make("figcaption", {}, make("b", {}, title), ` (${shape.join(", ")})`), canvas, output);
 }

@@ -131,7 +131,7 @@ function drawStates() {
   const room = at("states").clientWidth / 2 / Math.min(count, 2) - 16;
   const sides = ["before", "after"].map((when, which) => {
     const fields = Object.entries(page.values[ids[which]].parts);
-    const heats = fields.map(([field, id]) => heat(page.values[id], null, field, room, true));
+    const heats = fields.map(([field, id]) => heat(page.values[id], field, room, true));
     const title = make("span", { className: "quiet" }, `the state ${when}`);
     return make("div", {}, title, make("div", { className: "heats" }, ...heats));
   });
@@ -189,7 +189,7 @@ function drawValue() {
     return panel.replaceChildren(make("p", { className: "quiet" }, hint));
   }
   at("code").querySelector(`[data-place="${place}"]`).classList.add("chosen");
-  const [variable, letters] = page.functions[name].places[place];
+  const variable = page.functions[name].places[place];
   const path = [variable, ...parts].join(".");
   const id = parts.reduce((id, part) => page.values[id].parts?.[part] ?? id, call.held[place]);
   const value = page.values[id];
@@ -199,7 +199,7 @@ function drawValue() {
   panel.replaceChildren(make("h3", {}, back, " ", path, make("span", { className: "quiet" }, meaning)));
   if (value.text) panel.append(make("p", {}, value.text));
   if (value.parts) panel.append(...partsOf(value));
-  if (value.shape) panel.append(...arraysOf(value, call.beside[`${path}:${id}`], parts.length ? null : letters, last));
+  if (value.shape) panel.append(heat(value, last, at("value").clientWidth - 30));
 }
 
 function valueButton(label, change) {
@@ -213,20 +213,6 @@ function partsOf(value) {  // what a value holds, as buttons that lead there
     return valueButton(`${part} ${text ?? size}`, () => view.parts.push(part));
   });
   return [make("p", { className: "quiet" }, value.kind), make("div", { className: "row" }, ...inside)];
-}
-
-function arraysOf(value, beside, letters, title) {  // an array; of a gradient also its variable, and finite differences
-  const room = at("value").clientWidth - 30;
-  if (!beside) return [heat(value, letters, title, room)];
-  const [of, entries] = beside;
-  const byHand = numbersOf(value);
-  const rows = entries.map(([flat, numeric]) => {
-    return [`[${indexOf(value.shape, flat)}]`, number(byHand[flat], "f"), number(numeric, "f")];
-  });
-  const titles = ["entry", "by hand", "finite difference of the objective"];
-  const table = [titles, ...rows].map(row => make("tr", {}, ...row.map(text => make("td", {}, text))));
-  const heats = [heat(value, letters, "gradient", room / 2), heat(page.values[of], letters, "value", room / 2)];
-  return [make("table", {}, ...table), make("div", { className: "heats" }, ...heats)];
 }
 
 function choose(event) {

@@ -28,7 +28,7 @@ function gradientOf(past) {  // the last gradient that a segment handed to the o
   const last = past.findLast(({ gradient }) => gradient >= 0);
   if (!last) return [make("p", { className: "quiet" }, "no gradient of the memory yet")];
   const to = last.segment > 0 ? last.segment - 1 : "0's initial state";
-  const picture = heat(page.replay.values[last.gradient], ["B", "1", "S", "D"], "dstate.memory", 260, true);
+  const picture = heat(page.replay.values[last.gradient], "dstate.memory", 260, true);
   return [make("p", {}, `gradient of the memory handed to segment ${to}`), picture];
 }
 

@@ -4,7 +4,7 @@ const python = { worker: null, waiting: new Map(), count: 0 };
 
 async function pythonIsThere() {  // not from a file, nor where the site has no parts
   if (location.protocol === "file:") return false;
-  const reply = await fetch("python/worker.js", { method: "HEAD" }).catch(() => null);
+  const reply = await fetch("python/worker.js").catch(() => null);
   return Boolean(reply?.ok);
 }
 
