@@ -197,7 +197,7 @@ def double_precision():
     import torch
 
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
 
