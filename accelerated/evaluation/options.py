@@ -238,13 +238,6 @@ REPORTS = {
         "lab.reports.range.report",
         options=(SEGMENTS,),
     ),
-    "slots": Report(
-        "slots RUN",
-        "what memformer's slots keep and read",
-        "lab.reports.slots.report",
-        model="memformer",
-        exact=True,
-    ),
     "attention": Report(
         "attention RUN --sequences 200",
         "how much attention goes to each age of compressive memories",

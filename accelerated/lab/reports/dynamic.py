@@ -46,7 +46,7 @@ def evaluate_dynamically(
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
-    """The score with the run's weights, and with weights that keep training on what was scored."""
+    """The score with weights that keep training on what was scored."""
     rate = options.learning_rate
     optimizer = make_optimizer(run.model, run.settings.training)
     try:
@@ -58,18 +58,14 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     set_learning_rate(optimizer, rate)
 
     reading = (run.model, run.documents, run.tokenizer, run.lane_count)
-    static = scoring.evaluate(*reading)
-    scoring.check_numbers(static.nats)
-    dynamic = evaluate_dynamically(*reading, optimizer, run.settings.training.clip)
-    if math.isnan(dynamic.nats):
+    score = evaluate_dynamically(*reading, optimizer, run.settings.training.clip)
+    if math.isnan(score.nats):
         raise InputError(
             f"--learning-rate {rate:g}: the predictions become NaN while training continues; "
             "give a smaller one"
         )
 
     words = run.words()
-    total = run.count_predictions()
-    lines = ["with the weights as they are:", *score_lines(static, words, total)]
-    lines += [f"with dynamic evaluation at {rate:g}:", *score_lines(dynamic, words, total)]
-    record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
-    return record, lines
+    lines = [f"with dynamic evaluation at {rate:g}:"]
+    lines += score_lines(score, words, run.count_predictions())
+    return {"dynamic": score_record(score, words)}, lines

@@ -61,7 +61,7 @@ def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
     assert len(set(tokens.values())) == 1, tokens
 
 
-DYNAMIC = {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}
+DYNAMIC = {"dynamic": {"perplexity": 2.0}}
 OVERLAP = {"rows": [{"splits": {"test": {"bits_per_byte": 1.5}}}]}
 ANSWERS = [  # (table, title of a measure, what is answered, the number in it)
     ("block_recurrent-1", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
