@@ -82,7 +82,7 @@ class Config:
 
     @property
     def operations(self):
-        """The paper's operations, or those that a variant puts in their place."""
+        """The published operations, or those of the variant that the config asks for."""
         return operations_of(self)
 
 
@@ -436,7 +436,7 @@ def softmax_forward(scores):
     """Softmax over the last axis; -inf scores get exactly zero."""
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exponentials / exponentials.sum(-1, keepdims=True)
-    return weights, weights  # which are the cache too
+    return weights, weights  # the cache is the weights themselves
 
 
 # w = softmax(s): ds = w (dw - w·dw)
@@ -475,7 +475,7 @@ def gelu_backward(dy, cache):
 
 
 def affine_forward(p, name, x):
-    """y = x W^T + b of that name; y = x W^T if p has no such bias."""
+    """y = x W^T + b with W = p[name] and b = p[name_bias]; y = x W^T if there is no bias."""
     y, linear_cache = linear_forward(x, p[name])
     biased = f"{name}_bias" in p
     if biased:
@@ -495,7 +495,7 @@ def affine_backward(dy, cache):
 
 
 def layer_norm_forward(p, name, x, epsilon=NORM_EPSILON):
-    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
+    """Normalize the last axis of x to mean 0 and variance 1, then scale and shift it."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     standard = centred * inverse
@@ -519,7 +519,7 @@ def layer_norm_backward(dy, cache):
 
 
 def dropout(x, rate, rng):
-    """x with random entries dropped and the others enlarged, and by what: its gradient is, too."""
+    """Dropout of x, and the mask that it was multiplied by: 0 or 1 / (1 - rate)."""
     if rng is None or rate == 0:  # rng is None in evaluation
         return x, 1.0
     kept = rng.random(x.shape) >= rate
@@ -549,16 +549,12 @@ def prefixed(prefix, tree):
 
 
 def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in params.items()
-        if name.startswith(prefix)
-    }
+    """The parameters whose names start with prefix, under their names without it."""
+    return {n.removeprefix(prefix): a for n, a in params.items() if n.startswith(prefix)}
 
 
 def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
+    """Add the gradients in part to those in total, in place."""
     for name, array in part.items():
         total[name] = total.get(name, 0.0) + array
 
@@ -617,14 +613,12 @@ def empty_state(config, batch):
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
+    """A matrix (out, in) from a normal truncated at two sigma, of deviation gain / sqrt(in)."""
     draw = rng.standard_normal((fan_out, fan_in))
-    outside = np.abs(draw) > 2
-    while outside.any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-        outside = np.abs(draw) > 2
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(outside.sum())
     deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
+    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
 
 
 def init_norm(name, width):
@@ -637,12 +631,12 @@ PUBLISHED = ("mean", "all", False)  # pooling, pool, pool_final_norm
 
 
 def operations_with(**replaced):
-    """The functions of this file by name, with a variant's in the place of some."""
+    """A namespace of this file's functions, some of them replaced by a variant's."""
     return SimpleNamespace(**(globals() | replaced))
 
 
 def operations_of(config):
-    """The published operations; a config that asks for a variant gets that variant's."""
+    """The published operations, or those of the variant that a config asks for."""
     asked_for = (config.pooling, config.pool, config.pool_final_norm)
     if asked_for == PUBLISHED and config.vectors > 0:
         return operations_with()

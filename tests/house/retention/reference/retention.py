@@ -151,16 +151,12 @@ def cross_entropy_backward(dloss, cache):
 
 
 def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in params.items()
-        if name.startswith(prefix)
-    }
+    """The parameters whose names start with prefix, under their names without it."""
+    return {n.removeprefix(prefix): a for n, a in params.items() if n.startswith(prefix)}
 
 
 def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
+    """Add the gradients in part to those in total, in place."""
     for name, array in part.items():
         total[name] = total.get(name, 0.0) + array
 
@@ -174,14 +170,12 @@ def init_params(config, rng):
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """A matrix (out, in) of a normal cut at two sigma; its deviation is gain / sqrt(in) then."""
+    """A matrix (out, in) from a normal truncated at two sigma, of deviation gain / sqrt(in)."""
     draw = rng.standard_normal((fan_out, fan_in))
-    outside = np.abs(draw) > 2
-    while outside.any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-        outside = np.abs(draw) > 2
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(outside.sum())
     deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # which the cut leaves of a deviation of 1
+    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
 
 
 # ----------------------------------------------------------------------------
