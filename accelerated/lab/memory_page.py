@@ -53,13 +53,13 @@ The others change one thing of 128. Wait: 8,192 tokens of filler come before the
 one of the four is told again with another value, anywhere in the filler, and asked for after 128
 tokens more; old value is the share of answers that give the value before. Keep: the other three are
 asked for. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
-which guesses at 128, then knows more than half of them. And asked after 32 tokens a queue of rows
-waits for ever. The [record](memory.json) has both.) Distractors: a fifth of the filler are keys and
-values without the @. Each number is of 64 documents of 16 questions."""
-GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so who knows which
-bytes are its keys guesses 17%. The first two rows know no key at all: one says, to every question,
-the value that was told most often, the other the value that was told last. What they get is no
-sign of a memory that knows which value is whose."""
+which guesses at 128, then knows more than half of them. And if it asked after 32 tokens, any queue
+of rows would wait for ever. The [record](memory.json) has both.) Distractors: a fifth of the filler
+are keys and values without the @. Each number is of 64 documents of 16 questions."""
+GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so someone who
+knows only which bytes are its keys is right in 17%. The first two rows know no key at all: one
+says, to every question, the value that was told most often, the other the value that was told last.
+What they get is no sign of a memory that knows which value is whose."""
 FIELD = """**What the field calls it.** Multi-query associative recall, MQAR (zoology, Arora and
 others, [2312.04927](https://arxiv.org/abs/2312.04927)). There a text is read at once, its pairs
 stand first, keys and values come from two vocabularies, and each pair is told once. Here it is
@@ -195,12 +195,11 @@ def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
     """Which rows have a skill after the first stage, and which got it from the stage for it."""
     stage, material, tests = SKILLS[skill]
     before = stages[stages.index(stage) - 1]
-    [first, *_] = stages
-    already = able(learned, first, *tests)
+    already = able(learned, stages[0], *tests)
     said = []
     if already:
         names = listed([called(row) for row in already])
-        said.append(f"After {first} alone {names} could {skill} already.")
+        said.append(f"{names} could {skill} after the first stage already.")
     for row in able(learned, stage, *tests):
         shares = [mean(after(learned[row], each), tests[0]) for each in (before, stage)]
         if row not in already and shares[1] - shares[0] > step:
@@ -220,9 +219,10 @@ def able(ended: dict, stage: str, *tests: str) -> list[str]:
 def seeds_of(ended: dict, last: str) -> str:
     """How many seeds the means have, and how many a whole experiment has."""
     counts = {len(after(runs, last)) for runs in ended.values()}
+    if counts == {SEEDS}:
+        return f"Each row has {SEEDS} seeds."
     seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    planned = "" if counts == {SEEDS} else f" of {SEEDS} that are planned"
-    return f"Seeds a row: {seeds}{planned}."
+    return f"So far a row has {seeds} of the {SEEDS} planned seeds."
 
 
 def after(runs: dict, stage: str) -> list[dict]:

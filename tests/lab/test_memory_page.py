@@ -37,7 +37,7 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
     answer = memory_page.answer(record)
     assert answer == f"{ROW} waits, overwrites and finds facts among noise."
     reading = memory_page.reading(record)
-    assert "Seeds a row: 1 of 5 that are planned." in reading
+    assert "So far a row has 1 of the 5 planned seeds." in reading
     assert OTHER not in answer + reading, "its last stage is missing"
     assert "Transformer-XL" not in memory_page.page(record)
 
@@ -68,7 +68,7 @@ def test_a_skill_is_there_at_first_or_its_stage_taught_it(record):
     record["runs"][ROW] = {"0": rising}
     record["runs"][OTHER] = {"0": forgetting}
     reading = memory_page.reading(record)
-    assert "After facts first alone Gated DeltaNet could overwrite already." in reading
+    assert "Gated DeltaNet could overwrite after the first stage already." in reading
     assert f"Facts that are told again taught {ROW} to overwrite, from 30 to 90%." in reading
 
 
