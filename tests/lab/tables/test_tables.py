@@ -151,9 +151,9 @@ def measured(text, tmp_path, monkeypatch, capsys):
         scripts[Path(script).name](*words)
         return 0, capsys.readouterr().out, ""
 
-    def one_by_one(shop, calls):
-        for function, *given in calls:
-            function(*given)
+    def one_by_one(shop, function, each):
+        for one in each:
+            function(one)
 
     monkeypatch.setattr(Workshop, "run", run)
     monkeypatch.setattr(Workshop, "in_parallel", one_by_one)
