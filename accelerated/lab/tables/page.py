@@ -16,6 +16,9 @@ from accelerated.lab.tables.orderings import (
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import join, settled
 
+READ = """Numbers are means over the seeds (least..most); compare rows of as many. "Cleared": the
+memory is emptied at each segment. Times are training's, as parts of the first line's."""
+
 
 def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown, with the records of other tables that it shows."""
@@ -36,27 +39,18 @@ def numbers_and_protocol(table: Table, record: dict) -> list[str]:
         numbers(table, record),
         comparisons(table, record),
         wrapped(f"**What was measured.** {table.about}"),
-        wrapped(measured_how(table, record)),
+        wrapped(measured_how(record)),
         wrapped(smallest_difference(table, record)),
         wrapped(f"**What would change this answer.** {table.change}") if table.change else "",
         commands(f"tables {name}", name, table.takes, next(iter(table.rows))),
     ]
 
 
-def measured_how(table: Table, record: dict) -> str:
+def measured_how(record: dict) -> str:
     """How to read the numbers, how rows were tuned, and where it was measured."""
-    counts = {len(seeds_of(row)) for row in record["rows"]}
-    seeds = "seeds" if table.headline else f"seeds {', '.join(map(str, range(max(counts))))}"
-    parts = [f"Numbers are means over {seeds} (least..most)."]
-    if len(counts) > 1:
-        parts.append("Compare rows of as many seeds.")
-    if any(each.title == "cleared" for each in table.measures):
-        parts.append('"Cleared": the memory is emptied at each segment.')
-    parts.append("Times are training's, as parts of the first line's.")
-    parts.append(how_tuned(record))
-    parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
-    where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
-    return " ".join([*parts, f"{where}, Python {record['python']}."])
+    return f"""{READ} {how_tuned(record)} The [record]({record["name"]}.json) has every seed's
+    numbers and all options. Measured on {record["date"]}: {record["machine"]}, torch
+    {record["torch"]}, Python {record["python"]}."""
 
 
 def how_tuned(record: dict) -> str:
@@ -68,8 +62,6 @@ def how_tuned(record: dict) -> str:
     values = ", ".join(grid).replace(f"{option} ", "")
     text = f"Each model's `{option}` was chosen on seed 0 by its last validation, from {values}."
     ends = [row["name"] for row in record["rows"] if row["choice"] in (grid[0], grid[-1])]
-    if len(ends) == len(record["rows"]):
-        return f"{text} Each row is best at an end of these."
     return f"{text} Best at an end of these: {'; '.join(ends)}." if ends else text
 
 
@@ -81,8 +73,7 @@ def numbers(table: Table, record: dict) -> str:
         is_control = "--clear-memory" in row["options"]
         titles = ["cleared"] if is_control else [*forms]
         line = {"": row["name"]} | shown(row, titles, forms)
-        if table.headline:
-            line["seeds"] = str(len(seeds_of(row)))
+        line["seeds"] = str(len(seeds_of(row)))
         if row["paper"]:
             line["the paper"] = row["paper"]
         lines.append(line | costs)

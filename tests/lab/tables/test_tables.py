@@ -244,7 +244,7 @@ def test_a_page_is_of_its_record():
     record = record_of(a=[1.0, 1.1, 1.2], b=[1.5, 2.25, 2.0])
     text = " ".join(page(table, record).split())
     assert "**It is about this.**" in text
-    assert "means over seeds 0, 1, 2 (least..most)" in text
+    assert "| a | 1.100 (1.000..1.200) | 3 |" in text
     assert "**What would change this answer.** Another one." in text
     assert "over documents" not in text
 
