@@ -14,12 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 from accelerated.data.sources import fingerprint
 from accelerated.program.errors import InputError
-from accelerated.program.files import written_whole
 from accelerated.training.folder import Log, checkpoint_path, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
@@ -47,9 +45,6 @@ class Workshop:
         self.jobs = jobs
         self.say = say
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run
-        self.lock = Lock()  # no program begins while the others are stopped
-        self.stopping = False
-        self.programs: list[subprocess.Popen] = []
 
     def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run.
@@ -70,7 +65,7 @@ class Workshop:
         """
         by_folder = {self.folder(trial): trial for trial in trials}
         missing = [trial for trial in by_folder.values() if not final(self.log(trial))]
-        self.in_parallel([(self.train_one, trial) for trial in missing])
+        self.in_parallel(self.train_one, missing)
 
     def train_one(self, trial: Trial) -> str:
         """Train or resume one trial; returns a line about it.
@@ -95,69 +90,45 @@ class Workshop:
         reached = f"{validation(records):.4f} bits per byte"
         return f"{trial.name} {trial.options} --seed {trial.seed}: {reached}"
 
-    def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
-        """Have eval.py answer the questions (trial, words) that it has not answered before."""
-        missing = {}
-        for trial, words in questions:
-            file = self.answer_file(trial, words)
-            if not file.exists():
-                missing[file] = (self.evaluate_one, trial, words)
-        self.in_parallel(list(missing.values()))
+    def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> dict[tuple[Trial, str], Any]:
+        """{question: the JSON that eval.py answers} of questions (trial, words)."""
+        different = list(dict.fromkeys(questions))
+        answers = {}
 
-    def evaluate_one(self, trial: Trial, words: str) -> str:
-        """Run one report of eval.py on a trial and keep its JSON; returns a line about it."""
-        report, *options = shlex.split(words)
-        folder = str(self.folder(trial))
-        command = [str(ROOT / "eval.py"), report, folder, *options, "--json"]
-        code, output, last = self.run([sys.executable, *command])
-        if code:
-            raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
-        with written_whole(self.answer_file(trial, words), "give another --runs") as path:
-            path.write_text(output, encoding="utf-8")
-        return f"{trial.name}, seed {trial.seed}: eval.py {words}"
+        def ask(question: tuple[Trial, str]) -> str:
+            trial, words = question
+            report, *options = shlex.split(words)
+            folder = str(self.folder(trial))
+            command = [str(ROOT / "eval.py"), report, folder, *options, "--json"]
+            code, output, last = self.run([sys.executable, *command])
+            if code:
+                raise InputError(f"{shlex.join(command)} ended with code {code}: {last}")
+            answers[question] = json.loads(output)
+            return f"{trial.name}, seed {trial.seed}: eval.py {words}"
 
-    def answer_file(self, trial: Trial, words: str) -> Path:
-        """Where the answer of eval.py is kept: in the run's folder, to be deleted with it."""
-        return self.folder(trial) / f"eval-{fingerprint(words)}.json"
-
-    def answer(self, trial: Trial, words: str) -> Any:
-        """The JSON that eval.py answered."""
-        return json.loads(self.answer_file(trial, words).read_text(encoding="utf-8"))
+        self.in_parallel(ask, different)
+        return answers
 
     def run(self, command: Sequence[str]) -> tuple[int, str, str]:
-        """(exit code, stdout, last line said) of a program.
-
-        It has a session of its own: Ctrl-C reaches it once, by this process.
-        """
+        """(exit code, stdout, last line said) of a program."""
         own = {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": str(ROOT)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with self.lock:
-            if self.stopping:
-                return 1, "", ""
-            program = subprocess.Popen(
-                command, env=os.environ | own, start_new_session=True, **pipes
-            )
-            self.programs.append(program)
-        output, errors = program.communicate()
-        said = errors.strip() or output.strip() or "no output"
-        return program.returncode, output, said.splitlines()[-1]
+        ended = subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+        said = ended.stderr.strip() or ended.stdout.strip() or "no output"
+        return ended.returncode, ended.stdout, said.splitlines()[-1]
 
-    def in_parallel(self, calls: list[tuple]) -> None:
-        """Make the calls (function, *arguments), `jobs` at a time; say the line that each returns.
+    def in_parallel(self, function: Callable[[Any], str], each: Sequence) -> None:
+        """Call a function of each, `jobs` at a time; say the line that it returns.
 
-        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is
-        resumed next time. Results and errors of the other calls are then ignored.
+        After the first error, or Ctrl-C, no other call begins. A terminal sends Ctrl-C to the
+        programs too: train.py saves, and is resumed next time.
         """
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                futures = [pool.submit(*call) for call in calls]
+                futures = [pool.submit(function, one) for one in each]
                 for done, future in enumerate(as_completed(futures), start=1):
-                    self.say(f"[{done}/{len(calls)}] {future.result()}")
+                    self.say(f"[{done}/{len(each)}] {future.result()}")
             except BaseException:
-                with self.lock:
-                    self.stopping = True
-                for program in self.programs:
-                    program.terminate()  # once: train.py saves
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 

@@ -366,8 +366,6 @@ TWO = Table(
     headline=[],
     grid=["--rate 1", "--rate 2"],
     first="",
-    bold="",
-    picture=[],
 )
 
 

@@ -80,10 +80,12 @@ def measured_record(
     tuning, trials = train_rows(table, workshop, wanted, grids)
     every = [trial for of_row in trials.values() for trial in of_row]
     asked = itertools.product(every, table.measures)
-    workshop.evaluate((trial, each.words(table.rows[trial.name])) for trial, each in asked)
+    answers = workshop.evaluate(
+        (trial, each.words(table.rows[trial.name])) for trial, each in asked
+    )
     rows = []
     for row, of_row in trials.items():
-        rows.append(record_of_row(table, row, tuning[row], of_row, workshop))
+        rows.append(record_of_row(table, row, tuning[row], of_row, answers))
         workshop.say(f"{row}: {' '.join(str(workshop.folder(trial)) for trial in of_row)}")
     settings = [settings_of(of_row[0]) for of_row in trials.values()]
     torch.set_num_threads(workshop.threads)  # as the runs were trained
@@ -153,14 +155,14 @@ def best(tuning: dict[str, float]) -> str:
 
 
 def record_of_row(
-    table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop
+    table: Table, name: str, tuning: dict[str, float], trials: list[Trial], answers: dict
 ) -> dict:
     """How a row was tuned, and its measures for every seed."""
     row = table.rows[name]
     measured = {}
     for each in table.measures:
-        answers = [workshop.answer(trial, each.words(row)) for trial in trials]
-        measured[each.title] = [each.pick(answer) for answer in answers]
+        of_seeds = [answers[trial, each.words(row)] for trial in trials]
+        measured[each.title] = [each.pick(answer) for answer in of_seeds]
     return {
         "name": name,
         "paper": row.paper,

@@ -1,7 +1,6 @@
 """The page of a measured table: one question, its answer, and what the answer rests on."""
 
 import itertools
-import math
 import statistics
 
 from accelerated.lab.harness import RESULTS, mean_and_interval, plus_minus, read_record
@@ -16,6 +15,9 @@ from accelerated.lab.tables.orderings import (
 )
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import join, settled
+
+READ = """Numbers are means over the seeds (least..most); compare rows of as many. "Cleared": the
+memory is emptied at each segment. Times are training's, as parts of the first line's."""
 
 
 def page(table: Table, record: dict) -> str:
@@ -35,33 +37,20 @@ def numbers_and_protocol(table: Table, record: dict) -> list[str]:
     name = record["name"]
     return [
         numbers(table, record),
-        table.bold,
         comparisons(table, record),
         wrapped(f"**What was measured.** {table.about}"),
-        wrapped(measured_how(table, record)),
+        wrapped(measured_how(record)),
         wrapped(smallest_difference(table, record)),
         wrapped(f"**What would change this answer.** {table.change}") if table.change else "",
         commands(f"tables {name}", name, table.takes, next(iter(table.rows))),
     ]
 
 
-def measured_how(table: Table, record: dict) -> str:
+def measured_how(record: dict) -> str:
     """How to read the numbers, how rows were tuned, and where it was measured."""
-    counts = {len(seeds_of(row)) for row in record["rows"]}
-    seeds = "seeds" if table.headline else f"seeds {', '.join(map(str, range(max(counts))))}"
-    parts = [f"Numbers are means over {seeds} (least..most)."]
-    if is_crossed(record):
-        parts = [f"Each number is a mean over {seeds}."]
-    if len(counts) > 1:
-        parts.append("Compare rows of as many seeds.")
-    if any(each.title == "cleared" for each in table.measures):
-        parts.append('"Cleared": the memory is emptied at each segment.')
-    if not is_crossed(record):
-        parts.append("Times are training's, as parts of the first line's.")
-    parts.append(how_tuned(record))
-    parts.append(f"The [record]({record['name']}.json) has every seed's numbers and all options.")
-    where = f"Measured on {record['date']}: {record['machine']}, torch {record['torch']}"
-    return " ".join([*parts, f"{where}, Python {record['python']}."])
+    return f"""{READ} {how_tuned(record)} The [record]({record["name"]}.json) has every seed's
+    numbers and all options. Measured on {record["date"]}: {record["machine"]}, torch
+    {record["torch"]}, Python {record["python"]}."""
 
 
 def how_tuned(record: dict) -> str:
@@ -73,41 +62,18 @@ def how_tuned(record: dict) -> str:
     values = ", ".join(grid).replace(f"{option} ", "")
     text = f"Each model's `{option}` was chosen on seed 0 by its last validation, from {values}."
     ends = [row["name"] for row in record["rows"] if row["choice"] in (grid[0], grid[-1])]
-    if len(ends) == len(record["rows"]):
-        return f"{text} Each row is best at an end of these."
     return f"{text} Best at an end of these: {'; '.join(ends)}." if ends else text
 
 
-def pareto_rows(record: dict) -> list[str]:
-    """The names of the rows that no other beats for as many FLOPs or fewer."""
-    points = []
-    for row in record["rows"]:
-        measures = ("FLOPs per token", "test, bits per byte")
-        flops, bits = (statistics.mean(row["measured"][title]) for title in measures)
-        points.append((flops, bits, row["name"]))
-    best = math.inf
-    names = []
-    for _, bits, name in sorted(points):
-        if bits < best:
-            best = bits
-            names.append(name)
-    return names
-
-
 def numbers(table: Table, record: dict) -> str:
-    """The measured numbers: a line for each row; of rows "a: b", a line for each a."""
+    """The measured numbers, a line for each row."""
     forms = {each.title: each.form for each in table.measures if each.form != "hidden"}
-    if is_crossed(record):
-        [title] = forms
-        return crossed(record, title, forms[title])
-
     lines = []  # {title: cell} each
     for row, costs in zip(record["rows"], costs_of(record), strict=True):
         is_control = "--clear-memory" in row["options"]
         titles = ["cleared"] if is_control else [*forms]
         line = {"": row["name"]} | shown(row, titles, forms)
-        if table.headline:
-            line["seeds"] = str(len(seeds_of(row)))
+        line["seeds"] = str(len(seeds_of(row)))
         if row["paper"]:
             line["the paper"] = row["paper"]
         lines.append(line | costs)
@@ -120,27 +86,6 @@ def numbers(table: Table, record: dict) -> str:
 def shown(row: dict, titles: list[str], forms: dict[str, str]) -> dict[str, str]:
     """{title: mean and spread} of a row's measures."""
     return {title: mean_and_spread(row["measured"][title], forms[title]) for title in titles}
-
-
-def is_crossed(record: dict) -> bool:
-    """Whether rows are "a: b" with several b, each of which gets a column."""
-    return len({row["name"].partition(": ")[2] for row in record["rows"]}) > 1
-
-
-def crossed(record: dict, title: str, form: str) -> str:
-    """The means of rows "a: b", a column for each b and a line for each a.
-
-    Those on the Pareto line are bold.
-    """
-    best = pareto_rows(record)
-    lines = {}  # {a: {b: text}}
-    for row in record["rows"]:
-        a, _, b = row["name"].partition(": ")
-        text = f"{statistics.mean(row['measured'][title]):{form}}"
-        lines.setdefault(a, {})[b] = f"**{text}**" if row["name"] in best else text
-    columns = [*next(iter(lines.values()))]
-    body = [[a, *(cells.get(b, "") for b in columns)] for a, cells in lines.items()]
-    return markdown_table([title, *columns], *body)
 
 
 def line_of_another(table: Table, forms: dict[str, str]) -> dict[str, str]:
@@ -174,7 +119,7 @@ def tokens_read(options: dict[str, list[str]]) -> float:
         return float(options.get(option, [unless_given])[0])
 
     passes = number("--epochs", "1")
-    new_tokens = number("--segment", "1") - number("--overlap", "0")
+    new_tokens = number("--batch", "1") * (number("--segment", "1") - number("--overlap", "0"))
     return passes or number("--steps", "1") * number("--horizon", "1") * new_tokens
 
 

@@ -60,15 +60,6 @@ class Measure(NamedTuple):
         return answer
 
 
-class Panel(NamedTuple):
-    """A part of a table's picture: for each name a line of means over the seeds of "name: x"."""
-
-    title: str
-    xlabel: str
-    names: list[str]
-    across: str = ""  # the title of the measure that is x instead
-
-
 class Table(NamedTuple):
     """All that one command measures."""
 
@@ -89,8 +80,6 @@ class Table(NamedTuple):
     headline: list[str]  # rows that are trained with five seeds, the others with three
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
     first: str  # options of a run that rows begin from, with --init FIRST
-    bold: str  # what the page says of bold numbers, which are those of page.pareto_rows
-    picture: list[Panel]
 
     @property
     def seeds(self) -> dict[str, Sequence[int]]:
@@ -121,12 +110,6 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(";") if name.strip()]
 
 
-def panel(line: str) -> Panel:
-    """The panel of a line."""
-    title, xlabel, lines, *across = cells(line)
-    return Panel(title, xlabel, names(lines), *across)
-
-
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
     rows = {}
@@ -141,7 +124,6 @@ def table_of(section: SectionProxy) -> Table:
         orderings=names(";".join(lines_of(section.get("orderings", "")))),
         headline=names(section.get("headline", "")),
         grid=lines_of(section["grid"]) or [""],
-        picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 
 

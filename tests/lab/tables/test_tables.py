@@ -151,9 +151,9 @@ def measured(text, tmp_path, monkeypatch, capsys):
         scripts[Path(script).name](*words)
         return 0, capsys.readouterr().out, ""
 
-    def one_by_one(shop, calls):
-        for function, *given in calls:
-            function(*given)
+    def one_by_one(shop, function, each):
+        for one in each:
+            function(one)
 
     monkeypatch.setattr(Workshop, "run", run)
     monkeypatch.setattr(Workshop, "in_parallel", one_by_one)
@@ -244,7 +244,7 @@ def test_a_page_is_of_its_record():
     record = record_of(a=[1.0, 1.1, 1.2], b=[1.5, 2.25, 2.0])
     text = " ".join(page(table, record).split())
     assert "**It is about this.**" in text
-    assert "means over seeds 0, 1, 2 (least..most)" in text
+    assert "| a | 1.100 (1.000..1.200) | 3 |" in text
     assert "**What would change this answer.** Another one." in text
     assert "over documents" not in text
 
