@@ -2,12 +2,10 @@
 
 It takes train.py's options. Into FOLDER it writes, each with a .json beside it:
 
-    batch.safetensors    the first rollout, in the format of docs/vectors: all gradients
     steps.safetensors    what the first ten rollouts read, and their losses
     trained.safetensors  the trained parameters and a text: bits per byte, 50 most probable tokens
 
-The reference computes the batch, and train.py's functions the rest. docs/porting.md tells how to
-use the files.
+docs/porting.md tells how to use the files.
 """
 
 import importlib
@@ -49,13 +47,10 @@ def main(argv: list[str]) -> None:
             raise InputError(f"{option_name(name)} is {value} here; leave it out")
     with opening.open_run(settings, start) as run:
         case = read_ahead(run)
-        batch = case._replace(segments=case.segments[: training.horizon])
-        rows = vectors.rows_of(batch)
-        write(run, "batch", vectors.given_of(batch) | rows, {})
         if train.train(run) is None:
             write_steps(run, case)
             write_trained(run)
-            print(f"{run.folder} has batch, steps and trained, .safetensors and .json")
+            print(f"{run.folder} has steps and trained, .safetensors and .json")
 
 
 def read_ahead(run: opening.Run) -> Case:

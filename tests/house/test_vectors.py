@@ -16,7 +16,7 @@ from docs.ports import archive
 from reference import check, vectors
 from tests.start_here.strategies import accepted, choices
 from tests.tools.cases import EVERY_CASE, VARIANTS, config_of
-from tests.tools.vectors import FOLDER, case_file, operators_file, rules
+from tests.tools.vectors import FOLDER, case_file, operators_file
 
 every_case = pytest.mark.parametrize(
     "paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE]
@@ -112,10 +112,6 @@ def test_every_file_is_a_case_and_together_they_are_small():
         "manifest.json",
     }
     assert sum(path.stat().st_size for path in files) <= 4_000_000
-
-
-def test_the_rules_are_what_their_command_writes():
-    assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
 
 
 UNEVEN = [  # configs whose layers have fewer keys than the config has rows
