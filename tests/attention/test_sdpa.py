@@ -98,8 +98,8 @@ def as_on_a_gpu(monkeypatch, calls):
 @over(THROUGH_SDPA)
 def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
     """Logits, states, losses and gradients over segments; a document starts in the second."""
-    config, rng, params, state, _, _ = both_sides(paper, name)
-    check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
+    sides = both_sides(paper, name)
+    check_rollout(paper, sides, random_segments(paper, name, sides.rng), name)
     needs_the_weights = (paper, name) == ("memformer", "decoder-only")  # simplified positions
     if PAPERS[paper].has_softmax:
         assert as_on_a_gpu or needs_the_weights, "no attention went through SDPA"

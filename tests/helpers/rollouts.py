@@ -161,14 +161,13 @@ def reference_gradients(paper, params, config, segments, starts):
 # Both sides compared
 
 
-def check_rollout(paper, config, params, segments, state, title):
+def check_rollout(paper, sides, segments, title):
     """Compare everything over the segments; a document starts in the second.
 
     Returns the reference's rows.
     """
-    own = PAPERS[paper]
     setting = Setting(
-        own.reference, config, params, state, own.model_with(params, config), rng=None
+        PAPERS[paper].reference, sides.config, sides.params, sides.state, sides.model, rng=None
     )
     segments = reference_segments(segments, in_lane_1(segments))
     rows = by_numpy(setting, segments)

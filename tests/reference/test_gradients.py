@@ -1,12 +1,15 @@
-"""Whole references against finite differences: every named variant, over segments."""
+"""Whole references against finite differences: named variants of every kind, over segments.
+
+tests/test_contract.py holds the gradients of all others to autograd's.
+"""
 
 from reference.gradients import Case
 from tests.helpers.rollouts import both_sides, in_lane_1, random_segments, reference_segments
-from tests.helpers.variants import EVERY_VARIANT, PAPERS, over
+from tests.helpers.variants import MORE_KINDS, PAPERS, listed, over
 from tests.start_here.test_gradients import check_gradients
 
 
-@over(EVERY_VARIANT)
+@over([*MORE_KINDS, *listed("other_types")])
 def test_model_gradient(paper, name):
     """Of all losses, by every parameter and the first state, over three segments with all tasks.
 
