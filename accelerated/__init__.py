@@ -55,16 +55,14 @@ def generate(
     """The text that continues a prompt of any length; with `stream` an iterator of its pieces.
 
     It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability;
-    temperature 0 takes the most probable one each time. Raises InputError for what `eval.py sample`
-    refuses, in its words, or if the model predicts NaN.
+    temperature 0 takes the most probable one each time. Raises InputError if the prompt is empty,
+    if temperature or top_p is impossible, or if the model predicts NaN.
     """
     import torch
 
-    from accelerated.evaluation.options import check_sampling
     from accelerated.evaluation.sample import ids_of, sampling_of, stream_text
     from accelerated.generation.continuation import continue_text
 
-    check_sampling(tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     sampling = sampling_of(temperature, top_p)
     ids = ids_of(tokenizer, prompt.encode())
     device = model.embedding.device

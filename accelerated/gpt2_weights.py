@@ -21,7 +21,6 @@ import torch
 from accelerated.data.tokenizers import tokenizer_of_file
 from accelerated.presets.pretrained_recurrence import GPT2, DecoderConfig
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import regular
 from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
@@ -141,7 +140,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """{name: tensor} of a safetensors file; raises InputError if it is not a whole one."""
     safetensors = optional_package("safetensors", "a GPT-2 needs", "gpt2")
     try:
-        with safetensors.safe_open(regular(file), "pt") as reader:
+        with safetensors.safe_open(file, "pt") as reader:
             names = reader.keys()
             return {name: reader.get_tensor(name) for name in names}
     except (OSError, safetensors.SafetensorError) as error:

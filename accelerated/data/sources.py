@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import regular
 
 SUFFIXES = ".txt .text .raw .tokens .md .py .tex .c .h .rst .json .html .xml"
 TEXT_SUFFIXES = {*SUFFIXES.split(), ""}
@@ -61,7 +60,7 @@ def fingerprint(*parts: object) -> str:
 def read_file(path: Path) -> bytes:
     """The bytes of a file; raises InputError if it cannot be read."""
     try:
-        return regular(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; give another --data") from None
 
@@ -75,10 +74,6 @@ def read_text(path: Path, name: str) -> bytes:
         raise InputError(
             f"{name} is not UTF-8 text (byte {error.start}); convert it, or move it out of --data"
         ) from None
-    if content.startswith(codecs.BOM_UTF8):
-        say_once(
-            "files begin with a byte-order mark, which is no text and is dropped", file=sys.stderr
-        )
     return content.removeprefix(codecs.BOM_UTF8)
 
 

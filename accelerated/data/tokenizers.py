@@ -24,7 +24,7 @@ import numpy as np
 from accelerated.data.config import ENCODINGS, DataConfig
 from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
-from accelerated.program.files import regular, written_whole
+from accelerated.program.files import written_whole
 
 if TYPE_CHECKING:
     import tiktoken
@@ -182,11 +182,8 @@ def spelling_of(token: str, symbols: dict[str, int], kind: str) -> bytes:
 
     It is a word with a blank, bytes in these symbols, one byte as <0xE2>, or text.
     """
-    begins_word = kind == "WordPiece" and not token.startswith("##")
-    if kind == "WordLevel" or begins_word:
+    if kind == "WordLevel":
         return f" {token}".encode()
-    if kind == "WordPiece":
-        return token[2:].encode()
     if symbols.keys() >= set(token):
         return bytes(symbols[symbol] for symbol in token)
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
@@ -231,7 +228,7 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
     file = Path(path)
     merges = file.parent / "merges.txt"
     try:
-        content = regular(file).read_bytes()
+        content = file.read_bytes()
         if file.name == "vocab.json" and merges.is_file():
             content = with_merges(name, str(merges))
         if name.endswith(".json"):

@@ -17,7 +17,7 @@ from accelerated.data.recall import RecallConfig
 from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.program.files import check_writable, regular
+from accelerated.program.files import check_writable
 from accelerated.program.parser import OptionParser, integer, whole_numbers
 from accelerated.training.fields import add_data_dir, conversion, field_help
 from accelerated.training.options import make_absolute
@@ -99,7 +99,7 @@ SAMPLING = (
     option(
         "--prompt-file",
         "file to continue, of any length",
-        lambda path: regular(Path(path)).read_bytes(),
+        lambda path: Path(path).read_bytes(),
         "FILE",
     ),
     option(
@@ -164,21 +164,6 @@ PROGRAM = option(
     "write program.pt2 too, which reads segments in any program that has torch",
     action="store_true",
 )
-
-
-def check_sampling(**values: Any) -> None:
-    """Raise InputError if `eval.py sample` would refuse one of {name: value}."""
-    kinds = {name: how["type"] for name, how in SAMPLING if "type" in how}
-    for name, value in values.items():
-        kind = kinds[option_name(name)]
-        try:
-            if isinstance(value, str):  # no number, though a command line has it as one
-                raise ValueError
-            kind(str(value))
-        except argparse.ArgumentTypeError as error:
-            raise InputError(f"{name}: {error}") from None
-        except ValueError:
-            raise InputError(f"{name}: invalid {kind.__name__} value: {str(value)!r}") from None
 
 
 class Report(NamedTuple):

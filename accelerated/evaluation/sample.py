@@ -74,7 +74,12 @@ def ids_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
 
 
 def sampling_of(temperature: float, top_p: float) -> Sampling:
-    """How to sample; raises InputError if that does not go together."""
+    """How to sample; raises InputError if that is impossible, or does not go together."""
+    if not (temperature >= 0 and 0 < top_p <= 1):
+        raise InputError(
+            f"temperature is {temperature} and top_p {top_p}; "
+            "they must be at least 0, and above 0 and at most 1"
+        )
     if temperature == 0 and top_p < 1:
         raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
     return Sampling(temperature, top_p)

@@ -24,7 +24,7 @@ import torch
 from accelerated.evaluation.figures import figure_class
 from accelerated.evaluation.options import at_least
 from accelerated.program.errors import InputError, check_choice
-from accelerated.program.files import locked, regular, written_whole
+from accelerated.program.files import locked, written_whole
 from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
 
@@ -93,7 +93,7 @@ def origin() -> dict[str, str]:
 def read_record(path: Path, needed: set[str]) -> dict:
     """The record in a file; raises InputError if it is none, or lacks something needed."""
     try:
-        record = json.loads(regular(path).read_bytes())
+        record = json.loads(path.read_bytes())
         missing = needed - record.keys()
         if missing:
             raise ValueError(f"it has no {min(missing)}")

@@ -19,13 +19,6 @@ RESUME = "resume when it can be written; the last checkpoint is as it was"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def regular(path: Path) -> Path:
-    """The path; raises OSError if it is a pipe, which would be waited for, or a device."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "Not a file", str(path))
-    return path
-
-
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
     """Turn an error of writing to the disk into an InputError that ends with the advice."""

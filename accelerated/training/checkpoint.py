@@ -16,7 +16,6 @@ from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import RESUME, file_checksum, written_whole
 from accelerated.protocol import Model
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
-from accelerated.training.process import check_memory
 from accelerated.training.settings import Settings
 
 FORMAT = "palimpsest"
@@ -210,7 +209,6 @@ def open_model(
     config, if given, may have other sizes.
     """
     config = config or settings.model_config
-    check_memory(settings.model, config)
     before = torch.get_default_dtype()
     torch.set_default_dtype(parameter_type(settings))
     try:

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import RESUME, UNFINISHED, disk_errors, regular, written_whole
+from accelerated.program.files import RESUME, UNFINISHED, disk_errors, written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -77,7 +77,7 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
 def read_settings(run: Path) -> dict:
     """What a folder's config.json holds, with tuples for lists; {} if it is no such file."""
     try:
-        held = json.loads(regular(run / SETTINGS).read_bytes(), object_hook=with_tuples)
+        held = json.loads((run / SETTINGS).read_bytes(), object_hook=with_tuples)
     except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
@@ -102,7 +102,7 @@ def read_metrics(run: str | Path) -> list[dict]:
     if not path.exists():
         return []
     records = []
-    for line in regular(path).read_text("utf-8", "replace").splitlines():
+    for line in path.read_text("utf-8", "replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):

@@ -70,8 +70,6 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
         raise InputError(
             f"--accumulate {training.accumulate} does not divide each process's {lanes} lanes"
         )
-    tokens = training.batch * training.horizon * settings.model_config.segment
-    process.check_memory(settings.model, settings.model_config, training.batch, tokens, copies=3)
     check_compiler(training, device)
     return device
 

@@ -1,4 +1,4 @@
-"""This process: its device, its rank among several, and its memory.
+"""This process: its device, its rank among several, and the memory that it keeps.
 
 train.py, opening.py and run.py, eval.py and lab/speed use this file.
 """
@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import datetime
 import gc
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,13 +14,10 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed
 
-from accelerated.models import model_class
-from accelerated.presets import ModelConfig
 from accelerated.program.errors import InputError
 from accelerated.protocol import State
 
 PATIENCE = datetime.timedelta(hours=24)  # while the first process tokenises or validates
-LAYER = 1 << 20  # bytes that a layer takes at least, whatever its sizes
 M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 M_MMAP_MAX = -4
 
@@ -48,30 +44,6 @@ def choose_device(name: str | torch.device) -> torch.device:
             "torchrun starts one process for each"
         )
     return torch.device(kind, own)
-
-
-def check_memory(
-    model: str, config: ModelConfig, lanes: int = 1, tokens: int = 0, copies: int = 1
-) -> None:
-    """Raise InputError if a model and its state certainly take more memory than there is.
-
-    tokens: of a step
-    copies: of each parameter, such as its moments
-    """
-    there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    layers = [value for name, value in vars(config).items() if name.endswith("layers")]
-    least = LAYER * sum(value for value in layers if isinstance(value, int))
-    if least <= there_is:
-        with torch.device("meta"):  # sizes alone take no memory
-            sketch = model_class(model, config)(config)
-        numbers = copies * sum(parameter.numel() for parameter in sketch.parameters())
-        numbers += sum(map(math.prod, sketch.state_shapes(lanes).values()))
-        least = 4 * numbers + 16 * tokens  # bytes: float32, and int64 inputs and targets
-    if least > there_is:
-        step = f", or a step of {tokens:,} tokens," if tokens else ""
-        raise InputError(
-            f"a model of these sizes{step} does not fit into memory; give smaller ones"
-        )
 
 
 def world_size() -> int:

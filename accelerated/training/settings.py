@@ -13,7 +13,6 @@ from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice
-from accelerated.program.parser import MOST
 
 COMPILERS = ("auto", "none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda")
@@ -174,37 +173,12 @@ def by_config(model: str, values: dict) -> dict[str, dict]:
     return found
 
 
-def is_of_type(value: object, kind: type) -> bool:
-    """Whether a saved value has this type, and fits into 64 bits.
-
-    A whole number may stand for a float; true and false only for a bool.
-    """
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    if isinstance(value, int) and abs(value) >= MOST:
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def checked(config_class: type, values: dict) -> Any:
-    """The config of these values; the others are its defaults.
-
-    Raises TypeError that names the first whose type is not that of its field.
-    """
-    for field in dataclasses.fields(config_class):
-        kind = type(field.default)
-        value = values.get(field.name, field.default)
-        if not is_of_type(value, kind):
-            raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
-    return config_class(**values)
-
-
 def settings_of(model: str, values: dict[str, dict]) -> Settings:
     """The Settings of {part: {field: value}}; raises TypeError or ValueError that names a field."""
     classes = config_classes(model)
     if "base" in values["model_config"]:
         classes["model_config"] = presets_of(model).DecoderConfig
-    return Settings(model, **{part: checked(kind, values[part]) for part, kind in classes.items()})
+    return Settings(model, **{part: kind(**values[part]) for part, kind in classes.items()})
 
 
 def preset_settings(model: str, preset: str) -> Settings:

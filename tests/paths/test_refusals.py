@@ -14,7 +14,6 @@ import pytest
 import accelerated
 import eval as evaluation_script
 from accelerated.training import opening
-from docs import gates
 from docs.ports import archive, end_to_end
 from docs.practice import __main__ as practice
 from reference import check, gradients, vectors
@@ -35,7 +34,6 @@ MAINS = {  # programs that take their words in a list
     "archive": archive,
     "check": check,
     "end_to_end": end_to_end,
-    "gates": gates,
     "practice": practice,
     "vectors": vectors,
 }
@@ -53,8 +51,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("book", "some.model"):
         Path(name).write_text("some words of a book. " * 900, "utf-8")
-    for name in ("pipe", "pipe.json"):
-        os.mkfifo(name)
+    os.mkfifo("pipe")
     for name in ("dangling", "dangling.safetensors", "dangling.html"):
         Path(name).symlink_to("nowhere")
     return tmp_path

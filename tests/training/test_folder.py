@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 from types import SimpleNamespace
 
 import pytest
 
 from accelerated.evaluation.score import Score
-from accelerated.training.folder import Log, read_metrics, read_settings
+from accelerated.training.folder import Log, read_metrics
 from accelerated.training.run import Run
 
 
@@ -28,19 +27,6 @@ def test_a_validation_has_its_units(tmp_path):
             "final": True,
         }
     )
-
-
-@pytest.mark.parametrize("name", ["a pipe", "a device"])
-def test_a_log_that_is_no_file_is_not_read_for_ever(tmp_path, name):
-    path = tmp_path / "metrics.jsonl"
-    if name == "a pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
-    with pytest.raises(OSError, match="Not a file"):
-        read_metrics(tmp_path)
-    (path).rename(tmp_path / "config.json")
-    assert read_settings(tmp_path) == {}
 
 
 NO_RECORDS = ["null", "5", "[1]", '{"loss": 3}', '{"step": "x"}', "[" * 100_000]

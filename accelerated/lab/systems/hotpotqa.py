@@ -24,7 +24,6 @@ from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import EXPECTED, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, run_program
-from accelerated.program.files import regular
 from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
@@ -69,7 +68,7 @@ def read_questions(path: Path) -> dict[str, Question]:
     """{its _id: question} of a file of HotpotQA; raises InputError if it is none."""
     questions = {}
     try:
-        for item in json.loads(regular(path).read_bytes()):
+        for item in json.loads(path.read_bytes()):
             questions[str(item["_id"])] = question_of(item)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         at = f"{path}, question {len(questions) + 1}"

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from accelerated.data import sources
 from accelerated.data.sources import (
     source_of_path,
     split_of,
@@ -155,17 +154,14 @@ def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("path, count", [("c.txt", 1), ("in", 2)])
-def test_a_byte_order_mark_is_dropped_and_said_once(tmp_path, capsys, path, count):
+def test_a_byte_order_mark_is_dropped(tmp_path, path, count):
     """Of a single file, wherever it is cut, and of the files of a folder; elsewhere it stays."""
     text = "wörds ".encode() * 300
     write(tmp_path, dict.fromkeys(("in/a.txt", "in/b.txt", "c.txt"), MARK + text + MARK))
-    sources.say_once.cache_clear()
     found = joined(read(tmp_path / path))
     assert found.count(b"w") == 300 * count
     assert found.count(MARK) == count
     assert not found.startswith(MARK)
-    words = "files begin with a byte-order mark, which is no text and is dropped\n"
-    assert capsys.readouterr().err == words
 
 
 def test_a_file_that_is_not_utf_8_is_refused_with_its_place(tmp_path):

@@ -333,19 +333,6 @@ def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
     assert ids.dtype == np.uint16
 
 
-def test_words_in_pieces_are_spelled_with_blanks():
-    """As in BERT: what is not in the vocabulary is unknown."""
-    package = tokenizers_package("a .json")
-    pieces = ["[UNK]", "def", "f", "(", "x", ")", ":", "return", "##s"]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    made = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-    model = PackagedTokenizer("some.json", made.to_str().encode())
-    ids = model.encode("def f(x):\n returns  y")
-    assert model.decode(ids) == b" def f ( x ) : returns [UNK]"
-    assert model.vocabulary == len(model.spellings) == len(pieces)
-
-
 def test_a_character_without_a_token_is_spelled_by_its_bytes():
     """As in Llama, whose tokens have a sign for the blank."""
     package = tokenizers_package("a .json")
