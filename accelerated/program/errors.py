@@ -102,18 +102,16 @@ class Unheard(io.FileIO):
 def open_outputs(heard: bool) -> None:
     """Open stdout and stderr anew: Unheard, unless stdout must be `heard`.
 
-    What they cannot encode is escaped. One that was closed, as by `>&-`, gets its place back, which
-    the next file to be opened would take.
+    What they cannot encode is escaped.
     """
-    while os.open(os.devnull, os.O_RDWR) <= 2:
-        pass
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if type(stream) in (io.TextIOWrapper, type(None)):  # nobody has put another there
+        if type(stream) is io.TextIOWrapper:  # nobody has put another there
             kind = io.FileIO if heard and number == 1 else Unheard
             output = io.BufferedWriter(kind(number, "w", closefd=False))
-            encoding = stream and stream.encoding
-            opened = io.TextIOWrapper(output, encoding, "backslashreplace", line_buffering=True)
+            opened = io.TextIOWrapper(
+                output, stream.encoding, "backslashreplace", line_buffering=True
+            )
             setattr(sys, name, opened)
             setattr(sys, f"__{name}__", opened)
 
