@@ -103,17 +103,15 @@ class Watch:
             del self.caches[segment]
 
 
-def steps_of(
-    method: Callable, values: Values, params: dict, *given: object
-) -> tuple[list[dict], dict]:
-    """(what each step of a method did and what was held after it, the method's gradients)."""
+def steps_of(method: Callable, values: Values, params: dict, *given: object) -> list[dict]:
+    """What each step of a method did, and what was held after it."""
     watch = Watch(method, values, params, *given)
     sys.setprofile(watch)
     try:
-        _, gradients, *_ = method(params, CONFIG, *given)
+        method(params, CONFIG, *given)
     finally:
         sys.setprofile(None)
-    return watch.steps, gradients
+    return watch.steps
 
 
 def rollout() -> tuple[dict, list, tuple]:
@@ -133,10 +131,8 @@ def replay_data() -> dict:
     given = rollout()
     values = Values()
     methods = []
-    gradients = []
     for name, title in METHODS.items():
-        steps, found = steps_of(getattr(reference, name), values, *given)
-        gradients.append(found)
+        steps = steps_of(getattr(reference, name), values, *given)
         function = functions[name]
         code = code_html(function.source)
         methods.append({"title": title, "line": function.first, "code": code, "steps": steps})
@@ -144,12 +140,5 @@ def replay_data() -> dict:
         "kind": "replay",
         "segments": SEGMENTS,
         "methods": methods,
-        "apart": float(largest_difference(*gradients)),
         "values": values.shown,
     }
-
-
-def largest_difference(exact: dict, replayed: dict) -> float:
-    """The largest difference of two gradients of a parameter, relative to its largest entry."""
-    changed = {name: gradient for name, gradient in exact.items() if gradient.any()}
-    return max(np.abs(g - replayed[n]).max() / np.abs(g).max() for n, g in changed.items())

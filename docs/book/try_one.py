@@ -110,7 +110,6 @@ def begin(side: int, files: list, **made: object) -> dict:
         questions=questions,
         state=state,
         read=0,  # segments so far
-        written={},  # {place of a fact: (attention by slot (S,), the memory (S, D) before, after)}
         states={},  # {segment: the state before it} of the last ones
     )
     first = memory_of(state)
@@ -162,10 +161,9 @@ def read(side: int, seconds: float) -> dict:
         segment = session.tokens[:, now * size : (now + 1) * size]
         before = memory_of(session.state)
         if now in marked | asked:
-            answers_left = left_of_facts(session)
             weights, logits = read_and_watch(session, segment)
-            seen += what_is_seen(session, now, weights, before)
-            answers += answers_in(session, now, logits, answers_left)
+            seen += what_is_seen(session, now, weights)
+            answers += answers_in(session, now, logits)
         else:
             session.state = passed_on(session, segment)
         change = memory_of(session.state) - before
@@ -240,9 +238,7 @@ def of_block_recurrent(weights: list) -> tuple[np.ndarray, np.ndarray]:
 SEEN: dict[str, Callable] = {"memformer": of_memformer, "block_recurrent": of_block_recurrent}
 
 
-def what_is_seen(
-    session: SimpleNamespace, now: int, weights: list, before: np.ndarray
-) -> list[dict]:
+def what_is_seen(session: SimpleNamespace, now: int, weights: list) -> list[dict]:
     """Of the facts and questions of a segment: the key, and attention by slot (S,)."""
     size = session.config.segment
     written, read = SEEN[session.reference.__name__.rpartition(".")[2]](weights)
@@ -251,7 +247,6 @@ def what_is_seen(
         at = place - now * size
         if 0 <= at < size:
             slots = written[at : at + 3].sum(0)
-            session.written[place] = (slots, before, memory_of(session.state))
             found.append({"key": key, "what": "written", "slots": slots})
     for key, _, place, _ in session.questions:
         at = place - now * size
@@ -260,29 +255,11 @@ def what_is_seen(
     return found
 
 
-def left_of_facts(session: SimpleNamespace) -> dict[int, float]:
-    """{place: how alike what a fact changed is to the change since before it, from 1 to -1}.
-
-    It is the mean of the slots' cosines, each weighted by the attention that it paid to the fact.
-    """
-    now = memory_of(session.state)
-    left = {}
-    for place, (slots, before, after) in session.written.items():
-        then = after - before
-        since = now - before
-        lengths = np.linalg.norm(then, axis=-1) * np.linalg.norm(since, axis=-1)
-        cosines = (then * since).sum(-1) / np.maximum(lengths, 1e-12)
-        left[place] = float((slots * cosines).sum() / slots.sum())
-    return left
-
-
-def answers_in(
-    session: SimpleNamespace, now: int, logits: np.ndarray, left: dict[int, float]
-) -> list[dict]:
+def answers_in(session: SimpleNamespace, now: int, logits: np.ndarray) -> list[dict]:
     """The answers to the questions of a segment, each with its probability and the right one's."""
     size = session.config.segment
     found = []
-    for number, (key, right, place, fact) in enumerate(session.questions):
+    for number, (key, right, place, _) in enumerate(session.questions):
         at = place - now * size
         if 0 <= at < size:
             shares = np.exp(logits[at] - logits[at].max())
@@ -290,7 +267,6 @@ def answers_in(
             best = int(shares.argmax())
             answer = {"question": number, "key": key, "right": right, "answer": chr(best)}
             answer |= {"probability": float(shares[best]), "of right": float(shares[ord(right)])}
-            answer["left"] = left.get(fact, 1.0)  # 1 if it was told in this very segment
             found.append(answer)
     return found
 

@@ -5,11 +5,9 @@ import queue
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTHS = (393, 1024, 1440, 1920)
@@ -42,7 +40,7 @@ const measured = (page, width) => new Promise(done => {
 class Around:
     """Serves the page `around` the pages of a server; what that sends goes to a queue."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path != "/around":
             return super().do_GET()
         self.send_response(200)
@@ -50,13 +48,13 @@ class Around:
         self.end_headers()
         self.wfile.write(self.server.around)
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         length = int(self.headers["Content-Length"])
         self.server.answers.put(json.loads(self.rfile.read(length)))
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 
@@ -64,7 +62,7 @@ class Handler(Around, SimpleHTTPRequestHandler):
     """Serves a folder, and the page around its pages."""
 
 
-def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> list[dict]:
+def measured(book, pages, profile, seconds):
     """What measure_book.js finds on pages of a book, at each of WIDTHS."""
     script = (Path(__file__).parent / "measure_book.js").read_text()
     text = AROUND.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages))
@@ -72,9 +70,7 @@ def measured(book: Path, pages: list[str], profile: Path, seconds: float) -> lis
     return answer_of(partial(Handler, directory=str(book)), around, profile, seconds)
 
 
-def answer_of(
-    handler: Callable, around: str, profile: Path, seconds: float, options: Sequence[str] = ()
-) -> Any:
+def answer_of(handler, around, profile, seconds, options=()):
     """What the page `around` posts, opened in the browser from a server of its own."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.answers = queue.Queue()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from reference.gradients import fields_of
 
-CONFIGS: dict = {}  # {paper: the config that its cases change}
-VARIANTS: dict = {}  # {paper: {case: the fields of its config that it changes}}
-TASKS: dict = {}  # {(paper, case): the tasks of every lane in each segment, or none}
-sizes: dict = {}  # {name in capitals: fields that cases share}
+CONFIGS = {}  # {paper: the config that its cases change}
+VARIANTS = {}  # {paper: {case: the fields of its config that it changes}}
+TASKS = {}  # {(paper, case): the tasks of every lane in each segment, or none}
+sizes = {}  # {name in capitals: fields that cases share}
 for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines():
     if not line or line[0] == "#":
         continue
@@ -38,6 +38,6 @@ EVERY_CASE = [(paper, name) for paper, variants in VARIANTS.items() for name in 
 STEPPED = ("slide", "conv-bptt", "recall", "retrieval", "mean")
 
 
-def config_of(paper: str, name: str) -> object:
+def config_of(paper, name):
     """The config of a case."""
     return dataclasses.replace(CONFIGS[paper], **VARIANTS[paper][name])

@@ -8,16 +8,14 @@ import importlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from reference.check import INNER
-from reference.gradients import Case, modules_of
+from reference.gradients import modules_of
 from reference.rollout import rollout_forward, segments_backward
 from reference.vectors import gradient_rows
 
@@ -32,7 +30,7 @@ class Listed(NamedTuple):
     last: bool  # the last such call counts, not the first
 
 
-def inner_values(paper: str, case: str) -> tuple[list[Listed], list[Listed]]:
+def inner_values(paper, case):
     """The lines of a paper and a case, forward and backward.
 
     Below a paper and its cases stand functions, each called by the one before it or further down,
@@ -53,7 +51,7 @@ def inner_values(paper: str, case: str) -> tuple[list[Listed], list[Listed]]:
     return forward, backward
 
 
-def listed(line: str, direction: str) -> Listed:
+def listed(line, direction):
     """A line, of functions whose names end with the direction."""
     functions, _, values = line.partition(": ")
     pattern = "/"
@@ -68,18 +66,18 @@ def listed(line: str, direction: str) -> Listed:
 
 
 @contextlib.contextmanager
-def noting(reference: ModuleType, note: Callable) -> Iterator[Callable]:
+def noting(reference, note):
     """Inside the block: a function that makes parameters call note(name) when they are read."""
     subtree = reference.subtree
 
     class Noting(dict):
         prefix = ""
 
-        def __getitem__(self, name: str) -> np.ndarray:
+        def __getitem__(self, name):
             note(self.prefix + name)
             return super().__getitem__(name)
 
-    def noting_subtree(params: dict, prefix: str) -> dict:
+    def noting_subtree(params, prefix):
         part = Noting(subtree(params, prefix))
         part.prefix = getattr(params, "prefix", "") + prefix
         return part
@@ -91,7 +89,7 @@ def noting(reference: ModuleType, note: Callable) -> Iterator[Callable]:
         vars(reference)["subtree"] = subtree
 
 
-def part_of(values: Any, path: str) -> Any:
+def part_of(values, path):
     """What a path names, None if it is missing.
 
     "projected.query" is values["projected"]["query"], "return.0" the first of a tuple.
@@ -103,7 +101,7 @@ def part_of(values: Any, path: str) -> Any:
     return values
 
 
-def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Callable) -> dict:
+def recorded(lines, reference, run, note):
     """{(number of the outermost call, name): array} of what lines name, while run() calls.
 
     The values are those of a reference's functions when they return. note(name) is called when a
@@ -113,7 +111,7 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
     stack = [("", 0, Counter(), [])]
     found = {}
 
-    def in_function(frame: FrameType, event: str, result: Any) -> Callable:
+    def in_function(frame, event, result):
         _, number, _, wanted = stack[-1]
         values = frame.f_locals | {"return": result} if event == "return" else frame.f_locals
         for line in wanted:
@@ -131,7 +129,7 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
             stack.pop()
         return in_function
 
-    def on_call(frame: FrameType, event: str, result: Any) -> Callable | None:
+    def on_call(frame, event, result):
         code = frame.f_code
         if code.co_filename not in files or code.co_name.startswith("<"):
             return None
@@ -152,7 +150,7 @@ def recorded(lines: list[Listed], reference: ModuleType, run: Callable, note: Ca
     return found
 
 
-def hidden_of(paper: str, config: Any, inner: dict) -> dict:
+def hidden_of(paper, config, inner):
     """{value inside a layer: mask of the query-key pairs that count}, for the values in inner.
 
     Where it hides a key, 0 is written. It is the right mask, if a reference was changed too.
@@ -170,15 +168,15 @@ def hidden_of(paper: str, config: Any, inner: dict) -> dict:
     return masks
 
 
-def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
+def inside_of(case, paper, lines):
     """({name: array} inside a layer of segment 0, their gradients' names in backward order).
 
     Among these names are those of the parameters' gradients.
     """
     reference, config, params, state, segments = case
-    order: dict = {}  # a gradient's name: None
+    order = {}  # a gradient's name: None
 
-    def read() -> None:
+    def read():
         with noting(reference, lambda name: order.setdefault(f"grad/{name}")) as noted:
             rollout_forward(reference, noted(params), config, segments[:1], state)
 
@@ -194,7 +192,7 @@ def inside_of(case: Case, paper: str, lines: list[Listed]) -> tuple[dict, list]:
     return inner, [*reversed(order)]
 
 
-def rows_of(case: Case, name: str, backwards: bool = True) -> dict:
+def rows_of(case, name, backwards=True):
     """{name: array} of all that a port should compute in a case, in the order of computation.
 
     Gradients of single segments are there if some inside a layer are; none if not backwards.
@@ -208,9 +206,9 @@ def rows_of(case: Case, name: str, backwards: bool = True) -> dict:
     if not backwards:
         return rows
 
-    steps: list = []
+    steps = []
 
-    def run() -> None:
+    def run():
         steps.extend(segments_backward(reference, params, config, caches))
 
     inside = recorded(backward, reference, run, lambda name: None)

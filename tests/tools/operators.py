@@ -9,15 +9,12 @@ shapes of its first call, or of the last if the name ends with [-1], and random 
 import inspect
 import sys
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
 
 import numpy as np
 
 from reference import vectors
-from reference.gradients import Case, function_of, leaves, modules_of, random_like, rebuilt
+from reference.gradients import function_of, leaves, modules_of, random_like, rebuilt
 from reference.rollout import rollout_forward
 from tests.tools import inner
 
@@ -28,9 +25,9 @@ LANES = 2  # of the case's, to be small
 LARGE = {"softmax": "scores", "cross_entropy": "logits"}  # the largest is taken off first
 
 
-def listed(paper: str) -> dict:
+def listed(paper):
     """{case: {function: names of its gradients, or "=" and its result}} of a paper."""
-    found: dict = {}
+    found = {}
     for line in LISTED.read_text().splitlines():
         if not line.startswith(" "):
             of, case = line.split()
@@ -40,13 +37,13 @@ def listed(paper: str) -> dict:
     return found
 
 
-def calls_of(case: Case, functions: dict) -> dict:
+def calls_of(case, functions):
     """{function: the arguments of its first or last call} while a case is read."""
     reference, config, params, state, segments = case
     files = {module.__file__ for module in modules_of(reference)}
-    found: dict = {}
+    found = {}
 
-    def notice(frame: FrameType, event: str, result: object) -> None:
+    def notice(frame, event, result):
         name = frame.f_code.co_name.removesuffix("_forward")
         if event == "call" and frame.f_code.co_filename in files:
             if name in functions:
@@ -62,7 +59,7 @@ def calls_of(case: Case, functions: dict) -> dict:
     return found
 
 
-def of_few_lanes(value: Any) -> Any:
+def of_few_lanes(value):
     """A value without the lanes after the first ones."""
     if isinstance(value, dict):
         return {name: of_few_lanes(part) for name, part in value.items()}
@@ -70,20 +67,20 @@ def of_few_lanes(value: Any) -> Any:
     return value[:LANES] if has_lanes else value
 
 
-def random_in_its_place(value: Any, rng: np.random.Generator) -> Any:
+def random_in_its_place(value, rng):
     """A value with random numbers of few digits in the place of its arrays of fractions."""
     drawn = random_like(value, rng)
     return rebuilt(drawn, (vectors.on_grid(array) for _, array in leaves(drawn)))
 
 
-def what_counts(reference: ModuleType, function: str, given: dict) -> np.ndarray:
+def what_counts(reference, function, given):
     """False where a result is of no key that is seen, and is written as 0."""
     if function == "relative_shift":
         return reference.causal_mask(*given["by_distance"].shape[-2:])
     return np.array(True)
 
 
-def operator(reference: ModuleType, function: str, given: dict, names: list) -> tuple:
+def operator(reference, function, given, names):
     """({name: what it is given}, {name: what it computes}) of a function."""
     rng = np.random.default_rng(zlib.crc32(function.encode()))
     few = {name: value if name in PARAMS else of_few_lanes(value) for name, value in given.items()}
@@ -93,7 +90,7 @@ def operator(reference: ModuleType, function: str, given: dict, names: list) -> 
     if names[0].startswith("="):
         return given, {names[0][1:]: function_of(reference, function)(**given)}
 
-    read: dict = {}  # the parameters that it reads
+    read = {}  # the parameters that it reads
     with inner.noting(reference, read.setdefault) as noted:
         params = {key: noted(value) for key, value in given.items() if key in PARAMS}
         *outs, cache = function_of(reference, f"{function}_forward")(**(given | params))
@@ -121,7 +118,7 @@ def operator(reference: ModuleType, function: str, given: dict, names: list) -> 
     return given | arriving, computed
 
 
-def flat(rows: dict) -> Iterator[tuple[str, np.ndarray]]:
+def flat(rows):
     """(name, array) of what is written: numbers, arrays, and those of dicts."""
     for name, value in rows.items():
         if isinstance(value, dict):
@@ -131,7 +128,7 @@ def flat(rows: dict) -> Iterator[tuple[str, np.ndarray]]:
             yield name, np.asarray(value)
 
 
-def operators(paper: str, case_of: Callable) -> dict:
+def operators(paper, case_of):
     """{name: array} of a paper's operators; case_of(name) is a Case."""
     given_rows = {}
     rows = {}

@@ -20,8 +20,8 @@ PART = "◐"
 ZERO = "0"
 SAME = "·"  # of a group's parameters; SAME leaves what an earlier row says
 CELLS = ALL + PART + ZERO + SAME
-GROUPS: dict[str, dict[str, str]] = {}  # {paper: {group of parameters: pattern of their names}}
-ROWS: dict[str, list[tuple[str, str, str]]] = {}  # {paper: [(label, pattern of subjects, cells)]}
+GROUPS = {}  # {paper: {group of parameters: pattern of their names}}
+ROWS = {}  # {paper: [(label, pattern of subjects, cells)]}
 
 for part in Path(__file__).with_suffix(".txt").read_text("utf-8").split("== ")[1:]:
     paper, *lines = part.strip().splitlines()
@@ -37,7 +37,7 @@ for part in Path(__file__).with_suffix(".txt").read_text("utf-8").split("== ")[1
             GROUPS[paper][group] = pattern.strip()
 
 
-def group_of(paper: str, name: str) -> str:
+def group_of(paper, name):
     """The group of a parameter: the last whose pattern it has, else that without a pattern."""
     found = None
     for group, pattern in GROUPS[paper].items():
@@ -48,7 +48,7 @@ def group_of(paper: str, name: str) -> str:
     return found
 
 
-def expected_cells(paper: str, subject: str) -> dict[str, str]:
+def expected_cells(paper, subject):
     """{group: ALL, PART or ZERO} of a subject."""
     cells = {}
     for _, pattern, row in ROWS[paper]:
@@ -60,7 +60,7 @@ def expected_cells(paper: str, subject: str) -> dict[str, str]:
     return cells
 
 
-def reach_table(paper: str) -> str:
+def reach_table(paper):
     """The table of docs/trust.md: what each loss of a paper trains."""
     groups = GROUPS[paper]
     lines = [f"| loss | {' | '.join(groups)} |", "| --- |" + " :-: |" * len(groups)]

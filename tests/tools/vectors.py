@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from reference import vectors
-from reference.gradients import Case
 from reference.rollout import rollout_backward, rollout_forward
-from reference.variants import memformer as memformer_variants
 from tests.helpers.optimizers import ADAMW, SGD_RATE, adamw, sgd
 from tests.helpers.variants import PAPERS
 from tests.models.memformer import random_task
@@ -30,27 +28,27 @@ CATALOGUE = FOLDER.parent / "ports" / "mistakes.json"
 STEPS = 3  # of AdamW
 
 
-def inputs_of(paper: str, name: str) -> Case:
+def inputs_of(paper, name):
     """What a port is given in a case."""
     rng = np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
     config = config_of(paper, name)
     tasks = TASKS.get((paper, name), ())
 
-    def task_of(k: int) -> memformer_variants.Task | None:
+    def task_of(k):
         return random_task(config, rng, tasks[k]) if tasks and tasks[k] else None
 
     return vectors.random_case(PAPERS[paper].reference, config, rng, task_of)
 
 
-def steps_of(case: Case) -> dict:
+def steps_of(case):
     """{name: array} of the parameters after a step of gradient descent, and after three of AdamW.
 
     All steps read the same segments.
     """
     reference, config, params, state, segments = case
-    once: dict = {}
+    once = {}
     after = params
-    moments: dict = {}
+    moments = {}
     for step in range(1, STEPS + 1):
         _, caches, _ = rollout_forward(reference, after, config, segments, state)
         grads, _ = rollout_backward(reference, after, config, caches)
@@ -60,9 +58,7 @@ def steps_of(case: Case) -> dict:
     return rows | {f"adamw/{name}": value for name, value in after.items()}
 
 
-def computed(
-    paper: str, name: str, reference: object, steps: bool = True, backwards: bool = True
-) -> dict:
+def computed(paper, name, reference, steps=True, backwards=True):
     """{name: array} of all that a port should compute, by this reference.
 
     Steps of optimisers and gradients are left out if not asked for.
@@ -76,7 +72,7 @@ def computed(
     return rows | steps_of(case) if steps and name in STEPPED else rows
 
 
-def case_file(paper: str, name: str) -> tuple[dict, dict]:
+def case_file(paper, name):
     """({name: array}, what stands beside them) of a case."""
     case = inputs_of(paper, name)
     rows = vectors.given_of(case) | computed(paper, name, case.reference)
@@ -85,7 +81,7 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     return rows, about | {"flags": flags_of(paper, name)}
 
 
-def operators_case(paper: str, name: str) -> Case:
+def operators_case(paper, name):
     """A case whose functions are called; Memformer's has tasks, whose masks have every lane."""
     case = inputs_of(paper, name)
     if (paper, name) != ("memformer", "continuation"):
@@ -95,15 +91,15 @@ def operators_case(paper: str, name: str) -> Case:
     return case._replace(segments=[each._replace(task=continuation) for each in case.segments])
 
 
-def operators_file(paper: str) -> tuple[dict, dict]:
+def operators_file(paper):
     """({name: array}, what stands beside them) of a paper's operators."""
     rows = operators(paper, lambda name: operators_case(paper, name))
     return rows, vectors.about(paper, "operators", config_of(paper, next(iter(VARIANTS[paper]))))
 
 
-def flags_of(paper: str, name: str) -> dict:
+def flags_of(paper, name):
     """{first wrong tensor: {flag: how wrong}} of the catalogue's mistakes that a case catches."""
-    flags: dict = {}
+    flags = {}
     for mistake in json.loads(CATALOGUE.read_text()):
         if mistake["paper"] == paper and name in mistake["cases"]:
             tensor, mark = mistake["cases"][name]
@@ -111,7 +107,7 @@ def flags_of(paper: str, name: str) -> dict:
     return flags
 
 
-def main() -> None:
+def main():
     """Write docs/vectors."""
     for paper, name in EVERY_CASE:
         (FOLDER / paper).mkdir(parents=True, exist_ok=True)

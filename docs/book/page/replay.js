@@ -54,7 +54,7 @@ function drawMethod(method, which, step) {
 }
 
 function startReplay() {
-  const { methods, apart } = page.replay;
+  const { methods } = page.replay;
   const most = Math.max(...methods.map(({ steps }) => steps.length));
   const pair = make("div", { className: "pair" });
   const numbers = Array.from({ length: most }, (_, k) => k + 1);
@@ -71,10 +71,8 @@ function startReplay() {
     moves.setAttribute("aria-label", label);
     return moves;
   });
-  const differ = `gradients differ by at most ${apart.toExponential(1)}, relative to the largest`;
-  const end = make("p", { className: "quiet" }, `at the end ${apart ? differ : "all gradients are equal"}`);
   const row = make("div", { className: "row" }, before, step, next);
-  at("live-replay").append(row, pair, end);
+  at("live-replay").append(row, pair);
   drawAlso(draw);
   draw();
 }

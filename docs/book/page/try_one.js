@@ -106,10 +106,10 @@ class Side {  // one memory: what it shows
   }
 
   drawAnswers() {
-    const titles = ["asked", "answer", "probability", "", "left"];
-    const rows = this.found.map(({ key, answer, probability, right, left }) => {
+    const titles = ["asked", "answer", "probability", ""];
+    const rows = this.found.map(({ key, answer, probability, right }) => {
       const verdict = answer === right ? "✓ right" : `✗ not ${right}`;
-      return [`?${key}`, answer, probability.toFixed(3), verdict, `${Math.round(100 * left)} %`];
+      return [`?${key}`, answer, probability.toFixed(3), verdict];
     });
     const all = rows.length ? [titles, ...rows] : [];
     this.answers.replaceChildren(...all.map(row => make("tr", {}, ...row.map(text => make("td", {}, text)))));
