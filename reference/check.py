@@ -3,10 +3,9 @@
 VECTORS is a file of docs/vectors, or a folder of them. THEIRS is a safetensors file with tensors of
 the same names, or a folder with files of the same names. Everything that does not begin with
 `given/` is compared. Operators, values inside a layer, their gradients and those of a single
-segment may be left out; they make it say more exactly where a mistake is. A file's table has all
-tensors; of a folder and of a stage there are at most 20 lines. Exit code 0 if all agree, 1 if not,
-2 if a file cannot be read. It needs NumPy, and nothing else of this project. docs/porting.md tells
-how to use it.
+segment may be left out; they make it say more exactly where a mistake is. Of a file all tensors are
+shown. Exit code 0 if all agree, 1 if not, 2 if a file cannot be read. It needs NumPy, and nothing
+else of this project. docs/porting.md tells how to use it.
 """
 
 import argparse
@@ -41,7 +40,6 @@ STAGES = {  # in the order of work: what a name begins with
     "replay": REPLAY,
 }
 FORWARD = 2  # the last stage of the forward pass
-LINES = 12  # of failures that are shown, if not all are
 # By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
 BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
 LANES = 3
@@ -81,7 +79,6 @@ def load(path: Path) -> tuple[dict, dict]:
     if not Path(path).is_file():
         raise CheckError(f"{path}: no such file")
     arrays = {}
-    end = 0
     try:
         content = Path(path).read_bytes()
         begin = 8 + int.from_bytes(content[:8], "little")
@@ -92,10 +89,6 @@ def load(path: Path) -> tuple[dict, dict]:
             data = bytearray(content[begin + first : begin + last])  # which may be changed
             array = np.frombuffer(data, TYPES[about["dtype"]])
             arrays[name] = array.reshape(about["shape"])
-            end = max(end, last)
-        after = len(content) - begin - end
-        if after:
-            raise ValueError(f"{after} bytes are left after the last tensor")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckError(
             f"{path} is no safetensors file that NumPy can hold ({type(error).__name__}: {error})"
@@ -121,7 +114,7 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     error = float(difference.max() / (scale or 1.0))  # of what is exactly zero, the error itself
     index = np.unravel_index(difference.argmax(), difference.shape)
     where = ",".join(str(int(i)) for i in index)
-    words = f"{error:.1e} at [{where}], {share_of(tolerance, error)}"
+    words = f"{error:.1e} at [{where}], at most {tolerance:.0e}"
     if scale == 0:
         words += ", expected exactly zero"
     elif error > max(tolerance, SMALL) and tolerance > 0:
@@ -136,7 +129,7 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
 
 def seen_in(expected: np.ndarray, actual: np.ndarray, near: float) -> str:
     """What the numbers of a wrong tensor say of themselves, or "". near is no difference."""
-    if not actual.any():
+    if np.abs(actual).max() <= near:
         return ", all of it is zero"
     difference = actual - expected
     factor = (actual * expected).sum() / (expected**2).sum()
@@ -159,20 +152,9 @@ def tolerance_of(dtype: np.dtype) -> float:
     return 0.0 if dtype.kind in "iub" else TOLERANCES[str(dtype)]
 
 
-def share_of(tolerance: float, error: float) -> str:
-    """How much of the tolerance an error is, in words."""
-    if tolerance == 0:
-        return "must be equal" if error else "equal"
-    share = error / tolerance
-    return f"{share:.1%} of the tolerance" if share < 10 else f"{share:.0e} times the tolerance"
-
-
 def stage_of(name: str) -> str:
-    """The stage of work in which a tensor is computed; raises CheckError if it is of none."""
-    for stage, pattern in STAGES.items():
-        if re.match(pattern, name):
-            return stage
-    raise CheckError(f"{name} is no name of docs/vectors; restore the file that has it")
+    """The stage of work in which a tensor is computed."""
+    return next(stage for stage, pattern in STAGES.items() if re.match(pattern, name))
 
 
 def wanted(expected: dict, stage: str) -> dict:
@@ -237,27 +219,6 @@ def hint_of(vectors: Path, row: Row) -> str:
     return "; ".join(said)
 
 
-def report(vectors: Path, rows: list[Row], unknown: list, whole: bool) -> None:
-    """Print the verdict, the first wrong tensor, and a table, whole or of some failures."""
-    title = f"{vectors.parent.name} {vectors.stem}"
-    wrong = [row for row in rows if not row.passes]
-    missing = sum(row.is_missing for row in wrong)
-    print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {missing} missing")
-    if wrong:
-        first = first_wrong(rows)
-        is_what = "missing" if first.is_missing else "wrong"
-        print(f"  begin with {first.name}, the first that is {is_what}: {first.words}")
-        print(f"  look at: {hint_of(vectors, first)}")
-        if all(row.name.startswith(INNER) for row in wrong):
-            print(f"  only {INNER} values are wrong: all that is asked for agrees")
-    for row in rows if whole else wrong[:LINES]:
-        mark = "" if row.passes else "  FAIL"
-        print(f"  {row.name:<52} {row.words}{mark}")
-    if unknown:
-        more = " and more" if len(unknown) > 5 else ""
-        print(f"  not in the vectors: {', '.join(unknown[:5])}{more}")
-
-
 def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]:
     """(the rows that are compared, names that the vectors do not have) of two files."""
     expected, _ = load(vectors)
@@ -284,99 +245,74 @@ def flags_of(vectors: Path, rows: list[Row]) -> list:
 def mark_of(rows: list[Row]) -> tuple:
     """The first wrong tensor, and how wrong rows are.
 
-    [its error, its root mean square, how many others of its stage are clearly wrong]; the errors
-    are null if they cannot be compared.
+    [its error, its root mean square, how many others of its stage are clearly wrong]; an error is
+    10^9 if it cannot be compared.
     """
     first = first_wrong(rows)
     stage = stage_of(first.name)
     asked_for = [row for row in rows if not re.match(OPTIONAL, row.name)]
     others = sum(row.error > LARGE and stage_of(row.name) == stage for row in asked_for)
-    errors = [float(f"{each:.3g}") if np.isfinite(each) else None for each in first[1::4]]
-    return first.name, [*errors, others]
+    return first.name, [*(float(f"{min(each, 1e9):.3g}") for each in first[1::4]), others]
 
 
 def is_near(mark: list, known: list) -> bool:
     """Whether a mark is that of a known mistake, to one in a hundred."""
-    if mark[2] != known[2] or (mark[0] is None) != (known[0] is None):
-        return False
-    if mark[0] is None:
-        return True
-    pairs = zip(mark[:2], known[:2], strict=True)
-    return all(abs(error - other) <= 0.01 * other for error, other in pairs)
+    pairs = zip(mark, known, strict=True)
+    return mark[2] == known[2] and all(abs(one - two) <= 0.01 * two for one, two in pairs)
 
 
 def described(path: Path) -> dict:
     """What a .json of the vectors says; nothing if it is not there."""
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
-        return found
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CheckError(f"{path} is damaged ({error}); restore it") from None
+    return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
-def told(path: Path, first: Row) -> dict:
-    """What --json says of the tensor to begin with."""
-    error = first.error if np.isfinite(first.error) else None
-    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint_of(path, first)}
-
-
-def check_one(vectors: Path, theirs: Path, stage: str) -> dict:
-    """Compare a file with another; returns the verdict up to the stage."""
-    rows, unknown = read_both(vectors, theirs, stage)
-    report(vectors, rows, unknown, whole=not stage)
-    if all(row.passes for row in rows):
-        return {"agrees": True, "begin_with": None}
-    return {"agrees": False, "begin_with": told(vectors, first_wrong(rows))}
-
-
-def names_in(vectors: Path, theirs: Path) -> tuple[list, list]:
-    """The names of all files of vectors, and of those that are in both folders."""
-    names = sorted(path.name for path in vectors.glob("*.safetensors"))
-    if not names:
+def pairs_of(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
+    """[(file of vectors, file of theirs or none)], of two files or of all names in a folder."""
+    if not vectors.is_dir():
+        return [(vectors, theirs)]
+    pairs = [(path, theirs / path.name) for path in sorted(vectors.glob("*.safetensors"))]
+    if not pairs:
         raise CheckError(
             f"{vectors} has no vectors; give a paper's folder, such as docs/vectors/compressive"
         )
-    in_both = [name for name in names if (theirs / name).is_file()]
-    if not in_both:
-        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
-    return names, in_both
+    if not any(other.is_file() for _, other in pairs):
+        raise CheckError(f"{theirs} has none of the files of {vectors}: {pairs[0][0].name} ...")
+    return pairs
 
 
-def check_folder(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
-    """Compare the files of one name in two folders; returns the verdict up to the stage.
+def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
+    """Compare a file with another, or the files of one name in two folders, up to the stage.
 
-    If strict, a case that is missing does not agree.
+    Prints and returns the verdict. If strict, a case that is missing does not agree.
     """
-    names, in_both = names_in(vectors, theirs)
+    pairs = pairs_of(vectors, theirs)
+    written = [pair for pair in pairs if pair[1].is_file() or vectors.is_file()]
     failed = []  # (place, file, rows)
     stages = [*STAGES]
     last = 0  # stage that is compared
-    for name in in_both:
-        path = vectors / name
-        rows, unknown = read_both(path, theirs / name, stage)
+    for path, other in written:
+        rows, unknown = read_both(path, other, stage)
+        for row in rows if vectors.is_file() else ():
+            mark = "" if row.passes else "  FAIL"
+            print(f"  {row.name:<52} {row.words}{mark}")
         last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
         count = sum(not row.passes for row in rows)
         if count:
             failed.append((place_of(path, rows), path, rows))
-            if len(failed) <= LINES:
-                first = first_wrong(rows).name
-                print(f"{path.stem}: {count} of {len(rows)} tensors fail, first {first}")
-        if unknown and len(failed) <= LINES:
+            print(f"{path.stem}: {count} of {len(rows)} tensors fail, {first_wrong(rows).name}")
+        if unknown:
             print(f"{path.stem}: not in the vectors: {', '.join(unknown[:5])}")
-    absent = len(names) - len(in_both)
+    absent = len(pairs) - len(written)
     print(
-        f"{len(in_both) - len(failed)} of {len(in_both)} cases agree; {absent} are not in {theirs}"
+        f"{len(written) - len(failed)} of {len(written)} cases agree; {absent} are not in {theirs}"
     )
     verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
-    verdict |= {"cases": len(in_both), "missing": absent, "level": stages[last]}
-    if failed:
-        _, path, rows = min(failed, key=lambda each: each[:2])
-        begin_with(path, rows)
-        return verdict | {"begin_with": told(path, first_wrong(rows))}
-    print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
-    return verdict | {"begin_with": None}
+    verdict |= {"cases": len(written), "missing": absent, "level": stages[last]}
+    if not failed:
+        print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
+        return verdict | {"begin_with": None}
+    _, path, rows = min(failed, key=lambda each: each[:2])
+    return verdict | {"begin_with": begin_with(path, rows)}
 
 
 def place_of(path: Path, rows: list[Row]) -> tuple:
@@ -400,15 +336,20 @@ def segment_of(name: str) -> int:
     return int(segment) if segment.isdigit() else 0
 
 
-def begin_with(path: Path, rows: list[Row]) -> None:
-    """Print the stage that is not done, and what to look at in this file."""
+def begin_with(path: Path, rows: list[Row]) -> dict:
+    """Print the stage that is not done, and what to look at in this file; returns the latter."""
     first = first_wrong(rows)
     now = stage_of(first.name)
+    hint = hint_of(path, first)
     print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {first.name}: {first.words}")
-    print(f"look at: {hint_of(path, first)}")
+    print(f"look at: {hint}")
+    if all(row.passes or row.name.startswith(INNER) for row in rows):
+        print(f"only {INNER} values are wrong: all that is asked for agrees")
     for flag in flags_of(path, rows)[:3]:
         print(f"a known mistake that begins there: {flag} (docs/mistakes.md)")
+    error = first.error if np.isfinite(first.error) else None
+    return {"file": path.name, "tensor": first.name, "error": error, "hint": hint}
 
 
 def exit_code(name: str, work: Callable[[], bool]) -> int:
@@ -441,7 +382,7 @@ def main(argv: list | None = None) -> int:
     words = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
     vectors = "a file of docs/vectors, or a folder of them"
     theirs = "what the port wrote: a file, or a folder of files so named"
-    stage = "compare what is computed up to this stage of work, in at most 20 lines"
+    stage = "compare what is computed up to this stage of work"
     parser = argparse.ArgumentParser(prog="python -m reference.check", description=words)
     parser.add_argument("vectors", metavar="VECTORS", type=Path, help=vectors)
     parser.add_argument("theirs", metavar="THEIRS", type=Path, help=theirs)
@@ -451,14 +392,10 @@ def main(argv: list | None = None) -> int:
     machine = "print the verdict as one JSON object, the text on standard error"
     parser.add_argument("--json", action="store_true", help=machine)
     options: Any = parser.parse_args(argv)
-    both = (options.vectors, options.theirs, options.stage)
 
     def work() -> bool:
         with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
-            if options.vectors.is_dir():
-                verdict = check_folder(*both, options.strict)
-            else:
-                verdict = check_one(*both)
+            verdict = verdict_of(options.vectors, options.theirs, options.stage, options.strict)
         if options.json:
             print(json.dumps(verdict))
         return verdict["agrees"]

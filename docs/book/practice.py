@@ -48,7 +48,7 @@ def judged(file: str, task: str, texts: dict[str, str]) -> dict:
         def ask(sizes: dict, seed: int) -> dict:
             live.alive()
             given = chosen.given(np.random.default_rng(seed), sizes)
-            return results_of(chosen, answer_of(names, file, task), given)
+            return results_of(chosen, answer_of(names, task), given)
 
         _, status, lines = judge(chosen, ask)
     return {"status": status, "lines": lines}

@@ -1,7 +1,7 @@
 """python -m docs.practice: where you stand. With names of files or tasks, what is wrong with them.
 
 `--copy FOLDER` makes a folder of your own. `--hint TASK` says a task's idea, `--hint TASK 2` the
-shape of the derivation, `--hint TASK 3` the formula. Needs NumPy, pytest and Hypothesis, no torch.
+shape of the derivation, `--hint TASK 3` the formula. Needs NumPy and Hypothesis, no torch.
 Exit code 0 if all that was named is done, 1 if not, 2 for bad input.
 """
 
@@ -12,18 +12,16 @@ import sys
 import textwrap
 from pathlib import Path
 
-from docs.practice.answering import CAN_LIMIT
-from docs.practice.judging import BEGIN, FILES, HERE, Verdict, judge_file
+from docs.practice.judging import BEGIN, FILES, Verdict, judge_file
 from docs.practice.tasks import hints_of, tasks_of
 from reference.check import CheckError, exit_code
 
 
 def copy_to(folder: Path) -> None:
-    """Copy the files that the reader fills in, and the test; nothing is overwritten."""
+    """Copy the files that the reader fills in; nothing is overwritten."""
     if folder.exists():
         raise CheckError(f"--copy {folder}: it exists; give the name of a new folder")
     shutil.copytree(BEGIN, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HERE / "test_practice.py", folder)
     print(
         f"Begin with {folder}/{FILES[0]}.py, then:\n"
         f"  python -m docs.practice --in {folder} {FILES[0]}"
@@ -98,10 +96,8 @@ def copied_or_all_done(options: argparse.Namespace) -> bool:
     chosen = files_and_tasks(options.names)
     all_done = True
     print(f"in {options.folder}")
-    if not CAN_LIMIT:
-        print("this system sets no limit on an answer's memory; its time is limited")
     for file, task in chosen:
-        verdicts = judge_file(options.folder, file, task)
+        verdicts = judge_file(options.folder / f"{file}.py", task)
         report(file, verdicts, whole=bool(options.names))
         all_done &= all(verdict.status == "done" for verdict in verdicts)
     return all_done

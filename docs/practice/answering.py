@@ -1,20 +1,13 @@
-"""Runs a reader's file: the process that judging.py starts, which is ended if it does not answer.
+"""Calls a reader's functions, and refuses what cannot be compared.
 
-A request is a line of JSON on standard input: the file, a task, the sizes and the seed of an
-example. The reply on standard output is a line of JSON, `refused` with a sentence or `bytes`, and
-then so many bytes of .npz with the results. The inputs of an example are drawn here, as some of
-them are functions; what is right is computed outside, by the judge.
+It runs in the judge's process, as a test does.
 """
 
 import contextlib
 import copy
-import importlib.util
 import inspect
 import io
-import json
-import os
 import runpy
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -22,21 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from docs.practice.tasks import Task, tasks_of
+from docs.practice.tasks import Task
 
-MEMORY = 4 * 2**30  # bytes of addresses that an answer may use, where the system can limit them
-LARGEST = 10**6  # numbers in a result; a right one has some hundred
-CAN_LIMIT = importlib.util.find_spec("resource") is not None  # not on Windows
-STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "subprocess.Popen")
 NOT_BEGUN = "not begun"
+MAY_RAISE = (Exception, SystemExit)  # but Ctrl-C ends the judge
 
 
 class Refused(Exception):
     """An answer that cannot be compared; the message is the sentence to print."""
 
 
-# ----------------------------------------------------------------------------
-# the file and its functions
 def load(path: Path) -> dict:
     """{name: value} of the reader's file; Refused if Python cannot run it."""
     if not path.is_file():
@@ -44,14 +32,14 @@ def load(path: Path) -> dict:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return runpy.run_path(str(path))
-    except BaseException as error:  # whatever a file may raise
+    except MAY_RAISE as error:
         raise Refused(f"{path.name} cannot be read: {in_words(error)}") from None
 
 
-def answer_of(names: dict, file: str, task: str) -> Callable:
+def answer_of(names: dict, task: str) -> Callable:
     """The function of a task; Refused if the file has none."""
-    if not callable(names.get(task)):
-        raise Refused(f"{file}.py has no function {task}")
+    if not inspect.isfunction(names.get(task)):
+        raise Refused(f"the file has no function {task}")
     return names[task]
 
 
@@ -70,13 +58,13 @@ def results_of(task: Task, answer: Callable, given: dict) -> dict:
             returned = task.call(answer, given)
     except Refused:
         raise
-    except BaseException as error:  # whatever an answer may raise
+    except MAY_RAISE as error:
         raise Refused(why_it_raises(error, task, answer)) from None
     for name, value in before.items():
         if not same(given[name], value):
             words = f"it changes its argument {name}: the caller still needs it, so copy it first"
             raise Refused(words)
-    if not printed.closed and printed.getvalue():
+    if printed.getvalue():
         first = printed.getvalue().splitlines()[0]
         raise Refused(f"it prints {first[:60]!r}: take that out")
     return named_results(task, returned)
@@ -87,8 +75,7 @@ def why_it_raises(error: BaseException, task: Task, answer: Callable) -> str:
     if isinstance(error, NotImplementedError):
         name = traceback.extract_tb(error.__traceback__)[-1].name
         return NOT_BEGUN if name == task.name else f"it calls {name}, which is not written yet"
-    code = getattr(inspect.unwrap(answer), "__code__", None)
-    file = code.co_filename if code else ""
+    file = answer.__code__.co_filename
     lines = [
         place.lineno
         for place in traceback.extract_tb(error.__traceback__)[1:]
@@ -99,12 +86,9 @@ def why_it_raises(error: BaseException, task: Task, answer: Callable) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """An error's type and the first line of what it says, if it can say it."""
-    try:
-        said = str(error).splitlines()
-    except BaseException:  # a __str__ of the reader's own
-        said = []
-    return f"{type(error).__name__}: {said[0] if said else ''}"
+    """An error's type and the first line of what it says."""
+    first, *_ = [*str(error).splitlines(), ""]
+    return f"{type(error).__name__}: {first}"
 
 
 def same(one: object, two: object) -> bool:
@@ -128,71 +112,9 @@ def named_results(task: Task, returned: object) -> dict:
         raise Refused(f"it returns a {type(returned).__name__}; {expected}")
     if len(parts) != len(names):
         raise Refused(f"it returns {len(parts)} results; {expected}")
-    found = {}
-    for name, part in zip(names, parts, strict=True):
-        if not isinstance(part, np.ndarray | np.generic | float | int):
-            what = f"as {name} " if several else ""
-            raise Refused(f"it returns {what}a {type(part).__name__}; {expected}")
-        found[name] = np.asarray(part)
-        if found[name].size > LARGEST:
-            raise Refused(f"{name} has {found[name].size:,} numbers, shape {found[name].shape}")
-        if found[name].dtype.kind not in "biufc":
-            raise Refused(f"{name} is an array of {found[name].dtype}; expected numbers")
-    return found
-
-
-# ----------------------------------------------------------------------------
-# the process
-def refuse_processes(event: str, arguments: tuple) -> None:
-    """An audit hook: Python asks it before it starts a process."""
-    if event in STARTS:
-        raise Refused("it starts another process; an answer needs none")
-
-
-def limit() -> None:
-    """Let this process start no other, use little memory, and be ended with all its children."""
-    sys.addaudithook(refuse_processes)
-    if CAN_LIMIT:
-        import resource
-
-        os.setsid()
-        with contextlib.suppress(OSError, ValueError):  # a lower limit is set already
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
-def reply_to(request: dict, names: dict) -> dict:
-    """{result: array} of a request; Refused if there is none. Functions are kept in `names`."""
-    path = Path(request["path"])
-    if not names:
-        names |= load(path)
-    answer = answer_of(names, path.stem, request["task"])
-    (task,) = (task for task in tasks_of(path.stem) if task.name == request["task"])
-    given = task.given(np.random.default_rng(request["seed"]), request["sizes"])
-    return results_of(task, answer, given)
-
-
-def main() -> None:
-    """Answer requests until there are none; answers cannot reach the two pipes by their names."""
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    replies = os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    limit()
-    replies.write(b"ready\n")
-    replies.flush()
-    names: dict = {}
-    for line in requests:
-        body = io.BytesIO()
-        try:
-            np.savez(body, **reply_to(json.loads(line), names))
-            head = {"bytes": len(body.getvalue())}
-        except Refused as refused:
-            body = io.BytesIO()
-            head = {"refused": str(refused)}
-        replies.write(json.dumps(head).encode() + b"\n" + body.getvalue())
-        replies.flush()
-
-
-if __name__ == "__main__":
-    main()
+    for part in parts:
+        is_numbers = isinstance(part, np.ndarray | np.generic | float | int)
+        if not is_numbers or np.asarray(part).dtype.kind not in "biufc":
+            kind = type(part).__name__
+            raise Refused(f"it returns a {kind}, which is no array of numbers; {expected}")
+    return dict(zip(names, map(np.asarray, parts), strict=True))

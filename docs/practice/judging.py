@@ -1,41 +1,30 @@
 """Judges answers: on fixed examples of different sizes, then on random small ones.
 
-__main__.py and test_practice.py use it. Each file is run in a process of its own (answering.py),
-which is ended if it takes too long, and what it returned is compared here. An answer that loops,
-prints, raises, ends Python, changes its arguments or returns something else than arrays is refused
-with one sentence, and the next one is judged.
+__main__.py and the book's pages use it. An answer that loops, prints, raises, changes its arguments
+or returns something else than arrays is refused with one sentence, and the next one is judged.
 """
 
 import contextlib
 import copy
-import functools
-import io
-import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from docs.practice.answering import NOT_BEGUN, Refused, results_of
-from docs.practice.symptoms import Example, drawing, symptom_of, where_wrong
+from docs.practice.answering import NOT_BEGUN, Refused, answer_of, load, results_of
+from docs.practice.symptoms import Example, symptom_of, where_wrong
 from docs.practice.tasks import Task, mistaken, tasks_of
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-BEGIN = HERE / "begin"
+BEGIN = Path(__file__).parent / "begin"
 FILES = ("transformer", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
-SECONDS = 5.0  # that an answer may take for one example; a right one takes a thousandth
-START = 60.0  # that Python may take to start
+SECONDS = 5  # that an answer may take for one example; a right one takes a thousandth
 FIXED = 4  # examples of different sizes, by which a symptom is named
 RANDOM = 40  # examples that Hypothesis draws
 SEARCH = settings(
@@ -57,96 +46,6 @@ class Verdict(NamedTuple):
     lines: tuple = ()
 
 
-# ----------------------------------------------------------------------------
-# the process that runs a reader's file
-class Runner:
-    """Asks a process for the results of a file's answers; one that was ended is started again."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.process: Any = None
-
-    def ask(self, task: str, sizes: dict, seed: int) -> dict:
-        """{result: array} of an answer on an example; Refused if there is none to compare."""
-        self.start()
-        request = {"path": str(self.path), "task": task, "sizes": sizes, "seed": seed}
-        with self.ending_after(SECONDS) as rung:
-            with contextlib.suppress(OSError):  # it has ended: no reply follows
-                self.process.stdin.write(json.dumps(request).encode() + b"\n")
-                self.process.stdin.flush()
-            results = self.reply()
-        if results is not None:
-            return results
-        self.end()
-        if rung:
-            raise Refused(f"it loops: no result after {SECONDS:.0f} seconds, on small arrays")
-        raise Refused("it ends Python, or uses too much memory")
-
-    def reply(self) -> dict | None:
-        """{result: array}, or None if the process ended before; Refused as the process says."""
-        try:
-            head = json.loads(self.process.stdout.readline())
-            if "refused" in head:
-                raise Refused(str(head["refused"]))
-            body = io.BytesIO(self.process.stdout.read(head["bytes"]))
-            with np.load(body, allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (ValueError, KeyError, TypeError, OSError):  # no reply, or not all of it
-            return None
-
-    def start(self) -> None:
-        """Start the process, unless it runs, and wait until it listens."""
-        if self.process is not None:
-            return
-        command = [sys.executable, "-m", "docs.practice.answering"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=ROOT, **pipes)
-        with self.ending_after(START):
-            self.process.stdout.readline()
-
-    @contextlib.contextmanager
-    def ending_after(self, seconds: float) -> Iterator[list]:
-        """End the process if the block takes longer; the list then has an item."""
-        rung: list = []
-
-        def ring() -> None:
-            rung.append(True)
-            kill(self.process)
-
-        timer = threading.Timer(seconds, ring)
-        timer.start()
-        try:
-            yield rung
-        finally:
-            timer.cancel()
-
-    def end(self) -> None:
-        """End the process and all that it started."""
-        if self.process is not None:
-            kill(self.process)
-            self.process.communicate()
-            self.process = None
-
-
-def kill(process: subprocess.Popen) -> None:
-    """End a process, and its group where there are such."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-
-
-@contextlib.contextmanager
-def running(path: Path) -> Iterator[Runner]:
-    """A Runner of a file, whose process is ended after the block."""
-    runner = Runner(path)
-    try:
-        yield runner
-    finally:
-        runner.end()
-
-
-# ----------------------------------------------------------------------------
-# judging
 def judge(task: Task, ask: Ask) -> Verdict:
     """What is said of the answer that `ask` runs."""
     try:
@@ -170,7 +69,6 @@ def judge(task: Task, ask: Ask) -> Verdict:
     lines = (
         f"{name}: {sentence}",
         f"smallest example: {sizes}; {where_wrong(found, right)}",
-        *drawing(found, right),
         f"a hint: python -m docs.practice --hint {task.name} {hint_for(sentence)}",
     )
     return Verdict(task.name, "wrong", lines)
@@ -233,21 +131,43 @@ def example_of(task: Task, ask: Ask, sizes: dict, seed: int) -> Example:
     given = task.given(np.random.default_rng(seed), sizes)
     right = results_of(task, task.right, copy.deepcopy(given))
     found = ask(sizes, seed)
-    for name, array in right.items():
-        check_type(name, found[name], array)
     return Example(sizes, given, found, right, task.returns, [])
 
 
-def check_type(name: str, found: np.ndarray, right: np.ndarray) -> None:
-    """Refused unless a result holds numbers of the right kind."""
-    expected = {"b": "bool", "i": "integers"}.get(right.dtype.kind, "float64")
-    kinds = {"bool": "b", "integers": "iu", "float64": "fiu"}[expected]
-    if found.dtype.kind not in kinds:
-        raise Refused(f"{name} is an array of {found.dtype}; expected {expected}")
-
-
-def judge_file(folder: Path, file: str, only: str = "") -> list[Verdict]:
+def judge_file(path: Path, only: str = "") -> list[Verdict]:
     """What is said of the answers of a file, or of one of them."""
-    chosen = [task for task in tasks_of(file) if only in ("", task.name)]
-    with running((folder / f"{file}.py").absolute()) as runner:
-        return [judge(task, functools.partial(runner.ask, task.name)) for task in chosen]
+    chosen = [task for task in tasks_of(path.stem) if only in ("", task.name)]
+    try:
+        names = load(path)
+    except Refused as refused:
+        return [Verdict(task.name, "wrong", (str(refused),)) for task in chosen]
+    return [judge(task, asking(task, names)) for task in chosen]
+
+
+def asking(task: Task, names: dict) -> Ask:
+    """The function by which judge asks for an answer's results, among names of a reader's file."""
+
+    def ask(sizes: dict, seed: int) -> dict:
+        given = task.given(np.random.default_rng(seed), sizes)
+        with ending_after(SECONDS):
+            return results_of(task, answer_of(names, task.name), given)
+
+    return ask
+
+
+@contextlib.contextmanager
+def ending_after(seconds: float) -> Iterator[None]:
+    """Refuse the block if it takes longer, where the system has such an alarm (not on Windows)."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise Refused(f"it loops: no result after {seconds} seconds, on small arrays")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -133,22 +133,22 @@ def rows_of(case):
         (
             "0/logits",
             lambda row: row + 1e-7 * np.abs(row).max(),
-            "the first that is wrong: 1.0e-07 at",
+            "0/logits: 1.0e-07 at",
         ),
         (
             "0/logits",
             lambda row: np.where(row == row.max(), np.nan, row),
-            "the first that is wrong: 1 of",
+            "0/logits: 1 of",
         ),
         (
             "1/next.memory",
             lambda row: row.swapaxes(0, 1),
-            "the first that is wrong: shape (1, 3, 5, 4)",
+            "1/next.memory: shape (1, 3, 5, 4)",
         ),
-        ("1/next.previous", lambda row: row + 1, "must be equal"),
-        ("grad/decoder.norm.bias", None, "the first that is missing: missing, shape (4,)"),
+        ("1/next.previous", lambda row: row + 1, "at most 0e+00"),
+        ("grad/decoder.norm.bias", None, "grad/decoder.norm.bias: missing, shape (4,)"),
         ("grad/encoder.layers.0.read.key_bias", lambda row: row + 1e-6, "expected exactly zero"),
-        ("2/loss", lambda row: row.astype(np.float32) * 1.02, "times the tolerance"),
+        ("2/loss", lambda row: row.astype(np.float32) * 1.02, "at most 1e-03"),
         ("inner/slot_scores", lambda row: row[..., ::-1].copy(), "only inner/ values are wrong"),
     ],
     ids=["too far off", "NaN", "shape", "integers", "missing", "not zero", "float32", "inside"],
@@ -160,10 +160,12 @@ def test_one_wrong_tensor_is_named(name, change, says, checked):
         rows[name] = np.asarray(change(right))
     code, printed = checked("memformer/all-tasks", rows)
     assert code == 1
-    verdict, first, hint, *_ = printed
-    assert re.match(r"memformer all-tasks: (\d+) of (\d+) tensors agree", verdict)
-    assert first.startswith(f"  begin with {name}, ") and says in "\n".join(printed)
-    assert hint.startswith("  look at: ")
+    at = next(number for number, line in enumerate(printed) if "is not done" in line)
+    first, hint = printed[at + 1 : at + 3]
+    assert re.match(r"all-tasks: 1 of \d+ tensors fail", printed[at - 2])
+    assert first.startswith(f"begin with all-tasks.safetensors, {name}: ")
+    assert says in "\n".join(printed[at:])
+    assert hint.startswith("look at: ")
     assert sum("FAIL" in line for line in printed) == 1
 
 
@@ -175,7 +177,7 @@ def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computat
     for name in wrong:
         rows[name] = np.asarray(rows[name] + 1)
     _, lines = checked("compressive/conv-bptt", rows)
-    assert "1 missing" in lines[0] and "begin with 1/loss" in lines[1]
+    assert "begin with conv-bptt.safetensors, 1/loss: " in "\n".join(lines)
     assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", *wrong]
 
 
@@ -232,7 +234,7 @@ RIGHT = np.arange(1.0, 25).reshape(2, 3, 4) % 7
         (RIGHT + np.arange(4), "off by the same in every row"),
         (np.maximum(RIGHT, 1), "3 that should be exactly zero are not"),
         (RIGHT * (RIGHT > 1), "4 are zero and should not be"),
-        (RIGHT + RIGHT**2, "times the tolerance"),
+        (RIGHT + RIGHT**2, "at most 1e-09"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
@@ -270,7 +272,8 @@ def test_a_learned_state_comes_after_the_gradient_by_the_state(checked):
     rows = rows_of("memformer/all-tasks")
     for name in ("1/grad/initial_memory", "1/grad_state/memory"):
         rows[name] = rows[name] + 1
-    assert "begin with 1/grad_state/memory" in checked("memformer/all-tasks", rows)[1][1]
+    _, lines = checked("memformer/all-tasks", rows)
+    assert "begin with all-tasks.safetensors, 1/grad_state/memory: " in "\n".join(lines)
 
 
 KNOWN = "a known mistake that begins there: "
@@ -294,7 +297,7 @@ def test_known_mistakes_and_unknown_names_are_shown(judged, checked):
         assert lines[-1].startswith(last)
     code, lines = checked("memformer/recall", rows | {"logit": np.zeros(2)}, "--stage", "logits")
     assert code == 0
-    assert lines[-1] == "  not in the vectors: logit"
+    assert "recall: not in the vectors: logit" in lines
 
 
 def test_a_mistake_that_is_off_as_much_as_a_known_one_is_not_called_by_its_name():
@@ -406,25 +409,15 @@ def test_a_port_is_judged_by_the_type_that_it_wrote(dtype, checked):
     [
         (FILE, "missing", "missing: no such file"),
         (FILE, "text", "text is no safetensors file"),
-        (FILE, "longer", "2 bytes are left after the last tensor"),
         (FILE.parent, "", "has none of the files of"),
         ("mine", FILE, "give VECTORS before THEIRS"),
         (FOLDER, "", "give a paper's folder"),
-        ("unknown", FILE, "novel is no name of docs/vectors"),
-        ("damaged", "theirs", "case.json is damaged"),
     ],
     ids=lambda given: str(given)[-20:],
 )
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(vectors, theirs, says, tmp_path):
     (tmp_path / "text").write_text("no tensors")
-    (tmp_path / "longer").write_bytes(FILE.read_bytes() + b"..")
     save_file({"0/logits": np.zeros(3)}, tmp_path / "mine")
-    save_file({"given/x": np.zeros(3), "novel": np.zeros(3)}, tmp_path / "unknown")
-    for folder, value in (("damaged", 1.0), ("theirs", 2.0)):
-        (tmp_path / folder).mkdir()
-        rows = {"given/x": np.ones(3), "0/logits": np.full(3, value)}
-        save_file(rows, tmp_path / folder / "case.safetensors")
-        (tmp_path / folder / "case.json").write_text("[" * 100_000)
     line = refusal(check.main, [str(tmp_path / vectors), str(tmp_path / theirs)])
     assert line.startswith("reference.check: ")
     assert says in line

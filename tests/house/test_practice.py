@@ -17,7 +17,6 @@ import pytest
 
 from docs.practice import answering, judging
 from docs.practice.__main__ import main
-from docs.practice.symptoms import drawing
 from docs.practice.tasks import blocks, changed, hints_of, tasks_of
 from reference import gradients
 from tests.conftest import ROOT
@@ -112,49 +111,15 @@ def test_a_hostile_answer_is_refused_and_the_next_one_is_judged(answer, tmp_path
     monkeypatch.setattr(judging, "SECONDS", 1.0)
     text = (ANSWERS / "transformer.txt").read_text()
     hostile = f"\n\ndef causal_mask(n, k):\n    {answer.new}\n"
-    (tmp_path / "transformer.py").write_text(text + hostile)
-    refused, *others = judging.judge_file(tmp_path, "transformer")
+    file = tmp_path / "transformer.py"
+    file.write_text(text + hostile)
+    refused, *others = judging.judge_file(file)
     assert refused.status == "wrong" and answer.sentence in refused.lines[0], refused
     assert [verdict.status for verdict in others] == ["done"] * len(others)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(999,)).start()",
-        "import atexit, time\natexit.register(time.sleep, 999)",
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)",
-    ],
-    ids=["thread", "atexit", "signal"],
-)
-def test_what_a_file_leaves_running_is_ended(text, tmp_path):
-    right = (ANSWERS / "transformer.txt").read_text()
-    (tmp_path / "transformer.py").write_text(f"{text}\n{right}")
-    verdicts = judging.judge_file(tmp_path, "transformer")
-    assert {verdict.status for verdict in verdicts} == {"done"}
-
-
-def test_functions_that_an_answer_replaces_make_nothing_right(tmp_path):
-    """The comparison is not in its process."""
-    lines = "np.array_equal = np.allclose = np.isclose = lambda *given, **more: True"
-    answer = "def causal_mask(n, k):\n    return np.ones((n, k), bool)\n"
-    (tmp_path / "transformer.py").write_text(f"import numpy as np\n{lines}\n\n{answer}")
-    verdicts = judging.judge_file(tmp_path, "transformer", "causal_mask")
-    assert verdicts[0].status == "wrong"
-
-
-def test_a_reader_that_has_gone_is_no_error():
-    """As in: python -m docs.practice | head."""
-    command = [sys.executable, "-m", "docs.practice", "transformer"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 1
-
-
-def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp_path, capsys):
-    """One right answer, one that ends Python, one file that cannot be read; the rest not begun."""
+def test_a_folder_of_ones_own_is_made_and_judged_without_torch(tmp_path, capsys):
+    """One answer that ends Python, one file that cannot be read."""
     mine = tmp_path / "mine"
     assert main(["--copy", str(mine)]) == 0
     assert main(["--copy", str(mine)]) == 2
@@ -170,16 +135,11 @@ def test_a_folder_of_ones_own_is_made_judged_and_run_by_pytest_without_torch(tmp
     assert "the nearest is slot_scores" in capsys.readouterr().err
 
     (mine / "memformer.py").write_text("def slot_scores(:\n")
-    program = "import sys; sys.modules['torch'] = None; import pytest; sys.exit(pytest.main())"
-    command = [sys.executable, "-c", program, mine, "-p", "no:cacheprovider"]
+    program = "import sys; sys.modules['torch'] = None; from docs.practice.__main__ import main; "
+    command = [sys.executable, "-c", f"{program}sys.exit(main())", "--in", mine, "memformer"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "memformer.py cannot be read: SyntaxError" in found.stdout
     assert found.returncode == 1
-
-
-def test_masks_are_drawn_beside_each_other():
-    right = np.tri(2, 3, dtype=bool)
-    assert [*drawing(~right, right)] == ["yours  right", ".xx    x..", "..x    xx."]
 
 
 BREAK = re.compile(
