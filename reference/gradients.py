@@ -39,7 +39,7 @@ SMALLEST = 1e-5  # the magnitude that smaller gradients are compared with
 # ----------------------------------------------------------------------------
 # cases
 class Case(NamedTuple):
-    """What a file of docs/vectors gives."""
+    """A file of docs/vectors."""
 
     reference: ModuleType
     config: Any
@@ -59,7 +59,7 @@ def case_names(paper: str) -> list[str]:
 
 
 def read_case(paper: str, name: str) -> Case:
-    """A case; raises CheckError if there is none of that name."""
+    """Read a case. Raises CheckError if the paper has no case of this name."""
     names = case_names(paper)
     if not names:
         raise CheckError(f"{VECTORS / paper} has no cases; run this in a clone, which has them")
@@ -79,7 +79,7 @@ def read_case(paper: str, name: str) -> Case:
 
 
 def fields_of(text: str) -> dict:
-    """A config's fields from JSON, which has lists where they are tuples."""
+    """A config's fields from JSON, whose lists become tuples."""
     fields = json.loads(text)
     return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
@@ -93,7 +93,7 @@ def segment_of(reference: ModuleType, rows: dict) -> Segment:
 
 
 def inputs_of(params: dict, state: NamedTuple) -> dict:
-    """{name of the vectors: array} of all that has a gradient."""
+    """{name in the vectors: array} of all that has a gradient."""
     inputs = {f"grad/{name}": value for name, value in params.items()}
     for name, field in state._asdict().items():
         if field.dtype.kind == "f" and field.size:
@@ -128,7 +128,7 @@ def stopped(case: Case) -> dict:
 
 
 def holding(function: Callable, names: tuple, values: dict, counts: Counter) -> Callable:
-    """The function with the arguments and results of these names as they were at first.
+    """The function, whose arguments and results of these names are as in the first evaluation.
 
     values are {(function, number of its call): {name: what is held}}, and counts its calls.
     """
@@ -153,7 +153,7 @@ def holding(function: Callable, names: tuple, values: dict, counts: Counter) -> 
 def held_functions(case: Case) -> Iterator[tuple]:
     """Inside the block the reference's functions repeat what is data to them.
 
-    Gives what they hold, and the numbers of their calls: cleared, an evaluation begins.
+    Gives the values that they repeat, and counts of calls, which are cleared for each evaluation.
     """
     values = {}
     counts = Counter()
@@ -168,9 +168,9 @@ def held_functions(case: Case) -> Iterator[tuple]:
 
 @contextlib.contextmanager
 def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
-    """Inside the block: the objective as a function of `inputs_of`.
+    """Inside the block: the objective, a function of what `inputs_of` returns.
 
-    What is stopped is as it was in the first call.
+    What is stopped keeps the values that it had in the first call.
     """
     with held_functions(case) as (_, counts):
 
@@ -204,7 +204,7 @@ def compared(
 ) -> tuple[float, float, float]:
     """(derivative along a direction by hand, by differences, relative error).
 
-    Of the steps it takes the first whose error is small enough, or else the best.
+    It takes the first step whose error is small enough, or else the best one.
     """
     by_hand = float((gradient * direction).sum())
     tried = []
@@ -221,7 +221,7 @@ def compared(
 
 
 def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
-    """(how far apart, index, by hand, by differences) of a tensor's worst entry."""
+    """(difference, index, by hand, by differences) of the worst entry of a tensor."""
     inputs = inputs_of(case.params, case.state)
     found = []
     with holding_what_is_stopped(case) as objective:
@@ -280,7 +280,7 @@ def gradients_of(case: Case, calls: Calls | None = None) -> dict:
 
 
 def mapped(value: Any, change: Callable, name: str = "") -> Any:
-    """A value with change(name, array) in the place of each array of numbers with fractions."""
+    """A value, in which each array of floats is replaced by change(name, array)."""
     if isinstance(value, np.ndarray | np.floating):
         return change(name, value) if value.dtype.kind == "f" else value
     if isinstance(value, dict):
@@ -301,12 +301,12 @@ def leaves(value: Any) -> list[tuple[str, Any]]:
 
 
 def rebuilt(value: Any, arrays: Iterator) -> Any:
-    """A value with other arrays in the place of its own, in order."""
+    """A value, whose arrays are replaced by others, in order."""
     return mapped(value, lambda name, array: next(arrays))
 
 
 def random_like(value: Any, rng: np.random.Generator) -> Any:
-    """A value with random numbers in the place of its arrays."""
+    """A value, whose arrays are replaced by random numbers."""
     return mapped(value, lambda name, array: np.asarray(rng.standard_normal(array.shape)))
 
 
@@ -369,7 +369,7 @@ def is_right(case: Case, held: tuple, name: str, given: dict) -> bool:
 
 
 def without_data(case: Case, gradient: Any) -> Any:
-    """A gradient that is zero for the fields of a state that are data to what reads them."""
+    """A gradient, with zeros for the fields of a state that a function reads as data."""
     data = {argument for arguments in stopped(case).values() for argument in arguments}
     return mapped(gradient, lambda name, array: array * (name not in data))
 

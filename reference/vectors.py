@@ -32,7 +32,7 @@ SINGLE = TYPES | {"f": ("F32", "<f4")}  # for frameworks without float64
 # ----------------------------------------------------------------------------
 # what is given: random numbers
 def on_grid(array: np.ndarray) -> np.ndarray:
-    """A float array rounded to multiples of 1 / BITS; others as they are."""
+    """A float array rounded to multiples of 1 / BITS; another array is returned as it is."""
     return np.round(array * BITS) / BITS if array.dtype.kind == "f" else array
 
 
@@ -113,8 +113,8 @@ def gradient_rows(
 ) -> dict:
     """{name: gradient} of the objective, from the last segment to the first, in this order.
 
-    inside has those of values inside a layer, {(step, name): gradient}. Of segments that are not
-    detailed the gradient of the state alone is there.
+    inside has the gradients of values inside a layer, {(step, name): gradient}. A segment that is
+    not detailed has the gradient of its state alone.
     """
     rows: dict = {}
     total: dict = {}
@@ -170,7 +170,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def about(paper: str, name: str, config: Any) -> dict:
-    """What stands beside the tensors."""
+    """What is written beside the tensors."""
     return {"paper": paper, "case": name, "config": dataclasses.asdict(config)}
 
 
