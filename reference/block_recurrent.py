@@ -313,7 +313,7 @@ def stack_backward(config, dy, dnext, caches):
 
 
 def states_by_layer(config, state):
-    """The states (B, S, D) of each layer, not copied; None of one that is not recurrent."""
+    """The states (B, S, D) of each layer, as views; None for a layer that is not recurrent."""
     states = [None] * config.layers
     for r, layer in enumerate(config.recurrent_layers):
         states[layer - 1] = state.states[:, r]
@@ -323,8 +323,8 @@ def states_by_layer(config, state):
 def layer_forward(p, config, x, previous, states, rng):
     """y (B, N, D), the last block's keys and values, the next states, and the cache.
 
-    previous (2, B, H, W, E): keys and values of the block before. states: (B, S, D), or None of a
-    layer that has none.
+    previous (2, B, H, W, E): keys and values of the block before. states: (B, S, D), or None in a
+    layer that is not recurrent.
     """
     projected, projection_cache = token_projection_forward(p, config, x, rng)
     own = np.stack([projected["key"], projected["value"]])
@@ -502,7 +502,7 @@ def token_mlp_backward(dy, cache):
 # ----------------------------------------------------------------------------
 # through segments: what a document starts with
 def initial_state(params, config, batch):
-    """The learned states; keys and values that are read (decision 7: unmasked zeros before)."""
+    """The learned states; keys and values of zero (decision 7: unmasked zeros before)."""
     states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
     for r, layer in enumerate(config.recurrent_layers):
         states[:, r] = params[f"layers.{layer - 1}.state.initial"]
@@ -511,7 +511,7 @@ def initial_state(params, config, batch):
 
 
 def initial_state_backward(config, dstate):
-    """Gradient of the learned states, over lanes; dstate is zero in lanes that do not start."""
+    """Gradients of the learned states. dstate must be zero in lanes that did not start."""
     grads = {}
     for r, layer in enumerate(config.recurrent_layers):
         grads[f"layers.{layer - 1}.state.initial"] = dstate.states[:, r].sum(0)

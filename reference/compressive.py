@@ -241,7 +241,8 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state.
 
-    dnext_state None stops the gradient at the segment's end; its memory is data and is not read.
+    dnext_state None stops the gradient at the segment's end; dnext_state.memory is not read, as
+    memory is data.
     """
     embedding_cache, caches, logits_cache = cache
     if dnext_state is None:
@@ -260,7 +261,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
 
 def layer_state(config, state, layer):
-    """A layer's memory (B, M, D) and compressed memory (B, C, D): the state's own, no copies."""
+    """A layer's memory (B, M, D) and compressed memory (B, C, D), as views of the state."""
     return State(state.memory[:, layer], state.compressed[:, layer])
 
 
@@ -308,7 +309,7 @@ def all_layers_backward(config, dh, dnext_state, caches):
 
 
 def auxiliary_forward(params, config, cache):
-    """Of forward's cache: {name: loss} of each layer's compression (Alg. 2, l.1-2), and caches."""
+    """{name: loss} of each layer's compression (Alg. 2, l.1-2) from forward's cache, and caches."""
     _, layer_caches, _ = cache
     losses = {}
     caches = []
@@ -383,7 +384,7 @@ def layer_backward(config, dy, cache):
 
 
 def attend_forward(p, config, h, remembered, rng):
-    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D); weights (B, H, N, K); the cache."""
+    """multihead_attention(h, mem) (Alg. 1, l.6): (B, N, D), the weights (B, H, N, K), the cache."""
     query, key, value, projections_cache = all_projections_forward(p, config, h, remembered)
     # (H, K, E)
     distance_key, distance_cache = distance_keys_forward(p, config, key.shape[2])
@@ -517,7 +518,7 @@ def relative_shift_forward(by_distance):
 # out[i, j] = x[i, j + N - 1 - i]: dx[i, n] = dout[i, n - N + 1 + i] of column n,
 # and 0 if no key has its distance
 def relative_shift_backward(dout, cache):
-    """The numbers put back; dout must be zero where the mask hides, or it lands elsewhere."""
+    """The shift undone. dout must be zero where the mask hides a key, or it lands elsewhere."""
     batch, heads, n, k = dout.shape
     zeros = np.zeros((batch, heads, n))
     flat = np.concatenate([zeros, dout.reshape(batch, heads, -1)], axis=-1)
@@ -842,7 +843,7 @@ def operations_of(config):
 
 
 def stopped(config):
-    """{function: what is data to it}, for --check; the next compressed memory, unless by bptt."""
+    """{function: its arguments that are data}, for --check; "return.1" is its second result."""
     remember = ("h", "memory", "weights")
     if config.operations.remember_backward is remember_backward:
         remember += ("return.1",)

@@ -346,7 +346,7 @@ def rms_norm_backward(dy, cache):
 
 
 def silu_gate_forward(opened, x):
-    """silu(g) x, of g what the gate is opened by."""
+    """silu(opened) x, a gate."""
     gate, silu_cache = silu_forward(opened)
     return gate * x, (gate, x, silu_cache)
 

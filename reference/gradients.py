@@ -8,7 +8,6 @@ wrong, every backward function is checked by itself, on random numbers, and the 
 """
 
 import argparse
-import collections
 import contextlib
 import difflib
 import importlib
@@ -16,6 +15,7 @@ import inspect
 import json
 import sys
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ SMALLEST = 1e-5  # the magnitude that smaller gradients are compared with
 # ----------------------------------------------------------------------------
 # cases
 class Case(NamedTuple):
-    """What a file of docs/vectors gives."""
+    """A file of docs/vectors."""
 
     reference: ModuleType
     config: Any
@@ -59,7 +59,7 @@ def case_names(paper: str) -> list[str]:
 
 
 def read_case(paper: str, name: str) -> Case:
-    """A case; raises CheckError if there is none of that name."""
+    """Read a case. Raises CheckError if the paper has no case of this name."""
     names = case_names(paper)
     if not names:
         raise CheckError(f"{VECTORS / paper} has no cases; run this in a clone, which has them")
@@ -79,7 +79,7 @@ def read_case(paper: str, name: str) -> Case:
 
 
 def fields_of(text: str) -> dict:
-    """A config's fields from JSON, which has lists where they are tuples."""
+    """A config's fields from JSON, whose lists become tuples."""
     fields = json.loads(text)
     return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
@@ -93,7 +93,7 @@ def segment_of(reference: ModuleType, rows: dict) -> Segment:
 
 
 def inputs_of(params: dict, state: NamedTuple) -> dict:
-    """{name of the vectors: array} of all that has a gradient."""
+    """{name in the vectors: array} of all that has a gradient."""
     inputs = {f"grad/{name}": value for name, value in params.items()}
     for name, field in state._asdict().items():
         if field.dtype.kind == "f" and field.size:
@@ -127,69 +127,61 @@ def stopped(case: Case) -> dict:
     return getattr(case.reference, "stopped", lambda config: {})(case.config)
 
 
-class Holder:
-    """Gives functions that repeat what is data to them, as it was in the first evaluation."""
+def holding(function: Callable, names: tuple, values: dict, counts: Counter) -> Callable:
+    """The function, whose arguments and results of these names are as in the first evaluation.
 
-    def __init__(self):
-        self.values = {}  # {(function, number of its call, name): what is held}
-        self.calls = collections.Counter()
+    values are {(function, number of its call): {name: what is held}}, and counts its calls.
+    """
+    signature = inspect.signature(function)
 
-    def begin(self):
-        """Begin an evaluation: the next call of each function is its first."""
-        self.calls.clear()
+    def called(*arguments):
+        counts[function] += 1
+        first = values.setdefault((function, counts[function]), {})
+        given = signature.bind(*arguments).arguments
+        for name in given.keys() & {*names}:
+            given[name] = first.setdefault(name, given[name])
+        result = function(**given)
+        if "return.1" not in names:
+            return result
+        one, two, *rest = result
+        return (one, first.setdefault("return.1", two), *rest)
 
-    def holding(self, function: Callable, names: tuple) -> Callable:
-        """The function with the arguments and results of these names held."""
-        signature = inspect.signature(function)
+    return called
 
-        def called(*arguments):
-            self.calls[function] += 1
-            call = self.calls[function]
 
-            def held(name: str, value: Any) -> Any:
-                if name not in names:
-                    return value
-                return self.values.setdefault((function, call, name), value)
+@contextlib.contextmanager
+def held_functions(case: Case) -> Iterator[tuple]:
+    """Inside the block the reference's functions repeat what is data to them.
 
-            given = signature.bind(*arguments).arguments
-            result = function(**{name: held(name, value) for name, value in given.items()})
-            if "return.1" not in names:
-                return result
-            first, second, *rest = result
-            return (first, held("return.1", second), *rest)
-
-        return called
+    Gives the values that they repeat, and counts of calls, which are cleared for each evaluation.
+    """
+    values = {}
+    counts = Counter()
+    with contextlib.ExitStack() as restored:
+        for name, names in stopped(case).items():
+            module = module_of(case.reference, name)
+            function = getattr(module, name)
+            restored.callback(setattr, module, name, function)
+            setattr(module, name, holding(function, names, values, counts))
+        yield values, counts
 
 
 @contextlib.contextmanager
 def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
-    """Inside the block: the objective as a function of `inputs_of`.
+    """Inside the block: the objective, a function of what `inputs_of` returns.
 
-    What is stopped is as it was in the first call.
+    What is stopped keeps the values that it had in the first call.
     """
-    with held_functions(case) as holder:
+    with held_functions(case) as (_, counts):
 
         def objective(inputs: dict) -> float:
-            holder.begin()
+            counts.clear()
             params = subtree(inputs, "grad/")
             state = case.state._replace(**subtree(inputs, "grad_state/"))
             rows, _, _ = rollout_forward(case.reference, params, case.config, case.segments, state)
             return float(rows["objective"])
 
         yield objective
-
-
-@contextlib.contextmanager
-def held_functions(case: Case) -> Iterator[Holder]:
-    """Inside the block the reference's functions hold what is stopped; gives the Holder."""
-    holder = Holder()
-    with contextlib.ExitStack() as restored:
-        for name, names in stopped(case).items():
-            module = module_of(case.reference, name)
-            function = getattr(module, name)
-            restored.callback(setattr, module, name, function)
-            setattr(module, name, holder.holding(function, names))
-        yield holder
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
@@ -212,7 +204,7 @@ def compared(
 ) -> tuple[float, float, float]:
     """(derivative along a direction by hand, by differences, relative error).
 
-    Of the steps it takes the first whose error is small enough, or else the best.
+    It takes the first step whose error is small enough, or else the best one.
     """
     by_hand = float((gradient * direction).sum())
     tried = []
@@ -229,7 +221,7 @@ def compared(
 
 
 def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
-    """(how far apart, index, by hand, by differences) of a tensor's worst entry."""
+    """(difference, index, by hand, by differences) of the worst entry of a tensor."""
     inputs = inputs_of(case.params, case.state)
     found = []
     with holding_what_is_stopped(case) as objective:
@@ -251,8 +243,8 @@ class Calls:
 
     def __init__(self, reference: ModuleType):
         self.files = {module.__file__ for module in modules_of(reference)}
-        self.given = collections.defaultdict(dict)  # {forward function: {their shapes: arguments}}
-        self.inside = collections.defaultdict(set)  # {backward function: those that it called}
+        self.given = defaultdict(dict)  # {forward function: {their shapes: arguments}}
+        self.inside = defaultdict(set)  # {backward function: those that it called}
         self.places = {}  # {backward function: its module and line}, in the order of returning
         self.stack = [""]
 
@@ -275,10 +267,7 @@ class Calls:
 
 
 def gradients_of(case: Case, calls: Calls | None = None) -> dict:
-    """{name: gradient} by hand; the calls that made them are noticed.
-
-    Raises KeyError if `backward` leaves out a parameter or a field of the state.
-    """
+    """{name: gradient} by hand; `calls` notices the calls that made them."""
     reference, config, params, state, segments = case
     if calls is not None:
         sys.setprofile(calls.notice)
@@ -287,15 +276,11 @@ def gradients_of(case: Case, calls: Calls | None = None) -> dict:
         grads, dstate = rollout_backward(reference, params, config, caches)
     finally:
         sys.setprofile(None)
-    found = inputs_of(grads, dstate)
-    left_out = inputs_of(params, state).keys() - found.keys()
-    if left_out:
-        raise KeyError(f"backward leaves out {', '.join(sorted(left_out))}")
-    return found
+    return inputs_of(grads, dstate)
 
 
 def mapped(value: Any, change: Callable, name: str = "") -> Any:
-    """A value with change(name, array) in the place of each array of numbers with fractions."""
+    """A value, in which each array of floats is replaced by change(name, array)."""
     if isinstance(value, np.ndarray | np.floating):
         return change(name, value) if value.dtype.kind == "f" else value
     if isinstance(value, dict):
@@ -316,56 +301,49 @@ def leaves(value: Any) -> list[tuple[str, Any]]:
 
 
 def rebuilt(value: Any, arrays: Iterator) -> Any:
-    """A value with other arrays in the place of its own, in order."""
+    """A value, whose arrays are replaced by others, in order."""
     return mapped(value, lambda name, array: next(arrays))
 
 
 def random_like(value: Any, rng: np.random.Generator) -> Any:
-    """A value with random numbers in the place of its arrays."""
+    """A value, whose arrays are replaced by random numbers."""
     return mapped(value, lambda name, array: np.asarray(rng.standard_normal(array.shape)))
 
 
-class Alone(NamedTuple):
-    """A backward function called by itself, on random numbers."""
+def is_right(case: Case, held: tuple, name: str, given: dict) -> bool:
+    """Whether a backward function is the derivative of its forward function, on random numbers.
 
-    names: list  # of the arrays that its forward function was given
-    inputs: dict  # {number: array}, these arrays
-    objective: Callable  # of such inputs: the sum of results times the gradients that arrive
-    gradients: list  # [(name or "", array)] of what it returned
-    parameters: set  # names of the parameters among the inputs
-
-
-def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
-    """A backward function's call on random numbers of the shapes that were given to its forward."""
+    These have the shapes that were given to the forward function. Each array that is returned must
+    be the gradient by the input of its name, or by one of its shape; no parameter is left out.
+    """
     rng = np.random.default_rng(0)
+    values, counts = held
+    values.clear()
     forward = function_of(case.reference, forward_of(name))
-    backward = function_of(case.reference, name)
     given = random_like(given, rng)
-    names, arrays = zip(*leaves(given), strict=True)
-    holder.values.clear()
-    holder.begin()
     *results, cache = forward(*given.values())
 
     arriving = {}  # {number of a result: its gradient}
     added_to = {}  # {argument of forward: gradient that backward adds to}
-    arguments = []
+    arguments = {}
+    backward = function_of(case.reference, name)
     for argument in inspect.signature(backward).parameters:
+        number = len(arriving)
+        if argument == "dnext_compressed":  # remember's only one: its first result is data
+            number = 1
         if argument in ("config", "params"):
-            arguments.append(given[argument])
+            arguments[argument] = given[argument]
         elif not argument.startswith("d"):
-            arguments.append(cache)
-        elif len(arriving) < len(results):
-            number = len(arriving)
-            if argument == "dnext_compressed":  # remember's only one: its first result is data
-                number = 1
+            arguments[argument] = cache
+        elif number < len(results):
             arriving[number] = without_data(case, random_like(results[number], rng))
-            arguments.append(arriving[number])
+            arguments[argument] = arriving[number]
         else:
-            added_to[argument[1:]] = np.zeros_like(given[argument[1:]])
-            arguments.append(added_to[argument[1:]])
+            arguments[argument] = np.zeros_like(given[argument[1:]])
+            added_to[argument[1:]] = arguments[argument]
 
     def objective(moved: dict) -> float:
-        holder.begin()
+        counts.clear()
         *outs, _ = forward(*rebuilt(given, iter(moved.values())).values())
         total = 0.0
         for number, darray in arriving.items():
@@ -373,61 +351,33 @@ def called_alone(case: Case, holder: Holder, name: str, given: dict) -> Alone:
                 total += float((out * weight).sum())
         return total
 
-    returned = backward(*arguments)
-    gradients = [*leaves(returned), *leaves(added_to)]
-    parameters = {key for key, _ in leaves(given.get("p", given.get("params", {})))}
-    return Alone([*names], dict(enumerate(arrays)), objective, gradients, parameters)
+    names, arrays = zip(*leaves(given), strict=True)
+    inputs = dict(enumerate(arrays))
+    left_out = {name for name, _ in leaves(given.get("p", given.get("params")))}
+    for name, gradient in leaves([backward(**arguments), added_to]):
+        alike = [n for n, array in inputs.items() if array.shape == gradient.shape]
+        of_its_name = [n for n in alike if f".{names[n]}".endswith(f".{name}")]
+        possible = of_its_name or alike
+        left_out -= {names[n] for n in possible}
+        is_cancelled = name.endswith("key_bias") and not gradient.any()  # by softmax
+        if not possible or is_cancelled:
+            continue
+        if not any(is_by(objective, inputs, n, gradient) for n in possible):
+            return False
+    unexplained = [n for n in inputs if names[n] in left_out]
+    return all(is_by(objective, inputs, n, np.zeros_like(inputs[n])) for n in unexplained)
 
 
 def without_data(case: Case, gradient: Any) -> Any:
-    """A gradient that is zero for the fields of a state that are data to what reads them."""
+    """A gradient, with zeros for the fields of a state that a function reads as data."""
     data = {argument for arguments in stopped(case).values() for argument in arguments}
     return mapped(gradient, lambda name, array: array * (name not in data))
 
 
-def is_derivative(alone: Alone) -> bool:
-    """Whether what a backward function returned are derivatives of its forward function.
-
-    Each array must be the one by an input, in the order of the inputs, or by the input of its name.
-    No parameter may be left out.
-    """
-    explained = set()
-    last = -1
-    for name, gradient in alone.gradients:
-        alike = [n for n, array in alone.inputs.items() if array.shape == gradient.shape]
-        of_its_name = [n for n in alike if ends_in(alone.names[n], name)]
-        possible = of_its_name or [n for n in alike if n > last]
-        found = next((n for n in possible if is_by(alone, n, gradient)), None)
-        # softmax cancels the keys' bias, and token ids have none
-        is_none = not gradient.any() and name.endswith(("key_bias", "previous"))
-        is_of_no_array = not name and last == max(alone.inputs)  # such as attention's bias 0.0
-        may_be_unexplained = is_none or is_of_no_array or gradient.size == 0
-        if found is not None:
-            explained.add(alone.names[found])
-            if not of_its_name:
-                last = found
-        elif may_be_unexplained:
-            explained.add(name)
-        else:
-            return False
-
-    for number, array in alone.inputs.items():
-        name = alone.names[number]
-        is_left_out = name in alone.parameters and name not in explained
-        if is_left_out and not is_by(alone, number, np.zeros(array.shape)):
-            return False
-    return True
-
-
-def ends_in(path: str, name: str) -> bool:
-    """Whether a path's last parts are a name: "layers.0.key" ends in "key", not in "ey" or ""."""
-    return path == name or path.endswith(f".{name}")
-
-
-def is_by(alone: Alone, number: int, gradient: np.ndarray) -> bool:
+def is_by(objective: Callable, inputs: dict, number: int, gradient: np.ndarray) -> bool:
     """Whether an array is the gradient by an input."""
     direction = np.random.default_rng([1, number]).standard_normal(gradient.shape)
-    *_, error = compared(alone.objective, alone.inputs, number, gradient, direction)
+    *_, error = compared(objective, inputs, number, gradient, direction)
     return error <= TOLERANCE
 
 
@@ -444,23 +394,20 @@ def guilty(case: Case, calls: Calls) -> list[str]:
     """
     wrong = []
     unchecked = []
-    with held_functions(case) as holder:
+    with held_functions(case) as held:
         for name in calls.places:
             given = calls.given[forward_of(name)].values()
             if not given or name == "auxiliary_backward":
                 unchecked.append(name)
-            elif not all(is_right(case, holder, name, one) for one in given):
+                continue
+            try:
+                right = all(is_right(case, held, name, one) for one in given)
+            except Exception:  # of shapes that a fault makes
+                right = False
+            if not right:
                 wrong.append(name)
     innermost = [name for name in wrong if not calls.inside[name] & {*wrong}]
     return innermost or [*unchecked, "backward"]
-
-
-def is_right(case: Case, holder: Holder, name: str, given: dict) -> bool:
-    """Whether a backward function by itself is the derivative of its forward function."""
-    try:
-        return is_derivative(called_alone(case, holder, name, given))
-    except Exception:  # of shapes that a fault makes
-        return False
 
 
 # ----------------------------------------------------------------------------
@@ -514,16 +461,16 @@ def check_all(paper: str) -> bool:
     return True
 
 
-def asks_for_a_variant(case: Case) -> bool:
-    """Whether a case's config has other operations than its reference."""
-    own = vars(getattr(case.config, "operations", case.reference))
-    return any(own[name] is not vars(case.reference)[name] for name in own)
+def is_published(case: Case) -> bool:
+    """Whether a case's config asks for no variant: its operations are those of its reference."""
+    operations = getattr(case.config, "operations", case.reference)
+    return vars(operations) == vars(case.reference)
 
 
 def show(paper: str) -> bool:
     """The demonstration: check the largest case without variants, and fit a model like it."""
     cases = {name: read_case(paper, name) for name in case_names(paper) or [""]}
-    published = [name for name, case in cases.items() if not asks_for_a_variant(case)]
+    published = [name for name, case in cases.items() if is_published(case)]
     name = max(published, key=lambda name: sum(map(np.size, cases[name].params.values())))
     is_right = check(paper, name) <= TOLERANCE
     if is_right:

@@ -10,8 +10,8 @@ stores only the slots of a rollout and computes each step again on the way back.
 `cross_attention_forward` reads memory and `slot_attention_forward` writes it; `forward` is the
 whole model, from (tokens, state) to (logits, next state); `memory_replay` trains it. `params` are
 all parameters, {dotted name: array}, and `p` those of one part, without its prefix. A backward
-function returns the gradients of what its forward function is given, in that order, parameters'
-last and by name. reference/variants/memformer.py has other tasks and models.
+function returns the gradients of its forward function's arguments in their order, and last those
+of the parameters, by name. reference/variants/memformer.py has other tasks and models.
 
 Glossary of step t: code symbol, meaning, symbol, shape
     tokens            token ids of one segment of N tokens              s_t        (B, N)
@@ -19,7 +19,7 @@ Glossary of step t: code symbol, meaning, symbol, shape
     state.previous    the previous segment, which the encoder reads     s_{t-1}    (B, N)
     encoded           the encoder's final hidden states                            (B, N, D)
     source            what attention takes keys and values from                    (B, K, D)
-    mask              true where a query sees a key; True is everywhere            (B, H, N, K)
+    mask              true where a query sees a key; True if it sees all           (B, H, N, K)
     positions         parameter; a vector for every clipped distance    R_{i-j}    (R, E)
 
 B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width,
@@ -190,7 +190,7 @@ def slot_scores_backward(dscores, cache):
 
 
 def slot_mean_forward(scores, slots, value):
-    """New slots (B, H, S, D/H): the mean of its own and of value (B, H, N, D/H) by softmax."""
+    """New slots (B, H, S, D/H): the old ones and value (B, H, N, D/H) in shares by softmax."""
     weights, _ = softmax_forward(scores)  # (B, H, S, 1 + N)
     new = weights[..., :1] * slots + weights[..., 1:] @ value
     return new, (weights, slots, value)
@@ -214,8 +214,8 @@ def forward(params, config, tokens, state, rng=None, task=None):
     """Read one segment (Eqs. 5-7): logits (B, N, V), the next state, the cache for `backward`.
 
     tokens (B, N), N = config.segment; rng turns dropout on. Row i of the logits predicts token
-    i + 1; task is None, or another one than that (`reference/variants/memformer.py`). Raises
-    ValueError if N differs, or if the decoder-only model is given a task.
+    i + 1, unless a task of `reference/variants/memformer.py` is given. Raises ValueError if N is
+    not the segment length, or if the decoder-only model is given a task.
     """
     check_segment(config, tokens)
     config = with_task(config, task)
@@ -231,7 +231,7 @@ def forward(params, config, tokens, state, rng=None, task=None):
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, whose token ids get zeros.
+    """Gradients of the parameters and of the incoming state; those of its token ids are zeros.
 
     dnext_state None stops the gradient at the segment's end.
     """
@@ -267,7 +267,7 @@ def initial_state(params, config, batch):
 
 
 def initial_state_backward(config, dstate):
-    """Gradient of what was learned of it. dstate is zero in lanes that did not start."""
+    """Gradients of its parameters. dstate must be zero in lanes that did not start."""
     return config.operations.learned_state_backward(dstate)
 
 
@@ -464,7 +464,7 @@ def simplified_attention_forward(p, query, key, value, distances, mask, rate, rn
     """Eqs. 3-4: softmax(q·(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}): (B, H, N, E).
 
     One R has both roles (decision 1: one table). query (B, H, N, E); key, value (B, H, K, E), whose
-    last N have positions; distances (R,) of the rows of R.
+    last N have positions; distances (R,) are those that the rows of R stand for.
     """
     table = p["positions"]  # (R, E)
     index = distance_index(query.shape[2], distances)  # (N, N)
@@ -498,7 +498,7 @@ def simplified_attention_backward(dout, cache):
 def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
     """Weights (B, H, N, K) = dropout(softmax((q·k_j + s_{i-j}) / sqrt(E))).
 
-    s is by_distance (B, H, N, R), of the last N keys; index (N, N) is each pair's distance.
+    s is by_distance (B, H, N, R), for the last N keys; index (N, N) is the row of each pair.
     """
     scores = query @ key.mT  # (B, H, N, K)
     by_key, by_key_cache = by_key_forward(by_distance, index)
@@ -585,7 +585,7 @@ def memory_replay(params, config, segments, state, seed=None):
 
 
 def through_time(params, config, segments, state, seed=None):
-    """The same by full back-propagation, which holds the caches of all segments."""
+    """The same by full back-propagation through time, which holds the caches of all segments."""
     share = 1 / sum(targets.size for _, targets in segments)
     loss = 0.0
     caches = []
@@ -692,7 +692,7 @@ def affine_backward(dy, cache):
 
 
 def affine_key_backward(dkey, cache):
-    """affine_backward of keys, which all share q·b: softmax cancels it, so db is exactly zero."""
+    """affine_backward with db exactly zero: all keys have the same q·b, which softmax cancels."""
     dx, grads = affine_backward(dkey, cache)
     if "key_bias" in grads:
         grads["key_bias"] = np.zeros_like(grads["key_bias"])  # not the rounding of a sum
@@ -829,7 +829,7 @@ def init_encoder_decoder(config, rng):
 
 
 def init_layer(config, rng, reader):
-    """Self-attention, what reads memory or crosses to the encodings, the feed-forward."""
+    """Self-attention, attention to memory or to the encodings, and feed-forward."""
     causal = reader == "cross"  # in the decoder
     attention = config.operations.init_attention(config, rng, config.distances(causal))
     p = prefixed("attention.", attention)

@@ -641,7 +641,7 @@ def check_config(config):
 
 
 def stopped(config):
-    """{function: what is data to it}, for --check."""
+    """{function: its arguments that are data}, for --check."""
     return {"retrieval_forward": ("memory_keys", "memory_values")}
 
 

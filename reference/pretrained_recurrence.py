@@ -248,7 +248,7 @@ def forward(params, config, tokens, state, rng=None):
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state; none arrives from a state of None."""
+    """Gradients of the parameters and of the incoming state. dnext_state None stands for zeros."""
     tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache = cache
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dlast, grads = layer_norm_backward(dhidden, norm_cache)
@@ -389,7 +389,7 @@ def mean_over_positions_forward(p, mixed):
 
 # z = sum_i m_i / N: dm_i = dz / N
 def mean_over_positions_backward(dpooled, shape):
-    """Gradients of mixed and, as there are none, of no parameters."""
+    """The gradient of mixed; there are no parameters."""
     return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
 
 

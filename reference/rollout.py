@@ -96,8 +96,8 @@ def rollout_backward(
 ) -> tuple[dict, NamedTuple]:
     """Gradients of the objective, {name: gradient} of the parameters and that of the first state.
 
-    The first state is the one before the first segment. dstate is the gradient of the last state,
-    and count the scored tokens that the objective is divided by, if not those of the segments.
+    The first state is the one before the first segment. dstate is the gradient of the last state.
+    count is the number of tokens that the objective is divided by: by default the scored ones.
     """
     grads = {}
     for parts, before in segments_backward(reference, params, config, caches, dstate, count):
@@ -115,9 +115,9 @@ def segments_backward(
     dstate: Any = None,
     count: int | None = None,
 ) -> Iterator[tuple[list, NamedTuple]]:
-    """Of each segment, from the last to the first: gradients, and that of the state before it.
+    """For each segment, from the last to the first: its gradients and that of the state before it.
 
-    The gradients are dicts, by parameter, which have to be added.
+    The gradients are dicts by parameter, which have to be added.
     """
     count = count or count_scored([segment for segment, _, _, _ in caches])
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):

@@ -73,7 +73,7 @@ GATES = ("fixed", "lstm")
 
 
 def gate_of(config):
-    """The Gate that config names, made at each call so that it is the paper's file's own."""
+    """The Gate that config names; the paper's functions are looked up at each call."""
     if config.gate == "fixed":
         return Gate(paper.fixed_gate_forward, paper.fixed_gate_backward, paper.init_gate)
     return Gate(lstm_gate_forward, lstm_gate_backward, init_lstm_gate)
@@ -227,7 +227,7 @@ def reading_recurrence_forward(p, config, cross_query, cross_scale, keys, values
 
 
 def reading_recurrence_backward(config, dout, dstates, cache, dkeys, dvalues):
-    """Gradients as `recurrence_backward` has them; those of shared states are parameters'."""
+    """As `recurrence_backward`; shared keys and values have gradients among the parameters."""
     if dstates is not None:
         return paper.recurrence_backward(config, dout, dstates, cache, dkeys, dvalues)
     dquery, dkey, dvalue, dscale, _ = paper.attention_backward(dout, cache)

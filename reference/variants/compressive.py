@@ -23,7 +23,6 @@ from reference import compressive as paper
 
 # ----------------------------------------------------------------------------
 # compressions: other functions f_c (3.2)
-# variants: other compressions and losses, adaptive inputs and softmax; a first reading skips them
 def max_pooling_forward(p, config, evicted, usage):
     """The largest of c rows, feature by feature; of equals the first.
 
@@ -328,9 +327,8 @@ def adaptive_softmax_forward(params, config, x):
 
     A tail's are of p(cluster) p(word | cluster).
     """
-    first = bands_of(config)[0][
-        1
-    ]  # words of `embedding`; the head scores them and the tails' clusters
+    # The head scores the words of `embedding` and the tails' clusters
+    _, first = bands_of(config)[0]
     table = np.concatenate([params["embedding"], params["clusters"]])
     scores, head_cache = paper.linear_forward(x, table)
     head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
@@ -355,7 +353,7 @@ def adaptive_softmax_backward(config, dlog_probabilities, cache):
     dclusters = [dtail.sum(-1, keepdims=True) for dtail in dtails]
     dhead = np.concatenate([dwords, *dclusters], axis=-1)
     dx, dtable = paper.linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
-    first = bands_of(config)[0][1]
+    _, first = bands_of(config)[0]
     grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
     for tail, (projection_cache, table_cache, logs) in enumerate(caches):
         dlogits = log_softmax_backward(dtails[tail], logs)
@@ -405,7 +403,7 @@ def config_of_layer(config, layer):
 
 
 def last_rows(config, state, layer):
-    """The state's last rows are those that the layer has; before them are zeros."""
+    """Views of a layer's own rows, the last ones of the state; those before them are zeros."""
     memory, compressed = config.rows_of(layer)
     return paper.State(
         state.memory[:, layer, config.memory - memory :],
@@ -678,7 +676,7 @@ def with_loss(config):
 
 
 def rows_not_padded(config):
-    """Of the N evicted rows (decision 8: not padded in the authors' code)."""
+    """Evicted rows that are not compressed (decision 8: not padded in the authors' code)."""
     unpadded = config.authors_code and config.compression == "dilated_conv"
     return sum(config.dilations) if unpadded else 0
 
@@ -722,7 +720,7 @@ def check_config(config):
 
 
 def check_rows(config):
-    """Raise ValueError if `memories` are not numbers of as many layers, or too many rows."""
+    """Raise ValueError if `memories` does not fit the number of layers, or exceeds M or C."""
     layers = config.layers
     if len(config.memories) not in (0, layers, 2 * layers):
         raise ValueError(
@@ -739,7 +737,7 @@ def check_rows(config):
 
 
 def check_dilations(config):
-    """Raise ValueError for dilations that are none, or for a loss that cannot be with them."""
+    """Raise ValueError for impossible dilations, or for a loss that cannot be used with them."""
     dilations = config.dilations
     if min(dilations, default=1) < 1:
         raise ValueError(f"dilations are {dilations}; each must be at least 1")
@@ -753,7 +751,7 @@ def check_dilations(config):
 
 
 def check_cutoffs(config):
-    """Raise ValueError if a band has no words, or the last tail's embedding no width."""
+    """Raise ValueError if a band has no words, or the last tail's embedding has no width."""
     if any(start >= stop for start, stop in bands_of(config)):
         raise ValueError(
             f"cutoffs {config.cutoffs} must be ascending, above 0 "

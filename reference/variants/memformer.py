@@ -55,10 +55,9 @@ def infilling(config, previous, fraction, span, rng):
 
 
 def mask_spans(text, mask, fraction, span, rng):
-    """(text (N,) with spans of Poisson(span) tokens each replaced by one mask token, masked) (2.3).
+    """Replace spans of Poisson(span) tokens of text (N,) by one mask token each (2.3).
 
-    masked (N,) bool says which tokens of the text were replaced.
-
+    Returns the shorter text, and masked (N,) bool, which says what tokens were replaced.
     round(fraction N) tokens are masked; the last span is cut to what is left of that number. An
     empty span inserts a mask, but only if longer spans have made room, so the text never grows. All
     ways to place the spans between the remaining tokens are equally likely.
@@ -206,12 +205,12 @@ def decoder_only_backward(params, config, dhidden, dnext_state, cache):
 
 
 def no_decoder_forward(params, config, tokens, encoded, rng):
-    """The hidden states that predict: those that have been read."""
+    """The hidden states that predict, which `decoder_only_forward` has computed."""
     return encoded, None
 
 
 def no_decoder_backward(params, config, dhidden, cache):
-    """Their gradient, and of no parameters."""
+    """The gradient of encoded; there are no parameters."""
     return dhidden, {}
 
 
@@ -309,18 +308,18 @@ def init_memory_layer(config, rng):
 # ----------------------------------------------------------------------------
 # slots: biased normalisation, a projected value
 def zero_state(params, config, batch):
-    """What a document starts with: zeros, which are read as v_bias / ||v_bias||."""
+    """A document starts with zeros, which are read as v_bias / ||v_bias||."""
     zeros = {"initial_memory": np.zeros_like(params["slot_bias"])}
     return without_bias(config).learned_state(zeros, config, batch)
 
 
 def zero_state_backward(dstate):
-    """Nothing of it is learned."""
+    """No gradients: the initial state has no parameters."""
     return {}
 
 
 def encoder_biased_forward(params, config, tokens, state, rng):
-    """What is read without normalisation, from slots that are normalised."""
+    """The encoder of the model without normalisation, which here reads normalised slots."""
     slots, slots_cache = slot_normalization_forward(params, state.memory)
     read = without_bias(config).encoder_forward
     read_state = state._replace(memory=slots)
@@ -355,7 +354,7 @@ def slot_normalization_backward(dslots, cache):
 
 
 def init_biased(config, rng):
-    """Parameters with biases of slots, whose length is about 1, in the place of initial slots."""
+    """Parameters with slot_bias, of length about 1 per slot, in the place of initial_memory."""
     params = {}
     for name, value in without_bias(config).init_encoder_decoder(config, rng).items():
         if name == "initial_memory":
@@ -549,7 +548,7 @@ def other_variants(config):
 
 
 def with_masks(config, write):
-    """{operation: its function} whose keys are tokens that were read: padding is none of them."""
+    """{operation: its function} of attention to the encoder's tokens, with padding masked out."""
     readable = config.task.readable
     mask = readable_mask(readable)
     square = self_attention_mask(config.segment, 0, False, readable)

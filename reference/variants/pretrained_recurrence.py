@@ -31,7 +31,7 @@ def max_over_positions_forward(p, mixed):
 
 # z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
 def max_over_positions_backward(dpooled, cache):
-    """Gradients of mixed and, as there are none, of no parameters."""
+    """The gradient of mixed; there are no parameters."""
     largest, shape = cache
     dmixed = np.zeros(shape)
     np.put_along_axis(dmixed, largest, dpooled[:, None], axis=1)
@@ -69,7 +69,7 @@ def init_attention_module(config, rng):
 # ----------------------------------------------------------------------------
 # what is pooled: fewer positions, or the last layer's output after the final norm
 def pooled_rows(config, length):
-    """How many positions are pooled, from the first on (decision 8: all by default)."""
+    """How many positions are pooled, beginning with the first (decision 8: all by default)."""
     return length if config.pool == "all" else max(1, length - config.overlap)
 
 
@@ -106,7 +106,7 @@ def no_module_forward(p, config, pooled):
 
 
 def no_module_backward(dinserted, shape):
-    """Gradients of z, of no numbers, and of no parameters."""
+    """The gradient of z, which has no numbers; there are no parameters."""
     return np.zeros(shape), {}
 
 
@@ -116,7 +116,7 @@ def no_pool_forward(params, config, outputs):
 
 
 def no_pool_backward(config, dpooled, shape):
-    """Gradients of outputs, all zero, and of no parameters."""
+    """The gradient of outputs, all zero; there are no parameters."""
     return np.zeros(shape), {}
 
 
@@ -133,7 +133,7 @@ def init_no_module(config, rng):
 # ----------------------------------------------------------------------------
 # through segments: windows that are computed again, and continuations
 def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, from the z's, window by window (3.2).
+    """The loss and gradients of `loss_and_gradients`, with one window's cache at a time (3.2).
 
     decision 11: z alone is stored; on the way back each window is computed again.
     """

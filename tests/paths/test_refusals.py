@@ -26,7 +26,6 @@ NAMES = {
     "NUL": "a\0b",
     "LONG": "a" * 5_000,
     "HALF": "a\udc80",
-    "NESTED": "[" * 100_000,
     "RIGHT": str(ROOT / "docs" / "vectors" / "memorizing"),
     "SMALL": '{"vocabulary": 5, "width": 4, "heads": 2, "segment": 4, "memory": 4, "retrieved": 2}',
 }
