@@ -48,16 +48,16 @@ class Window(NamedTuple):
 
 
 class Roberta(nn.Module):
-    """The model: a RobertaForMaskedLM of transformers, the answer's head, the vector's network.
+    """The model: a RobertaModel of transformers, the answer's head, the vector's network.
 
     The seed draws the last two. Without recurrence windows are disjoint.
     """
 
-    def __init__(self, masked: Any, recurrent: bool, seed: int = 0):
+    def __init__(self, roberta: Any, recurrent: bool, seed: int):
         super().__init__()
-        self.masked = masked
+        self.roberta = roberta
         self.recurrent = recurrent
-        d = masked.config.hidden_size
+        d = roberta.config.hidden_size
         generator = torch.Generator().manual_seed(seed)
         self.span = drawn(d, 2, DEVIATION, generator)  # softmax cancels its bias
         self.kind = drawn(d, len(KINDS), DEVIATION, generator)
@@ -74,10 +74,10 @@ class Roberta(nn.Module):
 
         Returns the final layer's outputs (B, N, D) and the next state.
         """
-        x = self.masked.roberta.embeddings(tokens)
+        x = self.roberta.embeddings(tokens)
         seen = readable.clone()
         seen[:, 0] = True  # everybody sees [CLS]
-        for number, layer in enumerate(self.masked.roberta.encoder.layer, start=1):
+        for number, layer in enumerate(self.roberta.encoder.layer, start=1):
             if self.recurrent and number == INSERTION_LAYER:
                 inserted = self.module(state.pooled)[:, None]  # h_prev (B, 1, D)
                 with_inserted = torch.cat([state.present[:, None], seen], 1)
@@ -131,14 +131,6 @@ class Roberta(nn.Module):
         of_places = of_places.view(-1, 2).sum(1)
         return (of_kind + of_places[kind == 0].sum() / 2) / len(kinds)
 
-    def masked_loss(self, tokens: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
-        """The mean loss of the masked tokens that are scored (B, N): the pretraining.
-
-        Each window begins anew.
-        """
-        x, _ = self(tokens, torch.ones_like(scored), self.initial_state(len(tokens)))
-        return functional.cross_entropy(self.masked.lm_head(x[scored]), targets[scored])
-
 
 def drawn(fan_in: int, fan_out: int, deviation: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer whose matrix is drawn from a normal distribution, and whose bias is zero."""
@@ -172,4 +164,4 @@ def load_roberta(folder: Path, segment: int, recurrent: bool, seed: int) -> Robe
     except Exception as error:  # of the package: any
         reason = any_decoder.reason_of(error)
         raise InputError(f"{folder} cannot be used ({reason}); {EXPECTED}") from None
-    return Roberta(masked, recurrent, seed)
+    return Roberta(masked.roberta, recurrent, seed)

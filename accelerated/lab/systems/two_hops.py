@@ -3,17 +3,12 @@
 reader.py answers them.
 """
 
-import itertools
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from accelerated.data.sources import standard_library
-from accelerated.data.windows import SPLITS
 
 KINDS = ("yes", "no")  # answers that are no spans
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -25,9 +20,12 @@ PLACES = {  # {holder: its places}
     "child": ("class", "index", "table"),
 }
 YES_NO = 0.25  # share of the questions that are answered by yes or no, half of them by each
-PROSE = re.compile(rb"^[ #]*([A-Z][A-Za-z0-9 ,'-]{30,70}\.)$", re.MULTILINE)
-FACT_WORDS = [*PLACES, *itertools.chain(*PLACES.values())]
-OF_FACTS = re.compile(rf"\b({'|'.join(FACT_WORDS)})s?\b", re.IGNORECASE)
+LINES = (  # of the other paragraphs
+    "This page has many words that say nothing of use.",
+    "Nobody reads them twice, or remembers what they were about.",
+    "Others have been here before, and left without an answer.",
+    "It goes on like this for a while, and then it ends.",
+)
 
 
 class Question(NamedTuple):
@@ -76,21 +74,7 @@ def is_right(given: str, answer: str) -> bool:
     return normalised(given) == normalised(answer)
 
 
-def prose() -> tuple[list[str], list[str]]:
-    """(training lines, others) of the standard library that look like a sentence.
-
-    None has a word of the facts.
-    """
-    lines = {split: {} for split in SPLITS}
-    for split, text in standard_library().texts():
-        sentences = [line.decode() for line in PROSE.findall(text.read())]
-        lines[split] |= dict.fromkeys(line for line in sentences if not OF_FACTS.search(line))
-    training = lines["train"]
-    others = [*lines["valid"], *lines["test"]]
-    return list(training), [line for line in others if line not in training]
-
-
-def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
+def two_hops(between: tuple[int, int], rng: np.random.Generator) -> Question:
     """A question of two hops; its text has `between` (least, most) paragraphs besides the facts.
 
         Name    key parser.
@@ -105,7 +89,7 @@ def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Gene
     holders = rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    some = rng.choice(lines, rng.integers(*between, endpoint=True))
+    some = rng.choice(LINES, rng.integers(*between, endpoint=True))
     paragraphs = [f"Test\n {line}\n" for line in some]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
 
@@ -129,9 +113,7 @@ def span_of(part: str, text: str) -> tuple[int, int]:
     return start, start + len(part)
 
 
-def drawn(
-    count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = (2, 6)
-) -> list[Question]:
+def drawn(count: int, between: tuple[int, int], seed: int) -> list[Question]:
     """Questions of two hops; a seed gives the same ones."""
     rng = np.random.default_rng(seed)
-    return [two_hops(lines, between, rng) for _ in range(count)]
+    return [two_hops(between, rng) for _ in range(count)]

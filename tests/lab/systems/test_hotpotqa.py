@@ -77,8 +77,6 @@ FAULTS = {  # {what: (the file, the message)}
     "no JSON": ("{", "question 1, cannot be read (JSONDecodeError"),
     "no question": ("[]", "has no question"),
     "no context": (json.dumps([ITEM, with_(context=None)]), "question 2, cannot be read (KeyError"),
-    "empty context": (json.dumps([with_(context=[])]), "its context or its answer is empty"),
-    "half a character": (json.dumps([with_(question="\ud800")]), "(UnicodeEncodeError: "),
 }
 
 
@@ -125,10 +123,8 @@ def questions_file(path, **others):
     return path
 
 
-def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
-    folder, tmp_path, monkeypatch
-):
-    """Both rows, each once; the same command continues, another one is refused.
+def test_the_command_trains_and_asks_each_row_once(folder, tmp_path, monkeypatch):
+    """The same command continues, another one is refused.
 
     On questions that it has learned by heart every answer is right.
     """
@@ -149,8 +145,6 @@ def test_the_command_trains_asks_and_writes_what_hotpotqas_evaluation_reads(
     for row in ("disjoint", "recurrent"):
         run = record["runs"][row]["0"]
         assert (run["F1"], run["exact match"]) == (100, 100)
-        written = json.loads((out / f"answers-{row}-0.json").read_text())
-        assert written == {"answer": QUESTIONS, "sp": {}}
 
     monkeypatch.setattr(reader, "fine_tune", lambda *_: pytest.fail("trained again"))
     hotpotqa.main(command)

@@ -113,7 +113,7 @@ def both(folder, recurrent):
 def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     """Of the folder that it saved, with recurrence too, because nothing is inserted.
 
-    The pretraining's loss is the same; the windows may be shorter than its positions.
+    The windows may be shorter than its positions.
     """
     theirs, model = both(folder, recurrent)
     tokens = torch.randint(2, 40, (2, 14))
@@ -123,14 +123,7 @@ def test_a_first_window_is_that_of_transformers_roberta(folder, recurrent):
     with torch.no_grad():
         expected = theirs(tokens, attention_mask=readable.long(), output_hidden_states=True)
         x, _ = model(tokens, readable, model.initial_state(2))
-        scored = tokens % 3 == 0
-        tokens, targets = torch.randint(2, 40, (2, *tokens.shape))
-        loss = model.masked_loss(tokens, targets, scored)
-        labels = targets.where(scored, -100)  # which transformers leaves out
-        expected_loss = theirs(tokens, labels=labels).loss
-    outputs = expected.hidden_states[-1]
-    wanted = {"outputs": outputs[readable], "loss": expected_loss}
-    assert_agree(wanted, {"outputs": x[readable], "loss": loss}, 1e-9)
+    assert_agree(expected.hidden_states[-1][readable], x[readable], 1e-9)
 
 
 def test_a_later_window_is_transformers_with_a_token_more_at_one_layer(folder):
