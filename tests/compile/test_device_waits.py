@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import train as training_script
 from accelerated import replay
+from accelerated.generation.any_model import stepper_of
 from accelerated.training import optimization
-from tests.helpers.rollouts import setting
+from tests.helpers.programs import COMPRESSIVE, train
+from tests.helpers.rollouts import both_sides, setting
 from tests.helpers.variants import ONE_OF_EACH, over, pairs
 
 aten = torch.ops.aten
@@ -78,3 +81,29 @@ def test_a_step_asks_nothing(paper, name, monkeypatch):
             assert number.shape == ()
         gradients = [parameter.grad for parameter in model.parameters()]
         assert any(gradient is not None for gradient in gradients), f"{method} makes no gradient"
+
+
+@over(ONE_OF_EACH)
+def test_a_token_asks_nothing(paper, name):
+    """Of two segments that are generated."""
+    *_, model, state = both_sides(paper, name)
+    token = torch.zeros(2, dtype=torch.long)
+    stepper = stepper_of(model)
+    with NoQuestions():
+        stream = stepper.start(state)
+        for _ in range(2 * stepper.length):
+            _, stream = stepper.step(token, stream)
+
+
+def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypatch):
+    """Two updates of two gathered iterations, in groups of lanes."""
+    compute = training_script.forward_and_backward
+
+    def watched(*given):
+        with NoQuestions():
+            return compute(*given)
+
+    monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
+    monkeypatch.setattr(training_script, "forward_and_backward", watched)
+    options = "--batch 2 --accumulate 2 --update-every 2 --steps 4 --validation-tokens 16"
+    train(*COMPRESSIVE, options, f"--data {text} --out {tmp_path}/run")
