@@ -1,8 +1,8 @@
-"""Draw the pictures that show what a reference computes into docs/figures/: python -m docs.figures.
+"""Draw what memories hold of a document, README's picture among it: python -m docs.figures.
 
-The others there are drawings, whose SVG is their source; commit e1aa81fa has the code that they
-began with. It needs the extra `plot`. Sizes are in inches of a page, places in units of each
-picture's own.
+It writes SVG into docs/figures/. The others there are drawings, whose SVG is their source; commit
+e1aa81fa has the code that they began with. It needs the extra `plot`. Sizes are in inches of a
+page, places in units of each picture's own.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
-from reference import block_recurrent, compressive, pretrained_recurrence
+from reference import compressive
 
 HERE = Path(__file__).parent
 PAPER = "#ffffff"  # an opaque page: legible whatever lies behind it
@@ -21,7 +21,6 @@ FAINT = "#5f6c7b"
 TOKEN = "#2f6fb0"
 STATE = "#c2571a"
 PREVIOUS = "#8fb6dc"
-GATE = "#5f8f2f"
 HIDDEN = "#edf0f3"
 
 matplotlib.use("svg")
@@ -42,22 +41,15 @@ def save(name, *limits):
     plt.savefig(path, bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
 
-def across(x, to_x, y, colour=INK, bend=0.0):
-    """An arrow from left to right, or back, at the height y."""
-    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.5}
-    style["connectionstyle"] = f"arc3,rad={bend}"
+def arrow(x, to_x, y):
+    """A faint arrow from the right to the left, bent."""
+    style = {"arrowstyle": "-|>", "color": FAINT, "lw": 1.5, "connectionstyle": "arc3,rad=-0.4"}
     plt.annotate("", (to_x, y), (x, y), arrowprops=style)
 
 
 def frame(x, y, width, height, colour, **style):
     """A rectangle, whose lower left corner is at (x, y)."""
     plt.gca().add_patch(Rectangle((x, y), width, height, fc=colour, ec="none", **style))
-
-
-def square(x, y, text, colour, ink="white", size=8):
-    """A unit square with text in it."""
-    frame(x, y, 0.94, 0.94, colour)
-    label(x + 0.47, y + 0.47, text, ink, size)
 
 
 def label(x, y, text, colour=INK, size=10, ha="center", **style):
@@ -68,34 +60,6 @@ def label(x, y, text, colour=INK, size=10, ha="center", **style):
 def note(x, y, text, size=9, **style):
     """Faint text beside what is shown."""
     label(x, y, text, FAINT, size, **style)
-
-
-def mask_tile(window=8):
-    """The W x 2W tile of Figure 2, from the reference's own mask and position buckets."""
-    mask = block_recurrent.tile_mask(window)
-    bucket = block_recurrent.position_bucket(block_recurrent.tile_distance(window), 8, 8)
-    new_figure(8.2, 4.6)
-    for i, j in np.ndindex(mask.shape):
-        y = window - 1 - i
-        if not mask[i, j]:
-            frame(j, y, 0.94, 0.94, HIDDEN)
-        elif j < window:
-            square(j, y, str(bucket[i, j]), PREVIOUS, INK)
-        else:
-            square(j, y, str(bucket[i, j]), TOKEN)
-    for side, text in ((0, "previous block"), (window, "own block")):
-        label(side + window / 2, window + 0.5, f"keys of the {text}", size=11)
-    label(-0.6, window / 2, "queries of one block", size=11, rotation=90)
-    label(
-        window,
-        -0.7,
-        "each token sees exactly the W tokens before it, never itself; "
-        "the number is its position bucket",
-        FAINT,
-    )
-    plt.plot([window - 0.03] * 2, [0, window], color=INK, lw=1.5)
-    plt.gca().set_aspect("equal")
-    save("block_recurrent_mask", -1.2, 2 * window + 0.2, -1.1, window + 1)
 
 
 def positions_in_memory(config, segments):
@@ -156,81 +120,11 @@ def memories():
     for name, size, _ in parts:
         label(x + size / 2, 11.4, name)
         x += size + 0.5
-    across(6.9, 5.6, 0.85, FAINT, bend=-0.4)
+    arrow(6.9, 5.6, 0.85)
     note(6.2, 0.25, "3 rows compressed into 1")
     note(14.5, 0.25, "inputs become memory")
-    across(13.6, 12.1, 0.85, FAINT, bend=-0.4)
+    arrow(13.6, 12.1, 0.85)
     save("compressive_memories", -2.0, 16.6, -0.1, 11.8)
-
-
-def shift():
-    """The relative shift of three queries and six keys, by the reference's own function.
-
-    Numbers are distances.
-    """
-    n = 3
-    k = 6
-    distance = np.broadcast_to(np.arange(k - 1, -1, -1.0), (1, 1, n, k))
-    shifted, _ = compressive.relative_shift_forward(distance)
-    seen = compressive.causal_mask(n, k)
-    lost = compressive.relative_shift_backward(seen[None, None] * 1.0, None)[0, 0] == 0
-    new_figure(10.2, 2.9)
-    before = (0, distance[0, 0], lost, "scores by distance, far to near")
-    after = (8, shifted[0, 0], ~seen, "scores by key, old to new")
-    for left, grid, faint, title in (before, after):
-        for i, j in np.ndindex(n, k):
-            colour, ink = (HIDDEN, FAINT) if faint[i, j] else (TOKEN, "white")
-            square(left + j, n - 1 - i, f"{grid[i, j]:.0f}", colour, ink, 10)
-        label(left + k / 2, n + 0.4, title)
-    across(6.3, 7.7, 1.5)
-    label(7.0, 1.85, "shift")
-    for i in range(n):
-        note(-0.25, n - 0.5 - i, f"query {i}", ha="right")
-    note(
-        7,
-        -0.5,
-        "pale on the left: no key has this distance, so its gradient is zero; "
-        "pale on the right: the mask",
-    )
-    save("compressive_shift", -1.8, 14.2, -0.9, n + 0.8)
-
-
-def overlaps(window=3, length=8):
-    """Figure 3: which inputs each prediction sees, from the reference's own windows.
-
-    At overlap 0, T - 1 and in between.
-    """
-    new_figure(11.4, 5.4)
-    last = window - 1
-    titles = {0: "overlap 0: disjoint", last: f"overlap {last}: token by token", 1: "overlap 1"}
-    for place, (overlap, title) in enumerate(titles.items()):
-        config = pretrained_recurrence.Config(segment=window, overlap=overlap, max_positions=window)
-        windows = pretrained_recurrence.windows_of(config, np.arange(length)[None])
-        left = place * (length + 2.5)
-        label(left + length / 2, 0.4, title, INK, 11)
-        for row, shown in enumerate(windows):
-            window_row(left, -1.35 * (row + 1), shown)
-    note(
-        1.5 * length + 2.5,
-        -8.0,
-        "a row is a window: below what it reads, above what it predicts. "
-        "Green counts; every token after the first is green once;"
-        "\npale predictions were another window's, pale inputs are read again",
-        10,
-    )
-    save("pretrained_recurrence_overlap", -0.5, 3 * length + 5.4, -8.6, 0.9)
-
-
-def window_row(left, y, window):
-    """A window: what it reads, and above that what it predicts."""
-    pairs = zip(window.tokens[0], window.targets[0], window.scored[0], strict=True)
-    for token, target, scored in pairs:
-        colour, ink = (TOKEN, "white") if scored else (PREVIOUS, INK)
-        frame(left + token, y, 0.9, 0.45, colour)
-        label(left + token + 0.45, y + 0.22, str(token), ink, 8)
-        colour, ink = (GATE, "white") if scored else (HIDDEN, FAINT)
-        frame(left + target - 0.05, y + 0.53, 0.9, 0.45, colour)
-        label(left + target + 0.4, y + 0.75, str(target), ink, 8)
 
 
 MOMENTS = 8  # segments of a document
@@ -350,10 +244,7 @@ def four_memories():
 PICTURES = (
     four_memories,
     cards,
-    mask_tile,
     memories,
-    shift,
-    overlaps,
 )
 
 if __name__ == "__main__":
