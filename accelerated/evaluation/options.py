@@ -146,9 +146,6 @@ OVERLAPS = option(
     whole_numbers,
     "O,...",
 )
-SEGMENTS = option(
-    "--segments", "clear it every K segments (required)", at_least(2), "K", required=True
-)
 CONSTANT = option(
     "--learning-rate",
     "constant (required); first try a tenth of the run's own",
@@ -216,12 +213,6 @@ REPORTS = {
         splits=("valid", "test"),
         several=True,
         config="evaluation.overlap.first_config",
-    ),
-    "range": Report(
-        "range RUN --segments 8",
-        "the loss by how many segments the memory has carried",
-        "lab.reports.range.report",
-        options=(SEGMENTS,),
     ),
     "attention": Report(
         "attention RUN --sequences 200",

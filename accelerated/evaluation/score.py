@@ -216,12 +216,12 @@ def carried_through(
     model: Model,
     documents: Sequence[Document],
     lanes: int,
-    clear_every: int = 0,
+    clear_memory: bool = False,
     predict: bool = True,
 ) -> Iterator[Carried]:
     """Read documents with the state carried through each, segment by segment. Shows its progress.
 
-    clear_every: K, to start every K-th segment of a document from the initial state; 0 for none
+    clear_memory: start every segment from the initial state
     predict: if it is false, nothing is predicted, which costs less
     """
     size = model.config.segment
@@ -238,7 +238,7 @@ def carried_through(
         for segment, kept in one_pass(documents, lanes, size, overlap):
             state = keep_lanes(state, kept)
             number = np.where(segment.starts.numpy(), 0, number[kept] + 1)
-            starts = number % clear_every == 0 if clear_every else number == 0
+            starts = (number == 0) | clear_memory
             if starts.any():
                 initial = model.initial_state(len(starts))
                 state = replace_lanes(torch.from_numpy(starts).to(device), initial, state)
@@ -260,15 +260,14 @@ def add_segment(
     predictions: Predictions,
     segment: Segment,
     tokenizer: Tokenizer,
-    lanes: slice | np.ndarray = slice(None),
 ) -> Score:
-    """Add the Score of a segment with its Predictions, or of some of its lanes, to score."""
-    scored = segment.scored.numpy()[lanes]
-    targets = segment.targets.numpy()[lanes][scored]
+    """Add the Score of a segment with its Predictions to score."""
+    scored = segment.scored.numpy()
+    targets = segment.targets.numpy()[scored]
     return Score(
-        nats=score.nats + float(predictions.nats[lanes].sum()),
+        nats=score.nats + float(predictions.nats.sum()),
         tokens=score.tokens + int(scored.sum()),
-        right=score.right + int(predictions.right[lanes].sum()),
+        right=score.right + int(predictions.right.sum()),
         text_bytes=score.text_bytes + int(tokenizer.token_bytes[targets].sum()),
     )
 
@@ -285,7 +284,7 @@ def evaluate(
     With clear_memory every segment starts from the initial state.
     """
     score = Score()
-    for segment, _, _, predictions in carried_through(model, documents, lanes, int(clear_memory)):
+    for segment, _, _, predictions in carried_through(model, documents, lanes, clear_memory):
         score = add_segment(score, predictions, segment, tokenizer)
     return score
 
@@ -313,7 +312,7 @@ def token_nats(
     Their sums equal evaluate's Score.
     """
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, _, _, predictions in carried_through(model, documents, lanes, int(clear_memory)):
+    for segment, _, _, predictions in carried_through(model, documents, lanes, clear_memory):
         assert segment.place is not None
         for lane, (document, first) in enumerate(segment.place.tolist()):
             scored = np.flatnonzero(segment.scored[lane].numpy())

@@ -234,12 +234,6 @@ def test_every_report_reads_joined_documents(joined, capsys):
     assert as_json(capsys, "attention", run)["carry_over_documents"]
 
 
-def test_joined_documents_are_long_enough_for_range(joined, capsys):
-    argv = f"range {joined.compressive} --segments 14 --batch 1"
-    assert as_json(capsys, argv)["carry_over_documents"]
-    assert "give longer documents" in refusal(evaluate, argv, "--no-carry-over-documents")
-
-
 def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
     """At each overlap, with its windows' own pooling; notes say what differs from training."""
     argv = "--split test --clear-memory --pool advance"

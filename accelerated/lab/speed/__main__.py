@@ -17,13 +17,12 @@ import sys
 
 import torch
 
-from accelerated.evaluation.figures import check_figure
 from accelerated.evaluation.options import at_least
 from accelerated.lab.harness import parser_of
 from accelerated.lab.speed import packages, steps
 from accelerated.lab.speed.variants import MEASURED, options_of
 from accelerated.models import DEFAULT
-from accelerated.program.errors import InputError, run_program
+from accelerated.program.errors import run_program
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
@@ -48,21 +47,12 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--model", choices=MEASURED, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
     of_horizons = "of the table horizons (default the model's)"
     add("--horizons", type=at_least(1), nargs="+", help=of_horizons)
-    drawn = "draw the memory of horizons: .png, .pdf or .svg (needs the extra plot)"
-    add("--plot", metavar="FILE", help=drawn)
     return parser.parse(argv)
 
 
 def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
-    if options.plot:
-        if options.table != "horizons" or len(options.model) > 1:
-            raise InputError(
-                "--plot draws the table horizons of one model; give horizons and one --model, "
-                "or leave it out"
-            )
-        check_figure(options.plot)
     keep_freed_memory()
     device = choose_device(options.device)
     threads = torch.get_num_threads()

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
-from accelerated.lab.pages import label_ends
-from accelerated.lab.speed.timing import Measured, large_product, measured, print_measured
+from accelerated.lab.speed.timing import large_product, measured, print_measured
 from accelerated.lab.speed.variants import (
     Variant,
     config_of,
@@ -68,50 +66,20 @@ def report_steps(options: Namespace) -> None:
 
 
 def report_horizons(options: Namespace) -> None:
-    """Print a table for each horizon (Memformer, Table 3), and with options.plot draw the memory.
-
-    Speed and memory are relative to full BPTT.
-    """
+    """Print a table for each horizon (Memformer, Table 3), relative to full BPTT."""
     facts = presets_of(options.model).BENCHMARK
-    found = {}  # {a model: {horizon: {way: what was measured}}}
     for title, changes in facts.get("replayed", {options.model: {}}).items():
         config = replace(options.config, **changes)
         network = model_class(options.model)(config).to(options.device)
         state = network.initial_state(options.batch)
         megabytes = sum(field.nbytes for field in state) / 1e6
         print(f"{title}, {options.batch} lanes; a stored state is {megabytes:.2f} MB\n")
-        found[title] = {}
         for horizon in options.horizons or facts.get("horizons", HORIZONS):
             makers = {}
             for way in BACKPROP:
                 training = TrainingConfig(backprop=way, horizon=horizon)
                 makers[way] = partial(prepared_step, network, training, options)
-            found[title][horizon] = measured(makers, options)
-            print_measured(f"horizon {horizon}", found[title][horizon])
-    if options.plot:
-        draw_memory(found, options.plot)
-
-
-def draw_memory(found: dict[str, dict[int, dict[str, Measured]]], path: str) -> None:
-    """Draw the peak memory of each way of back-propagation by horizon, a panel a model."""
-    figure, all_axes = new_figure(len(found))
-    for axes, (title, by_horizon) in zip(all_axes, found.items(), strict=True):
-        horizons = list(by_horizon)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(horizons, horizons)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        ends = {}  # {name: (x, y) of its line's end}
-        colours = {}
-        for number, way in enumerate(BACKPROP):
-            name = way.replace("_", " ")
-            peaks = [ways[way].peak / 1e6 for ways in by_horizon.values()]
-            colours[name] = f"C{number}"
-            axes.plot(horizons, peaks, "o-", label=name, markersize=4, color=colours[name])
-            ends[name] = (horizons[-1], peaks[-1])
-        axes.set(title=title, xlabel="horizon, segments", ylabel="peak memory, MB")
-        label_ends(axes, ends, colours)
-    save_figure(figure, path)
+            print_measured(f"horizon {horizon}", measured(makers, options))
 
 
 def continuation(position: int, options: Namespace) -> Variant:

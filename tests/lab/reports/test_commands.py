@@ -1,15 +1,10 @@
-"""The laboratory's reports, run by eval.py as a user runs them, and what one of them computes."""
-
-import dataclasses
+"""The laboratory's reports, run by eval.py as a user runs them."""
 
 import pytest
 import torch
-from torch.nn import functional
 
 from accelerated import compressive
-from accelerated.block_recurrent import BlockRecurrent
 from accelerated.lab.reports import dynamic
-from accelerated.lab.reports.range import temporal_range
 from tests.helpers.programs import (
     BRIEF,
     COMPRESSIVE,
@@ -20,9 +15,6 @@ from tests.helpers.programs import (
     saved,
     train,
 )
-from tests.helpers.reading import read_alone
-from tests.helpers.texts import BYTES, documents_of
-from tests.helpers.variants import PAPERS
 
 
 def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
@@ -35,35 +27,6 @@ def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
     joined = as_json(capsys, "documents", *read, "--carry-over-documents")["documents"]
     assert [row["name"] for row in joined] == [row["name"] for row in rows]
     assert [row["text_bytes"] for row in joined] == [row["text_bytes"] for row in rows]
-
-
-@pytest.mark.parametrize("reach, lanes", [(2, 1), (2, 2), (3, 3)])
-def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
-    """Each document is read alone; the state is cleared before segment i if reach divides i."""
-    config = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
-    documents = documents_of([70, 9, 69, 68, 100])
-    model = BlockRecurrent(config).eval()
-    expected = [0.0] * reach
-    counts = [0] * reach
-    for document in documents:
-        read = read_alone(model, document.inputs[None], lambda index: index % reach == 0)
-        for index, (window, logits, _) in enumerate(read):
-            if index >= reach:
-                targets = torch.tensor(document.targets[window.start : window.stop]).long()
-                loss = functional.cross_entropy(logits[0], targets, reduction="sum")
-                expected[index % reach] += loss.item()
-                counts[index % reach] += len(targets)
-    scores = temporal_range(model, documents, BYTES, lanes, reach)
-    assert [score.tokens for score in scores] == counts
-    assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
-
-
-def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys):
-    rows = as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
-    assert [row["segments"] for row in rows] == [0, 1, 2]
-    error = refusal(evaluate, "range", runs.recurrent, "--segments 9000")
-    assert "no document has scored tokens in its segments" in error
-    assert "carries no memory" in refusal(evaluate, "range", runs.plain, "--segments 2")
 
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from accelerated.lab.speed import packages, steps, timing
 from accelerated.lab.speed.timing import measured, print_measured
 from accelerated.lab.speed.variants import MEASURED, Variant
 from accelerated.models import presets_of
-from accelerated.program.errors import InputError
 from accelerated.replay import BACKPROP
 from tests.helpers.variants import PAPERS
 
@@ -154,37 +153,6 @@ def test_rows_compare_pair_by_pair(monkeypatch, capsys):
     assert first == ["a", *times, "2.0", "1.00", "2", "3"]
     times = ["2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)"]
     assert second == ["b", *times, "3.0", "1.50", "3", "3"]
-
-
-def test_the_picture_shows_what_each_way_holds_at_each_horizon(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    megabytes = iter(range(1, 13))  # of each model, horizon and way
-    monkeypatch.setattr(timing, "peak_memory", lambda *_: 1e6 * next(megabytes))
-    figures = []
-    monkeypatch.setattr(steps, "save_figure", lambda *given: figures.append(given))
-    path = str(tmp_path / "memory.svg")
-    words = ["horizons", "--model", "memformer", "--repeats", "1", "--device", "cpu"]
-    bench.main([*words, "--plot", path])
-
-    [(figure, written)] = figures
-    assert written == path
-    drawn = {}
-    for axes in figure.axes:
-        for line in axes.lines:
-            assert list(line.get_xdata()) == [1, 2], "horizons"
-            drawn[axes.get_title(), line.get_label()] = list(line.get_ydata())
-        named = {text.get_text(): text.get_color() for text in axes.texts}
-        assert named == {line.get_label(): line.get_color() for line in axes.lines}
-    ways = ["through time", "checkpointed", "memory replay"]
-    expected = {("one model", way): [number, number + 3] for number, way in enumerate(ways, 1)}
-    expected |= {("another", way): [number, number + 3] for number, way in enumerate(ways, 7)}
-    assert drawn == expected
-
-
-@pytest.mark.parametrize("words", [["steps"], ["horizons", "--model", *MEASURED[:2]]])
-def test_a_picture_is_of_one_models_horizons(words):
-    with pytest.raises(InputError, match="--plot draws the table horizons of one model"):
-        bench.main([*words, "--plot", "memory.svg"])
 
 
 def test_peak_memory_is_the_most_that_is_held_at_once():
