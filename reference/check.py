@@ -199,12 +199,12 @@ def hint_of(vectors: Path, row: Row) -> str:
 
     That is what its lanes and its size say, and how it is computed; "" if nothing is known.
     """
-    if row.is_missing:
-        return "the name; tensors that may be left out are in docs/porting.md"
     segment = segment_of(row.name)
     start = STARTS.get(segment, LANES)
     others = tuple(lane for lane in range(LANES) if lane != start)
-    said = ["the order of axes"] if row.words.startswith("shape") else []
+    said = ["its name, and whether a line makes it"] if row.is_missing else []
+    if row.words.startswith("shape"):
+        said += ["the order of axes"]
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         said += ["an operation in float32, or an epsilon in another place?"]
     if row.lanes == (start,):
