@@ -43,7 +43,7 @@ def named(prefix, state, between="."):
 
 
 def assert_agree(expected, actual, tolerance, title=""):
-    """Fail unless two {name: array or tensor}, or two arrays, agree; print a line for each.
+    """Fail unless two {name: array or tensor}, or two arrays, agree.
 
     An error is relative to the largest number of the whole tensor that is expected.
     """
@@ -52,41 +52,38 @@ def assert_agree(expected, actual, tolerance, title=""):
         actual = {"it": actual}
     title = f"{title}: " if title else ""
     assert expected, f"{title}nothing was compared"
-    lines = []
     wrong = []
-    for name in sorted(expected.keys() | actual.keys()):
+    for name in dict.fromkeys([*expected, *actual]):  # in the order of computation
         if name not in actual:
             wrong.append(f"{name} is missing")
         elif name not in expected:
             wrong.append(f"{name} is not expected")
         else:
-            line, agrees = compared(as_array(expected[name]), as_array(actual[name]), tolerance)
-            rows = lines if agrees else wrong
-            rows.append(f"{name} {line}")
-    print(title, *lines, *wrong, sep="\n")
-    verdict = f"{title}{len(wrong)} of {len(lines) + len(wrong)} do not agree"
-    assert not wrong, "\n".join([verdict, *wrong])
+            how = difference(as_array(expected[name]), as_array(actual[name]), tolerance)
+            wrong += [f"{name} {how}"] if how else []
+    count = len(expected | actual)
+    assert not wrong, "\n".join([f"{title}{len(wrong)} of {count} do not agree", *wrong])
 
 
-def compared(expected, actual, tolerance):
-    """(a line on how two arrays differ, whether they agree)."""
+def difference(expected, actual, tolerance):
+    """How two arrays differ, in words; None if they agree."""
     if expected.shape != actual.shape:
-        return f"has shape {actual.shape}, expected {expected.shape}", False
+        return f"has shape {actual.shape}, expected {expected.shape}"
     if expected.size == 0:
-        return "has no numbers", True
+        return None
     infinite = ~(np.isfinite(expected) & np.isfinite(actual))
     apart = infinite if infinite.any() else np.abs(actual - expected)
     at = np.unravel_index(apart.argmax(), apart.shape)
     found = f"is {actual[at]:.7g} at {[*map(int, at)]}, expected {expected[at]:.7g}"
     if infinite.any():
-        return found, False
+        return found
     largest = np.abs(expected).max()
     if largest == 0:  # no relative error is possible: zero must be exactly zero
-        return ("is exactly zero", True) if apart[at] == 0 else (found, False)
+        return found if apart[at] else None
     error = float(apart[at] / max(largest, 1e-30))
     if error <= tolerance:
-        return f"has a relative error of {error:.1e}", True
-    return f"{found}: a relative error of {error:.1e}, where {tolerance:.1e} is allowed", False
+        return None
+    return f"{found}: a relative error of {error:.1e}, where {tolerance:.1e} is allowed"
 
 
 # Slow definitions
