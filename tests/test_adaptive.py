@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from accelerated import replay
 from accelerated.compressive import Compressive
-from accelerated.replay import IGNORED, cross_entropy_sum, logits_in_chunks, target_cross_entropy
+from accelerated.replay import IGNORED, cross_entropy_sum, target_cross_entropy
 from reference import compressive as ref
 from reference.variants import compressive as variants
 from tests.helpers.comparison import assert_agree
@@ -125,13 +124,3 @@ def test_losses_are_float32_in_a_model_of_bfloat16():
     targets = torch.tensor([[0, 4, 9], [1, 2, 2]])
     assert matrix.log_probabilities(hidden).dtype == torch.float32
     assert target_cross_entropy(hidden, matrix, targets).dtype == torch.float32
-
-
-def test_a_chunk_counts_the_words_of_all_bands(monkeypatch):
-    """Of 11 words 3 are in the first band: log-probabilities exist of all."""
-    monkeypatch.setattr(replay, "CHUNK", 50)
-    config = dataclasses.replace(SMALL, cutoffs=(3, 7), div_value=2)
-    matrix = Compressive(config).output_matrix()
-    targets = torch.zeros(20, dtype=torch.long)
-    for logs, _ in logits_in_chunks(torch.randn(20, config.width), matrix, targets):
-        assert logs.numel() <= 50

@@ -4,7 +4,6 @@ For the accelerated model, where it has its own code.
 """
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from accelerated.attention.sliding_window import position_bucket
 from reference import block_recurrent as ref
 from tests.helpers.comparison import (
     SEEDS,
@@ -41,27 +39,6 @@ def setting(config, lanes, length):
     rng = np.random.default_rng(1)
     tokens = rng.integers(V, size=(lanes, length))
     return params, tokens, PAPER.random_state(config, rng, lanes)
-
-
-@given(half=st.integers(1, 20), extra=st.integers(1, 200))
-def test_position_buckets_equal_the_rule(half, extra):
-    """Exactly, except within 1e-9 of a bucket's edge, where a logarithm may round.
-
-    There both sides round alike.
-    """
-    buckets = 2 * half
-    furthest = half + extra
-    distances = np.arange(3 * furthest)
-    expected = np.array([slow_bucket(d, buckets, furthest) for d in distances.tolist()])
-    found = ref.position_bucket(distances, buckets, furthest)
-    steps = half * np.log(np.maximum(distances, half) / half) / math.log(furthest / half)
-    coarse = (distances > half) & (distances < furthest)
-    at_edge = coarse & (np.abs(steps - np.round(steps)) < 1e-9)
-    wrong = distances[(found != expected) & ~at_edge]
-    assert not wrong.size, f"distances {wrong} are in buckets {found[wrong]}, not {expected[wrong]}"
-    assert (np.abs(found - expected) <= 1).all()
-    by_torch = position_bucket(torch.tensor(distances), buckets, furthest).numpy()
-    assert (by_torch == found).all(), "PyTorch has other buckets than NumPy"
 
 
 @pytest.mark.parametrize("name", PAPER.variants)

@@ -153,20 +153,6 @@ def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(cha
         assert_agree(expected, logits[0], 1e-10, "logits")
 
 
-@pytest.mark.parametrize("loss", variants.COMPRESSION_LOSSES)
-@pytest.mark.parametrize("compression", variants.COMPRESSIONS)
-def test_without_compressed_memory_the_compression_options_change_nothing(compression, loss):
-    """Transformer-XL: the same weights by the same seed, no compression and no auxiliary loss."""
-    plain = ref.init_params(PAPER.variant("transformer-xl"), np.random.default_rng(0))
-    config = changed(compressed_memory=0, compression=compression, compression_loss=loss)
-    params = ref.init_params(config, np.random.default_rng(0))
-    assert_agree(plain, params, 0)
-    state = ref.initial_state(params, config, 1)
-    _, after, cache = ref.forward(params, config, np.zeros((1, N), int), state)
-    assert ref.auxiliary_forward(params, config, cache)[0] == {}
-    assert after.compressed.shape == (1, SMALL.layers, 0, D)
-
-
 # The losses of the compression
 
 

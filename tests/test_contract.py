@@ -28,7 +28,6 @@ from tests.helpers.rollouts import (
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
-    MODEL_FILES,
     MORE_KINDS,
     ONE_OF_EACH,
     PAPERS,
@@ -51,11 +50,6 @@ def test_every_model_has_the_references_config():
         config = paper.reference.Config
         assert paper.module.Config is config, f"accelerated/{name}.py has another Config"
         assert type(paper.model(paper.small).config) is config, f"{name} keeps another config"
-
-
-def test_a_file_of_tests_models_belongs_to_a_model():
-    for path in MODEL_FILES.glob("*.*"):
-        assert path.stem in PAPERS, f"no model has the name of tests/models/{path.name}"
 
 
 @over(EVERY_VARIANT)

@@ -74,31 +74,6 @@ def test_the_matrixs_gradient_is_added_up_in_float32(monkeypatch):
     assert_agree(expected, matrix.grad, 2e-2)
 
 
-def saved_bytes(rows, vocabulary):
-    """How many bytes the loss keeps for its backward pass."""
-    held = {}
-
-    def keep(tensor):
-        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    hidden = torch.randn(1, rows, 8, requires_grad=True)
-    matrix = torch.randn(vocabulary, 8, requires_grad=True)
-    targets = torch.zeros(1, rows, dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        nats = replay.target_cross_entropy(hidden, matrix, targets)
-    nats.backward()
-    return sum(held.values())
-
-
-def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
-    assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
-    monkeypatch.setattr(replay, "CHUNK", 5000)
-    for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
-        of_both = 8 * 8 * (rows + vocabulary)  # float64 x width 8: of hidden and of matrix
-        assert saved_bytes(rows, vocabulary) == of_both
-
-
 @pytest.mark.parametrize("chunk", [7, 10_000])
 @pytest.mark.parametrize(
     "dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)]

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
@@ -28,15 +27,6 @@ D = SMALL.width  # 10
 H = SMALL.heads  # 2
 N = SMALL.segment  # 6
 S = SMALL.slots  # 4
-
-
-# Definitions
-
-
-def write(p, config, memory, encoded):
-    """The next slots."""
-    written, _ = config.operations.slot_attention_forward(p, config, memory, encoded)
-    return written
 
 
 @pytest.mark.parametrize("encoder_layers", [0, 2])
@@ -160,87 +150,6 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert recalled.readable.all()
 
 
-# Order, norms, residuals and projections of the layers, by torch's functions. Positions are zero
-# here: tests/attention/test_signed_distance.py has them
-
-
-def layer_params(name, prefix):
-    """A layer's random parameters, for NumPy and for torch."""
-    p = ref.subtree(PAPER.random_params(PAPER.variant(name), np.random.default_rng(0)), prefix)
-    p["attention.positions"] = np.zeros_like(p["attention.positions"])
-    return p, {key: torch.tensor(array) for key, array in p.items()}
-
-
-def norm(p, name, x):
-    return functional.layer_norm(x, (D,), p[f"{name}.scale"], p[f"{name}.bias"], eps=1e-6)
-
-
-def affine(p, name, x):
-    return functional.linear(x, p[name], p[f"{name}_bias"])
-
-
-def attention(p, name, x, keyed, seen=None):
-    """What tokens x (N, D) find in keyed (K, D), of which each sees some (N, K)."""
-
-    def heads(part, rows):
-        return affine(p, f"{name}.{part}", rows).unflatten(-1, (H, -1)).transpose(0, 1)
-
-    query = heads("query", x)
-    key = heads("key", keyed)
-    value = heads("value", keyed)
-    found = functional.scaled_dot_product_attention(query, key, value, seen)  # (H, N, E)
-    return affine(p, f"{name}.output", found.transpose(0, 1).flatten(1))
-
-
-def mlp(p, x):
-    return affine(p, "mlp_output", affine(p, "mlp_hidden", norm(p, "mlp_norm", x)).relu())
-
-
-def encoder_layer(x, memory, source):
-    """Figure 2a: self-attention both ways, then the slots, then the feed-forward."""
-    p, w = layer_params("encoder-decoder", "encoder.layers.1.")
-    normal = norm(w, "attention.norm", x)
-    y = x + attention(w, "attention", normal, normal)
-    y = y + attention(w, "read", norm(w, "read.norm", y), norm(w, "read.memory_norm", memory))
-    out, _ = ref.encoder_layer_forward(p, SMALL, x[None].numpy(), memory[None].numpy(), None)
-    return {"out": y + mlp(w, y)}, {"out": out[0]}
-
-
-def decoder_layer(x, memory, source):
-    """Figure 2a: causal self-attention, then the encoded segment, then the feed-forward."""
-    p, w = layer_params("encoder-decoder", "decoder.layers.2.")
-    normal = norm(w, "attention.norm", x)
-    earlier = torch.ones(N, N, dtype=torch.bool).tril()
-    y = x + attention(w, "attention", normal, normal, earlier)
-    y = y + attention(w, "cross", norm(w, "cross.norm", y), source)
-    out, _ = ref.decoder_layer_forward(p, SMALL, x[None].numpy(), source[None].numpy(), None)
-    return {"out": y + mlp(w, y)}, {"out": out[0]}
-
-
-def memory_layer(x, memory, source):
-    """Figure 1b: causal self-attention to slots and tokens, the feed-forward; slots read that."""
-    config = PAPER.variant("decoder-only")
-    p, w = layer_params("decoder-only", "decoder.layers.1.")
-    normal = norm(w, "attention.norm", x)
-    keyed = torch.cat([norm(w, "attention.memory_norm", memory), normal])
-    slots_and_earlier = torch.ones(N, S + N, dtype=torch.bool).tril(S)
-    y = x + attention(w, "attention", normal, keyed, slots_and_earlier)
-    y = y + mlp(w, y)
-    slots = memory[None].numpy()
-    written = write(ref.subtree(p, "writer."), config, slots, y[None].numpy())
-    out, after, _ = variants.memory_layer_forward(p, config, x[None].numpy(), slots, None)
-    return {"out": y, "memory": written}, {"out": out[0], "memory": after}
-
-
-@pytest.mark.parametrize("layer", [encoder_layer, decoder_layer, memory_layer])
-def test_layers_are_figures_1_and_2(layer):
-    """Their order, norms and residuals."""
-    x = torch.randn(N, D)
-    memory = torch.randn(S, D)
-    source = torch.randn(N, D)
-    assert_agree(*layer(x, memory, source), 1e-10, layer.__name__)
-
-
 # Memory replay in NumPy
 
 
@@ -254,16 +163,6 @@ def test_every_segment_has_random_numbers_of_its_own():
 
 
 # Configs
-
-
-@pytest.mark.parametrize("reach", [3, 5, 6, 50])
-def test_distances_have_rows_as_far_as_they_occur(reach):
-    """Of N tokens: the encoder has 1 - N to N - 1, the decoder of N + 1 rows 0 to N."""
-    config = dataclasses.replace(SMALL, max_distance=reach)
-    assert len(config.distances(False)) == 2 * min(reach, N - 1) + 1
-    assert len(config.distances(True)) == min(reach, N) + 1
-    alone = dataclasses.replace(config, encoder_layers=0)  # its decoder has no task's token
-    assert len(alone.distances(True)) == min(reach, N - 1) + 1
 
 
 @pytest.mark.parametrize("positions,count", [("simplified", 1.05e6), ("transformer_xl", 1.32e6)])

@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from accelerated.generation.continuation import Sampling, continue_text
 from reference import pretrained_recurrence as ref
 from reference.variants import pretrained_recurrence as variants
-from tests.helpers.comparison import SEEDS, SIZES, assert_agree, draw, mixture
-from tests.helpers.variants import PAPERS, shaken
+from tests.helpers.comparison import SEEDS, assert_agree, draw, mixture
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL = PAPER.small
@@ -25,44 +24,6 @@ V = SMALL.vocabulary  # 11
 D = SMALL.width  # 10
 T = SMALL.segment  # 6
 E = D // SMALL.heads  # 5
-
-
-@given(
-    batch=st.integers(1, 3),
-    length=st.integers(1, 5),
-    vectors=st.integers(0, 3),
-    size=SIZES,
-    seed=SEEDS,
-)
-def test_attention_is_over_inserted_vectors_and_earlier_tokens(batch, length, vectors, size, seed):
-    """Figure 2, by torch's functions: h_prev is normed, a key and a value, and nothing else."""
-    rng = np.random.default_rng(seed)
-    present = rng.random(batch) < 0.6
-    p = shaken(ref.init_layer(SMALL, rng), rng)
-    p |= {"query": size * p["query"], "query_bias": size * p["query_bias"]}
-    x = rng.standard_normal((batch, length, D))
-    inserted = rng.standard_normal((batch, vectors, D))
-
-    weights = {name: torch.tensor(array) for name, array in p.items()}
-    source = torch.tensor(np.concatenate([inserted, x], 1))  # (B, S + N, D)
-    norm = weights["norm.scale"], weights["norm.bias"]
-    normal = functional.layer_norm(source, (D,), *norm, eps=1e-5)
-
-    def heads(name, rows):
-        projected = functional.linear(rows, weights[name], weights[f"{name}_bias"])
-        return projected.unflatten(-1, (-1, E)).transpose(1, 2)  # (B, H, rows, E)
-
-    seen = torch.ones(batch, 1, length, vectors + length, dtype=torch.bool).tril(vectors)
-    seen[~present, :, :, :vectors] = False
-    query = heads("query", normal[:, vectors:])
-    found = functional.scaled_dot_product_attention(
-        query, heads("key", normal), heads("value", normal), seen
-    )
-    joined = found.transpose(1, 2).flatten(2)
-    expected = functional.linear(joined, weights["output"], weights["output_bias"])
-    slots = inserted[:, :vectors]
-    out, _ = ref.window_attention_forward(p, SMALL, x, slots, present, None)
-    assert_agree(x + expected.numpy(), out, 1e-11)
 
 
 @pytest.mark.parametrize("pooling", variants.POOLINGS)

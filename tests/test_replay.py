@@ -39,8 +39,8 @@ def rollout(paper, config, count):
     return torch_segments(paper, rows, starting(count=count, lanes=3))
 
 
-# The default has one example of every variant, the first of each list. start_here/test_mrbp.py draws
-# all variants, without dropout
+# The default has one example of each, the first of every list. start_here/test_mrbp.py draws all
+# variants, without dropout
 @over(MORE_KINDS)
 @examples(1)
 @given(

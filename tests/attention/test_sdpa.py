@@ -116,25 +116,6 @@ def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     assert_agree(expected, out.float(), TOLERANCE["cuda", torch.bfloat16])
 
 
-def test_the_kernels_are_chosen_in_one_place(monkeypatch):
-    """Off a CPU: flash, memory-efficient or math, never cuDNN's, whatever is allowed."""
-    backends = torch.backends.cuda
-    allowed = []
-
-    def attend(*given, **options):
-        allowed.append(backends.cudnn_sdp_enabled())
-        allowed.append(backends.mem_efficient_sdp_enabled())
-        allowed.append(backends.math_sdp_enabled())
-        return SDPA(*given, **options)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
-    query = torch.empty(2, 3, 4, 5, device="meta")
-    before = backends.cudnn_sdp_enabled()
-    content.sdpa(query, query, query, None)
-    assert allowed == [False, True, True]
-    assert backends.cudnn_sdp_enabled() == before
-
-
 def on(device, inputs):
     return [x.to(device) for x in inputs.values()]
 
@@ -166,21 +147,6 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     _, usage = relative_shift.relative_attention(Heads(*relative), rate, measure=True)
     assert usage.shape == (2, 13)
     assert rates(calls) == [], "SDPA was called, though the attention is to be measured"
-
-
-def test_a_cpu_takes_sdpa_only_where_it_is_faster(calls):
-    """By content, without dropout, in float32 or float64, unless only keys need gradients."""
-    sliding_window.sliding_attention(*on("cpu", by_distance(sliding_inputs(2, 3, 2, 4, 5))))
-    relative = on("cpu", relative_inputs(2, 3, 8, 5, 4))
-    relative_shift.relative_attention(Heads(*relative))
-    query, key, value, _, bias, _ = relative
-    sliding_window.scaled_attention(query, key, value, bias[:, 0])
-    content.content_attention(query, key, value, dropout=0.1)
-    content.content_attention(*(x.bfloat16() for x in (query, key, value)))
-    content.content_attention(query, key.clone().requires_grad_(), value)
-    assert rates(calls) == [], "a CPU took SDPA where it is slower"
-    content.content_attention(query, key, value)
-    assert rates(calls) == [0.0]
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -3,27 +3,20 @@
 They are compiled in the first two iterations only.
 """
 
-import dataclasses
 import itertools
 import shutil
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from accelerated.attention import heads, sliding_window
-from accelerated.attention.sliding_window import by_query_and_key
-from accelerated.block_recurrent import BlockRecurrent
+from accelerated.attention import heads
 from accelerated.data.lanes import Segment
 from accelerated.memory_replay import detach
 from accelerated.protocol import Model, Reading, computing_in, evaluating
-from accelerated.training import opening, optimization, process
-from accelerated.training.optimization import backprop_of, compiles_methods
-from accelerated.training.options import parse as parse_training
+from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.programs import TINY, refusal
 from tests.helpers.rollouts import back_propagated, gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
 
@@ -112,65 +105,6 @@ def test_layers_that_are_computed_again_use_compiled_methods(paper, name, graphs
     actual = trained(paper, name, "through_time", "inductor", again=True)
     assert graphs
     assert_agree(trained(paper, name, "through_time", "none"), actual, 1e-12)
-
-
-def test_all_layers_use_one_compiled_method(graphs):
-    """Twice as many layers are compiled to as many graphs."""
-    small = PAPERS["block_recurrent"].small
-    counts = []
-    for layers in (4, 8):
-        torch._dynamo.reset()
-        graphs.clear()
-        model = BlockRecurrent(dataclasses.replace(small, layers=layers, recurrent_layers=(2,)))
-        backprop_of(model, TrainingConfig(compile="inductor"))
-        tokens = torch.zeros(2, small.segment, dtype=torch.long)
-        model.read(tokens, model.initial_state(2)).hidden.sum().backward()
-        counts.append(len(graphs))
-    assert counts[0] == counts[1] > 0
-
-
-def test_a_gpu_compiles_large_models_by_default(monkeypatch):
-    """A CPU does not: training/test_optimization.py."""
-    monkeypatch.setattr(optimization, "HAS_TRITON", True)
-    embedding = SimpleNamespace(device=torch.device("cuda"))
-    model = SimpleNamespace(embedding=embedding, parameters=lambda: [torch.zeros(3)])
-    for least, expected in ((10**9, False), (3, True)):
-        monkeypatch.setattr(optimization, "LARGE", least)
-        assert compiles_methods(TrainingConfig(), model) == expected
-        assert compiles_methods(TrainingConfig(compile="inductor"), model)
-        for chosen in ("none", "cudagraphs"):
-            assert not compiles_methods(TrainingConfig(compile=chosen), model), chosen
-
-
-def test_a_gpu_refuses_nothing_that_its_compiler_can_do(monkeypatch):
-    """On a GPU in name only.
-
-    On a CPU compiled bfloat16 crashed; what else is refused is in training/test_run.py.
-    """
-    monkeypatch.setattr(process, "choose_device", torch.device)
-
-    def check(options):
-        opening.check_machine(*parse_training([*map(str, TINY), "--compile", *options.split()]))
-
-    check("cudagraphs --horizon 2 --backprop through_time --device cuda")
-    check("cudagraphs --horizon 2 --backprop memory_replay --device cuda")
-    check("inductor --dtype bfloat16 --device cuda")
-    line = refusal(check, "inductor --dtype bfloat16 --device cpu")
-    assert "--compile inductor with --dtype bfloat16 crashed" in line
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
-    """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
-    _, seen = sliding_window.tables_by_distance(4, 4, 8)
-    seen = by_query_and_key(seen, 4)
-    offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads
-    rows = [torch.randn(2, 3, length, 5) for length in (8, 12, 12)]  # two blocks of four queries
-    inputs = [x.to(device).requires_grad_() for x in (*rows, offset)]
-    compiled = torch.compile(sliding_window.sliding_attention_sdpa, backend="eager", fullgraph=True)
-    out = compiled(*inputs, 0.1)
-    out.sum().backward()
-    assert out.shape == inputs[0].shape and all(x.grad.shape == x.shape for x in inputs)
 
 
 class Total(NamedTuple):

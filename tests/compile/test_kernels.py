@@ -14,8 +14,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton comes with torch's builds for CUDA")
-import triton
-import triton.language as tl
 
 INTERPRETED = "TRITON_INTERPRET"
 ON_A_GPU = torch.cuda.is_available()
@@ -261,39 +259,6 @@ def test_dropout_draws_each_weight_alone():
         shares = [(one & other).double().mean() for one, other in both]
         share = torch.stack(shares).mean().item()
         assert abs(share - (1 - rate) ** 2) < 0.02, f"weights know of each other: {name}"
-
-
-@triton.jit
-def write_kept(kept, numbers, lowest, draws: tl.constexpr, KEYS: tl.constexpr):
-    """What `draws`, kept_by_dropout, says of a query and KEYS keys."""
-    query = tl.program_id(0)
-    j = tl.arange(0, KEYS)
-    number = tl.load(numbers + query).to(tl.uint32, bitcast=True)
-    tl.store(kept + query * KEYS + j, draws(number, j, lowest))
-
-
-def test_weights_of_a_query_are_dropped_as_if_by_chance():
-    """As many as chance has in a row, and as many pairs at each distance between two keys."""
-    needs_kernels()
-    torch.manual_seed(0)
-    from accelerated.fast.attention_gpu import drawn_for, kept_by_dropout, lowest_kept
-
-    queries = 1024
-    keys = 512
-    rate = 0.25
-    numbers = drawn_for(torch.empty(1, 1, queries, 1, device=DEVICE), rate)
-    kept = torch.empty(queries, keys, dtype=torch.bool, device=DEVICE)
-    write_kept[queries,](kept, numbers, lowest_kept(rate), kept_by_dropout, keys)
-
-    above = kept.double() - (1 - rate)
-    spectrum = torch.fft.rfft(above, 2 * keys)
-    products = torch.fft.irfft(spectrum.abs() ** 2).sum(0)[: keys // 2]  # by distance
-    terms = queries * (keys - torch.arange(keys // 2, device=DEVICE))
-    variance = rate * (1 - rate)
-    assert abs(above.mean().item()) < 5 * math.sqrt(variance / terms[0])
-    deviations = products[1:] / (variance * terms[1:].sqrt())
-    assert deviations.abs().max() < 6, "two weights of a query know of each other"
-    assert 0.7 < above.sum(1).var() / (keys * variance) < 1.3
 
 
 @pytest.mark.parametrize("rows, words, columns", [(5, 7, 7), (3, 4096, 4160), (4, 9001, 9024)])
