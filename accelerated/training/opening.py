@@ -9,7 +9,6 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,7 +20,6 @@ from accelerated.data.tokenizers import (
     Tokenizer,
     open_tokenizer,
     run_tokenizer,
-    tokenizers_package,
     train_bpe,
     train_words,
 )
@@ -47,7 +45,7 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
     Raises InputError if training cannot begin; the checks that need no data come first.
     """
-    device = check_machine(settings, start)
+    device = check_machine(settings.training)
     with process.process_group(device), own_folder(start):
         tokenizer, corpus = load_data(settings, start)
         process.keep_freed_memory()
@@ -57,13 +55,8 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 # This machine
 
 
-def check_machine(settings: Settings, start: Start) -> torch.device:
+def check_machine(training: TrainingConfig) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings."""
-    data = settings.data
-    training = settings.training
-    learns = data.train_bpe or data.train_words
-    if learns and not (start.resumed or start.initial):
-        tokenizers_package("--train-bpe" if data.train_bpe else "--train-words")
     device = process.choose_device(training.device)
     lanes = process.lane_count(training.batch)
     if lanes % training.accumulate:
@@ -83,7 +76,7 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
         )
     if training.compile != "inductor" or device.type != "cpu":
         return
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    compiler = os.environ.get("CXX", "g++")
     if not shutil.which(compiler):
         raise InputError(
             f"--compile inductor needs a C++ compiler on a CPU, and {compiler} is not here; "
