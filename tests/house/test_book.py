@@ -29,7 +29,7 @@ BOOK = pytest.importorskip(
 )
 default_case = pytest.importorskip("docs.book.method").default_case
 METHODS = BOOK.METHODS  # the models that have a chapter
-# Building takes 75 s on a quiet core, and other tests run beside it
+# Building takes 40 s of a core, and other tests run beside it
 pytestmark = pytest.mark.timeout(400)
 methods = pytest.mark.parametrize("method", METHODS)
 
