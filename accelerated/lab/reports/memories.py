@@ -49,11 +49,9 @@ def full_memories(
         if taken >= sequences:
             return
     if taken < 2:
-        found = "1 segment has" if taken else "0 segments have"
-        expected = f"more than {need + 1:,} segments of {c.segment:,} scored tokens"
         raise InputError(
-            f"{found} full memories, too few to average; expected documents of {expected}; give "
-            f"longer documents (--data) or smaller memories (--memory, --compressed-memory)"
+            "fewer than two segments have full memories, too few to average; give "
+            f"documents (--data) of more than {need + 1:,} segments, or smaller memories"
         )
 
 

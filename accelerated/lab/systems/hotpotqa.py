@@ -24,7 +24,6 @@ from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import EXPECTED, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.errors import InputError, run_program
-from accelerated.program.progress import Progress
 from accelerated.training.process import choose_device
 
 FORM = "expected a list of {_id, question, answer, supporting_facts, context}, as HotpotQA's"
@@ -100,8 +99,7 @@ def chosen(questions: dict[str, Question]) -> list[Question]:
 
 def cut_all(questions: Collection[Question], bpe: Tokenizer) -> list[Example]:
     """The Examples of questions, in RoBERTa's own ids."""
-    bar = Progress("cutting", len(questions), "question", over=questions)
-    return [reader.cut(question, bpe, SEGMENT, first=0) for question in bar]
+    return [reader.cut(question, bpe, SEGMENT, first=0) for question in questions]
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:

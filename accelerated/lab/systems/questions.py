@@ -33,7 +33,6 @@ SIZES = {
     "layer_norm_eps": 1e-5,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.02 * (768 / 64) ** 0.5,  # decision Q9
 }
 VOCABULARY = 2048
 STAGES = (((0, 1), 1000), ((2, 6), 500))  # paragraphs besides the facts, and updates
@@ -43,12 +42,27 @@ QUESTIONS = (6400, 640)  # of a stage to train on, and asked
 
 
 def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
-    """A small RoBERTa, whose weights the seed draws."""
+    """A small RoBERTa, whose weights the seed draws.
+
+    RoBERTa's matrices begin at 0.02, which suits its width, 768; here they are larger, so that
+    their outputs are as large. Positions begin as sinusoids, which so short a training would not
+    find.
+    """
     transformers = optional_package("transformers", "this RoBERTa needs", "decoders")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = transformers.RobertaConfig(vocab_size=vocabulary, **SIZES)
-        return Roberta(transformers.RobertaModel(config), recurrent, seed)
+        roberta = transformers.RobertaModel(config)
+    width = SIZES["hidden_size"]
+    half = width // 2
+    angles = torch.arange(SEGMENT)[:, None] * 10_000 ** (-torch.arange(half) / half)
+    with torch.no_grad():
+        sinusoids = 0.02 * 2**0.5 * torch.cat([angles.sin(), angles.cos()], 1)
+        roberta.embeddings.position_embeddings.weight[UNREAD:] = sinusoids
+        for weight in roberta.encoder.parameters():
+            if weight.dim() == 2:
+                weight *= (768 / width) ** 0.5
+    return Roberta(roberta, recurrent, seed)
 
 
 class Task(NamedTuple):

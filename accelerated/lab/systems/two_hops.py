@@ -21,10 +21,10 @@ PLACES = {  # {holder: its places}
 }
 YES_NO = 0.25  # share of the questions that are answered by yes or no, half of them by each
 LINES = (  # of the other paragraphs
-    "This page has many words that say nothing of use.",
-    "Nobody reads them twice, or remembers what they were about.",
-    "Others have been here before, and left without an answer.",
-    "It goes on like this for a while, and then it ends.",
+    "It says little.",
+    "Nobody reads this twice.",
+    "One more page of it.",
+    "Words, and then it ends.",
 )
 
 

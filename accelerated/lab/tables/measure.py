@@ -45,16 +45,15 @@ def measure(options: Namespace, workshop: Workshop) -> None:
     wanted = {row: options.seeds or table.seeds[row] for row in options.rows or table.rows}
     path = options.out / f"{name}.json"
     is_whole = wanted == table.seeds
-    record = {"rows": []}
     if is_whole and path.exists():
         record = read_record(path, {"rows", "options"})
-    if {row["name"]: tuple(seeds_of(row)) for row in record["rows"]} != wanted:
+        check_options(path, record, table)
+    else:
         record = measured_record(name, table, wanted, workshop)
         write_record(path, record, indent=1)
     if not is_whole:
         print(numbers(table, record))
         return
-    check_options(path, record, table)
     whole = options.out / f"{table.page}.json"
     if whole.exists():
         draw(table, record, path.with_suffix(".svg"))
@@ -65,10 +64,10 @@ def measure(options: Namespace, workshop: Workshop) -> None:
 
 
 def check_options(path: Path, record: dict, table: Table) -> None:
-    """Raise InputError if a record is of other options than its table has now."""
-    rows = {row["name"]: row["options"].strip() for row in record["rows"]}
-    own = {name: row.options for name, row in table.rows.items()}
-    if (record["options"], rows) != (table.options, own):
+    """Raise InputError if a record has not all of a table's rows, with its options and seeds."""
+    found = {row["name"]: (row["options"].strip(), seeds_of(row)) for row in record["rows"]}
+    own = {name: (row.options, [*table.seeds[name]]) for name, row in table.rows.items()}
+    if (record["options"], found) != (table.options, own):
         raise InputError(f"{path} has runs of other options than its table; {ADVICE}")
 
 

@@ -39,15 +39,13 @@ def read_alone(model, documents, first=40):
     return found
 
 
-@pytest.mark.parametrize(
-    "lengths, found", [([30, 40], "0 segments have"), ([49, 30], "1 segment has")]
-)
-def test_fewer_than_two_segments_are_refused(lengths, found):
+@pytest.mark.parametrize("lengths", [[30, 40], [49, 30]])
+def test_fewer_than_two_segments_are_refused(lengths):
     model = Compressive(SMALL).eval()
     documents = counting_documents(lengths)
     error = refusal(memories.attention_by_bucket, model, documents, 2, 10)
-    assert error.startswith(f"{found} full memories, ")
-    assert "more than 6 segments of 8 scored tokens" in error
+    assert error.startswith("fewer than two segments have full memories, ")
+    assert "more than 6 segments" in error
 
 
 def test_memories_are_full_if_no_row_is_a_zero_of_the_start():
