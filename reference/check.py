@@ -106,8 +106,6 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
     not_finite = np.count_nonzero(~np.isfinite(actual))
     if not_finite:
         return Row(name, np.inf, tolerance, f"{not_finite} of {actual.size} NaN or infinite")
-    if expected.size == 0:
-        return Row(name, 0.0, tolerance, "of size zero")
 
     difference = np.abs(actual - expected)
     scale = np.abs(expected).max()
@@ -144,7 +142,7 @@ def seen_in(expected: np.ndarray, actual: np.ndarray, near: float) -> str:
     nonzero = np.count_nonzero((expected == 0) & (np.abs(actual) > near))
     zero = np.count_nonzero((actual == 0) & (np.abs(expected) > near))
     words = f", {nonzero} that should be exactly zero are not" if nonzero else ""
-    return words + (f", {zero} are zero and should not be" if zero else "")
+    return f"{words}, {zero} are zero and should not be" if zero else words
 
 
 def tolerance_of(dtype: np.dtype) -> float:
@@ -178,7 +176,7 @@ def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
         is_optional = re.match(OPTIONAL, name) and not is_asked_for
         if name in actual:
             rows.append(compared(name, row, actual[name]))
-        elif row.size and not is_optional:
+        elif not is_optional:
             rows.append(Row(name, np.inf, 0.0, f"missing, shape {row.shape}"))
     return rows
 
@@ -204,7 +202,7 @@ def hint_of(vectors: Path, row: Row) -> str:
     others = tuple(lane for lane in range(LANES) if lane != start)
     said = ["its name, and whether a line makes it"] if row.is_missing else []
     if row.words.startswith("shape"):
-        said += ["the order of axes"]
+        said += ["the order of axes, or how many rows"]
     if row.tolerance == TOLERANCES["float64"] and row.error < SMALL:
         said += ["an operation in float32, or an epsilon in another place?"]
     if row.lanes == (start,):
@@ -367,11 +365,10 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
     except CheckError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as in: python -m reference.check ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
-        if error.filename is None:  # the output: nothing more is written there
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as in: python -m reference.check ... | head
-            return 1
         what = error.filename or "the output"
         print(f"{name}: cannot use {what}: {error.strerror}; give another", file=sys.stderr)
         return 2

@@ -437,15 +437,6 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
     assert not reads or "13 of 13 cases agree; 0 are not in" in printed
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line_and_exit_code_2():
-    command = [sys.executable, "-m", "reference.check", *[FOLDER / "memformer"] * 2]
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    said = "reference.check: cannot use the output: No space left on device; give another\n"
-    assert (done.returncode, done.stderr) == (2, said)
-
-
 # Wrong conventions
 
 
