@@ -16,6 +16,7 @@ from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, state_from
 from reference import rollout
 from tests.helpers.comparison import LADDER, assert_agree, named
+from tests.helpers.culprit import blaming
 from tests.helpers.variants import PAPERS
 from tests.start_here.strategies import Setting, by_numpy, plain_bptt
 
@@ -171,7 +172,9 @@ def check_rollout(paper, sides, segments, title):
     )
     segments = reference_segments(segments, in_lane_1(segments))
     rows = by_numpy(setting, segments)
-    assert_agree(rows, plain_bptt(setting, segments), LADDER, title)
+    found = plain_bptt(setting, segments)
+    with blaming(setting, segments, plain_bptt):
+        assert_agree(rows, found, LADDER, title)
     return rows
 
 
