@@ -88,7 +88,7 @@ def segment_of(reference: ModuleType, rows: dict) -> Segment:
     """A segment from its arrays."""
     task = None
     if "task.kind" in rows:
-        task = module_of(reference, "Task").Task(**subtree(rows, "task."))
+        task = function_of(reference, "Task")(**subtree(rows, "task."))
     return Segment(rows["tokens"], rows["targets"], rows["scored"], rows["starts"], task)
 
 
@@ -185,17 +185,14 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
 
 
 def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
-    """{name: (derivative by hand, by differences, relative error)}.
-
-    The derivatives are along a random direction of each tensor.
-    """
+    """{name: relative error} of the derivative along a random direction of each tensor."""
     found = {}
     inputs = inputs_of(case.params, case.state)
     with holding_what_is_stopped(case) as objective:
         objective(inputs)  # the values at which what is stopped is held
         for name in inputs:
             direction = rng.standard_normal(inputs[name].shape)
-            found[name] = compared(objective, inputs, name, grads[name], direction)
+            *_, found[name] = compared(objective, inputs, name, grads[name], direction)
     return found
 
 
@@ -236,8 +233,6 @@ def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
 
 # ----------------------------------------------------------------------------
 # who is guilty: each backward function by itself, on random numbers
-
-
 class Calls:
     """What a rollout called: the arguments of forward functions, and who called whom backwards."""
 
@@ -426,9 +421,9 @@ def check(paper: str, name: str) -> float:
         print_guilty(case, calls)
         return np.inf
 
-    wrong = [row for row, (_, _, error) in errors.items() if not error <= TOLERANCE]
+    wrong = [row for row, error in errors.items() if not error <= TOLERANCE]
     if not wrong:
-        largest = max(error for _, _, error in errors.values())
+        largest = max(errors.values())
         print(f"{name:<40}{len(errors):>4} gradients right, relative error at most {largest:.1e}")
         return largest
     print(f"{title} {len(wrong)} of {len(errors)} gradients")

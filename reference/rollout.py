@@ -43,18 +43,12 @@ def named(prefix: str, state: NamedTuple) -> dict:
 
 
 def rollout_forward(
-    reference: ModuleType,
-    params: dict,
-    config: object,
-    segments: list,
-    state: NamedTuple,
-    rngs: list | None = None,
+    reference: ModuleType, params: dict, config: object, segments: list, state: NamedTuple
 ) -> tuple[dict, list, NamedTuple]:
     """Read the segments: {name: array}, a cache for each segment, and the last state.
 
     The arrays are logits, losses, next states and the objective. The objective is the summed
     cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
-    rngs draw each segment's dropout; None turns it off.
     """
     rows = {}
     caches = []
@@ -64,9 +58,8 @@ def rollout_forward(
         # A lane that starts reads the initial state, and nothing of the state before
         initial = reference.initial_state(params, config, len(segment.starts))
         state = choose_lanes(segment.starts, initial, state)
-        rng = rngs[k] if rngs else None
         task = {} if segment.task is None else {"task": segment.task}
-        logits, state, cache = reference.forward(params, config, segment.tokens, state, rng, **task)
+        logits, state, cache = reference.forward(params, config, segment.tokens, state, **task)
         loss, loss_cache = reference.cross_entropy_forward(logits, segment.targets, segment.scored)
         losses = {}
         auxiliary_cache = []
@@ -87,50 +80,39 @@ def rollout_forward(
 
 
 def rollout_backward(
-    reference: ModuleType,
-    params: dict,
-    config: object,
-    caches: list,
-    dstate: Any = None,
-    count: int | None = None,
-) -> tuple[dict, NamedTuple]:
-    """Gradients of the objective, {name: gradient} of the parameters and that of the first state.
+    reference: ModuleType, params: dict, config: object, caches: list
+) -> tuple[dict, Any]:
+    """Gradients of the objective: {name: gradient} of the parameters, and that of the first state.
 
-    The first state is the one before the first segment. dstate is the gradient of the last state.
-    count is the number of tokens that the objective is divided by: by default the scored ones.
+    The first state is the one before the first segment.
     """
     grads = {}
-    for parts, before in segments_backward(reference, params, config, caches, dstate, count):
-        for part in parts:
-            reference.add_into(grads, part)
-        dstate = before
-    return grads, dstate
+    steps = [*segments_backward(reference, params, config, caches)]
+    for own, _ in steps:
+        reference.add_into(grads, own)
+    return grads, steps[-1][1]
 
 
 def segments_backward(
-    reference: ModuleType,
-    params: dict,
-    config: object,
-    caches: list,
-    dstate: Any = None,
-    count: int | None = None,
-) -> Iterator[tuple[list, NamedTuple]]:
+    reference: ModuleType, params: dict, config: object, caches: list
+) -> Iterator[tuple[dict, NamedTuple]]:
     """For each segment, from the last to the first: its gradients and that of the state before it.
 
-    The gradients are dicts by parameter, which have to be added.
+    The gradients are {name: gradient} of the parameters, to be summed over segments.
     """
-    count = count or count_scored([segment for segment, _, _, _ in caches])
+    count = count_scored([segment for segment, *_ in caches])
+    dstate = None
     for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
-        dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
-        parts = [dparams]
+        grads, dstate = reference.backward(params, config, cache, dlogits, dstate)
         if auxiliary_cache:
-            parts += [reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)]
+            dauxiliary = reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache)
+            reference.add_into(grads, dauxiliary)
 
         # A lane that starts has read the initial state
         zero = dstate._make(np.zeros_like(field) for field in dstate)
         if hasattr(reference, "initial_state_backward"):
             dinitial = choose_lanes(segment.starts, dstate, zero)
-            parts += [reference.initial_state_backward(config, dinitial)]
+            reference.add_into(grads, reference.initial_state_backward(config, dinitial))
         dstate = choose_lanes(segment.starts, zero, dstate)
-        yield parts, dstate
+        yield grads, dstate

@@ -90,10 +90,10 @@ def given_of(case: Case) -> dict:
     given = named("state/", case.state)
     given |= {f"param/{name}": value for name, value in case.params.items()}
     for k, segment in enumerate(case.segments):
-        given |= named(f"{k}/", segment._replace(task=None))
-        if segment.task:
-            given |= named(f"{k}/task.", segment.task)
-        del given[f"{k}/task"]
+        given |= named(f"{k}/", segment)
+        task = given.pop(f"{k}/task")
+        if task:
+            given |= named(f"{k}/task.", task)
     return {GIVEN + name: array for name, array in given.items()}
 
 
@@ -118,12 +118,9 @@ def gradient_rows(
     """
     rows: dict = {}
     total: dict = {}
-    for step, (parts, dstate) in enumerate(steps):
+    for step, (own, dstate) in enumerate(steps):
         k = len(case.segments) - 1 - step
         prefix = f"{k}/" if k else ""
-        own: dict = {}
-        for part in parts:
-            case.reference.add_into(own, part)
         case.reference.add_into(total, own)
         found = {f"grad/{key}": value for key, value in (own if k else total).items()}
         if k:
