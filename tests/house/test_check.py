@@ -440,19 +440,23 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
 # Wrong conventions
 
 
-# A port that breaks the rule is wrong in that case of docs/vectors, first in that tensor
+# A port that breaks the rule is wrong in that case of docs/vectors, first in that tensor, and is
+# told what stands behind |
 WRONG = [*blocks(ROOT / "tests" / "tools" / "wrong_conventions.txt")]
 
 
 @pytest.mark.parametrize("rule", WRONG, ids=lambda rule: f"{rule.sentence.split()[0]}: {rule.task}")
 def test_a_broken_rule_is_noticed_and_named(rule):
     """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
-    paper, case, first, *function = rule.sentence.split()
-    expected, _ = check.load(FOLDER / paper / f"{case}.safetensors")
+    where, _, says = rule.sentence.partition(" | ")
+    paper, case, first, *function = where.split()
+    path = FOLDER / paper / f"{case}.safetensors"
+    expected, _ = check.load(path)
     wrong = changed(PAPERS[paper].reference, "".join(function), rule.old, rule.new)
     found = computed(paper, case, wrong, steps=False, backwards="grad" in first)
     rows = check.compare(expected, expected | found)
     assert check.first_wrong(rows).name == first
+    assert says in check.hint_of(path, check.first_wrong(rows))
 
 
 # What a reference does not compute: those who port are told of it by other tests
