@@ -377,14 +377,15 @@ def record_of(**measured):
     for (name, row), step_seconds in zip(TWO.rows.items(), seconds, strict=True):
         of_row = {"name": name} | row._asdict() | common | {"step_seconds": step_seconds}
         if name in measured:
-            rows.append(of_row | {"measured": {TWO.measures[0].title: measured[name]}})
+            own = measured[name]
+            by_title = {TWO.measures[0].title: own}
+            rows.append(of_row | {"seeds": [*range(len(own))], "measured": by_title})
     return {
         "name": "a-table",
         "date": "2026-01-02",
         "python": "3.11.7",
         "machine": "2 cores",
         "torch": "2.13.0",
-        "jobs": 2,
         "rows": rows,
         "options": "--width 8",
         "first": "",

@@ -30,7 +30,7 @@ LOADERS = {
     "--data hf:": lambda folder: list(table_source(f"hf:{folder}").texts()),
     "eval.py": lambda folder: evaluate("score", folder),
     "load": lambda folder: accelerated.load(folder),
-    "a RoBERTa": lambda folder: load_roberta(folder, 16, False, 0),
+    "a RoBERTa": lambda folder: load_roberta(folder, False, 0),
     "reference.check": lambda folder: check.load(folder / "model.safetensors"),
 }
 

@@ -147,19 +147,14 @@ def run(layer: Any, x: Tensor, seen: Tensor) -> Tensor:
     return out[0] if isinstance(out, tuple) else out  # in some versions
 
 
-def load_roberta(folder: Path, segment: int, recurrent: bool, seed: int) -> Roberta:
-    """A RoBERTa's folder, as the hub lays it, as a model that reads windows of `segment` tokens.
-
-    Raises InputError if it is none, or has too few positions.
-    """
+def load_roberta(folder: Path, recurrent: bool, seed: int) -> Roberta:
+    """The model of a RoBERTa's folder, as the hub lays it; raises InputError if it is none."""
     from accelerated import any_decoder  # here: it imports transformers
 
     try:
         own = any_decoder.package_config(json.dumps(read_settings(folder)))
         if own.model_type != "roberta":
             raise ValueError(f"its model_type is {own.model_type!r}")
-        if own.max_position_embeddings < segment + UNREAD:
-            raise ValueError(f"it has too few positions for {segment} tokens")
         masked = any_decoder.read_folder("AutoModelForMaskedLM", folder, own)
     except Exception as error:  # of the package: any
         reason = any_decoder.reason_of(error)

@@ -19,7 +19,6 @@ from accelerated.lab.harness import (
 )
 from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, prepared_step
-from accelerated.lab.tables.orderings import seeds_of
 from accelerated.lab.tables.page import numbers, page
 from accelerated.lab.tables.picture import draw
 from accelerated.lab.tables.table import TABLES, Table
@@ -65,7 +64,7 @@ def measure(options: Namespace, workshop: Workshop) -> None:
 
 def check_options(path: Path, record: dict, table: Table) -> None:
     """Raise InputError if a record has not all of a table's rows, with its options and seeds."""
-    found = {row["name"]: (row["options"].strip(), seeds_of(row)) for row in record["rows"]}
+    found = {row["name"]: (row["options"].strip(), row["seeds"]) for row in record["rows"]}
     own = {name: (row.options, [*table.seeds[name]]) for name, row in table.rows.items()}
     if (record["options"], found) != (table.options, own):
         raise InputError(f"{path} has runs of other options than its table; {ADVICE}")

@@ -10,15 +10,9 @@ import numpy as np
 from accelerated.lab.harness import mean_and_interval
 
 
-def seeds_of(row: dict) -> list[int]:
-    """The seeds of a record's row; old records have them in order, from 0."""
-    first = next(iter(row["measured"].values()))
-    return row.get("seeds") or list(range(len(first)))
-
-
 def by_seed(row: dict, title: str) -> dict:
     """{seed: what a measure of a record's row was}."""
-    return dict(zip(seeds_of(row), row["measured"][title], strict=False))
+    return dict(zip(row["seeds"], row["measured"][title], strict=False))
 
 
 def values_of(record: dict, side: str) -> dict:
@@ -81,22 +75,8 @@ def documents_of(record: dict, name: str) -> dict[int, np.ndarray]:
     return found
 
 
-def over_both(half: float, low: float, high: float) -> float:
-    """Half the width of an interval over seeds and documents.
-
-    They vary independently, so their squares add up.
-
-    half: half of the interval over seeds
-    low, high: the interval over documents
-    """
-    return math.hypot(half, (high - low) / 2)
-
-
 def in_words(record: dict, ordering: str) -> str:
     """An ordering as a reader sees it, each side with its measure, if that is not the first."""
     first = next(iter(record["rows"][0]["measured"]))
-    sides = ordering.replace(f" @ {first}", "").split(" < ")
-    names, _, measures = zip(*(side.partition(" @ ") for side in sides), strict=True)
-    if measures[0] and measures[0] == measures[1]:
-        return f"{' against '.join(names)}, both {measures[0]}"
-    return " against ".join(sides).replace(" @ ", ", ")
+    words = ordering.replace(f" @ {first}", "").replace(" @ ", ", ")
+    return words.replace(" < ", " against ")

@@ -9,9 +9,7 @@ from accelerated.lab.speed.timing import paired_ratios, spread
 from accelerated.lab.tables.orderings import (
     differences,
     in_words,
-    over_both,
     over_documents,
-    seeds_of,
 )
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import join, settled
@@ -73,7 +71,7 @@ def numbers(table: Table, record: dict) -> str:
         is_control = "--clear-memory" in row["options"]
         titles = ["cleared"] if is_control else [*forms]
         line = {"": row["name"]} | shown(row, titles, forms)
-        line["seeds"] = str(len(seeds_of(row)))
+        line["seeds"] = str(len(row["seeds"]))
         if row["paper"]:
             line["the paper"] = row["paper"]
         lines.append(line | costs)
@@ -132,11 +130,10 @@ def comparisons(table: Table, record: dict) -> str:
         mean, half = mean_and_interval(differences(record, ordering))
         low, high = over_documents(record, ordering)
         ahead = [plus_minus(mean, half), f"{low:+.3f}..{high:+.3f}"]
-        both = f"± {over_both(half, low, high):.3f}"
-        lines.append([in_words(record, ordering), *ahead, both])
+        lines.append([in_words(record, ordering), *ahead])
     if not lines:
         return ""
-    head = ["bits ahead", "95% over seeds", "over documents", "over both"]
+    head = ["bits ahead", "95% over seeds", "over documents"]
     return markdown_table(head, *lines)
 
 

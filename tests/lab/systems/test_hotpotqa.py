@@ -1,7 +1,6 @@
 """Table 3 of Adding Recurrence on files: HotpotQA's form, RoBERTa's folder, and the command."""
 
 import json
-import shutil
 from unittest.mock import Mock
 
 import pytest
@@ -67,8 +66,6 @@ def test_a_question_that_no_span_answers_is_asked_and_not_trained_on(monkeypatch
     drawn = hotpotqa.chosen(questions)
     assert sorted(question.answer for question in drawn) == ["Chios", "yes"]
     assert drawn == hotpotqa.chosen(questions)
-    words = refusal(hotpotqa.chosen, {"a": questions["a"]})
-    assert words == "no text of --train has its question's answer; give another file"
     monkeypatch.setattr(hotpotqa, "QUESTIONS", 1)
     assert len(hotpotqa.chosen(questions)) == 1
 
@@ -97,7 +94,7 @@ def test_windows_hold_robertas_own_ids(folder, monkeypatch):
     import transformers
 
     monkeypatch.setattr(hotpotqa, "SEGMENT", 40)
-    bpe = hotpotqa.open_vocabulary(folder, 301)
+    bpe = hotpotqa.tokenizer_of_file(folder / "vocab.json", "")
     [example] = hotpotqa.cut_all([hotpotqa.question_of(ITEM)], bpe)
     theirs = transformers.RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
     asked = theirs(ITEM["question"], add_special_tokens=False)["input_ids"][:18]  # the most of 40
@@ -152,15 +149,3 @@ def test_the_command_trains_and_asks_each_row_once(folder, tmp_path, monkeypatch
     assert "hotpotqa.json has runs of other settings" in refusal(
         hotpotqa.main, [*command, "--train", other]
     )
-
-
-@pytest.mark.parametrize(
-    "added", [{"<s>": 1, "<pad>": 0}, {"one": 300, "two": 301}], ids=["special", "more words"]
-)
-def test_another_vocabulary_is_refused(folder, tmp_path, added, monkeypatch):
-    monkeypatch.setattr(hotpotqa, "SEGMENT", 40)
-    own = shutil.copytree(folder, tmp_path / "roberta")
-    words = json.loads((own / "vocab.json").read_text())
-    (own / "vocab.json").write_text(json.dumps(words | added))
-    error = refusal(hotpotqa.open_vocabulary, own, 301)
-    assert "is not this RoBERTa's vocabulary; expected" in error

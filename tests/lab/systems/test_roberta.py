@@ -19,7 +19,7 @@ PLACES = torch.tensor([[11, 13], [0, 0], [4, 14]])
 
 def random_model(folder, seed, recurrent=True):
     """A model whose parameters are away from where they begin, so that every term has an effect."""
-    model = load_roberta(folder, 8, recurrent, 0)
+    model = load_roberta(folder, recurrent, 0)
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in (*model.span.parameters(), *model.kind.parameters()):
@@ -102,11 +102,11 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else(folder):
 
 
 def both(folder, recurrent):
-    """transformers' RoBERTa of a folder, and ours for windows of 14 tokens."""
+    """transformers' RoBERTa of a folder, and ours."""
     import transformers
 
     theirs = transformers.RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float64)
-    return theirs.eval(), load_roberta(folder, 14, recurrent, 0).eval()
+    return theirs.eval(), load_roberta(folder, recurrent, 0).eval()
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -156,7 +156,7 @@ def output_of(layer, x):
 
 def test_the_seed_draws_what_a_published_roberta_has_not(folder):
     """The answer's head and the vector's network, of variance 1 / D (decision 3)."""
-    first, second = (load_roberta(folder, 16, True, seed).state_dict() for seed in (0, 1))
+    first, second = (load_roberta(folder, True, seed).state_dict() for seed in (0, 1))
     drawn = {name for name, value in first.items() if not torch.equal(value, second[name])}
     network = {f"module.{number}.weight" for number in (0, 2, 4)}
     assert drawn == {"span.weight", "kind.weight", *network}
@@ -166,7 +166,6 @@ def test_the_seed_draws_what_a_published_roberta_has_not(folder):
 
 FAULTS = {  # {what: (the changes of config.json, the message)}
     "another model": ({"model_type": "bert"}, "its model_type is 'bert'"),
-    "few positions": ({"max_position_embeddings": 17}, "too few positions for 16 tokens"),
     "more layers": ({"num_hidden_layers": 4}, "has no roberta.encoder.layer.3.attention."),
     "another width": ({"intermediate_size": 21}, "cannot be used ("),
     "no RoBERTa": ({"model_type": None}, "cannot be used ("),
@@ -179,4 +178,4 @@ def test_another_model_is_refused(folder, tmp_path, what):
     own = shutil.copytree(folder, tmp_path / "roberta")
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | changed))
-    assert message in refusal(load_roberta, own, 16, True, 0)
+    assert message in refusal(load_roberta, own, True, 0)
