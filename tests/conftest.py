@@ -123,7 +123,9 @@ def pytest_runtest_makereport(item, call):
         models = [f"{side}/{paper}.py" for paper in papers for side in ("accelerated", "reference")]
         named = [*models, *under_test(item.obj, given)]
         accused = "\n".join(f"  look at {name}" for name in named)
-        said = f"{claim}\n  this does not hold: {failed}\n{accused}"
+        if not failed.startswith("raise"):
+            claim += f"\n  this does not hold: {failed}"
+        said = f"{claim}\n{accused}"
         report.sections.append(("what it claims, and what may be wrong", said))
     return report
 

@@ -27,13 +27,13 @@ from tests.helpers.comparison import as_array
 
 @contextlib.contextmanager
 def blaming(setting, segments, read):
-    """Add to a failure inside the block where to look. `read` reads the segments by PyTorch."""
+    """Say first where to look if the block fails. `read` reads the segments by PyTorch."""
     try:
         yield
     except AssertionError as error:
         is_gradient = any("gradient of" in line for line in str(error).splitlines()[:2])
         accused = culprit(setting, segments, read, is_gradient)
-        raise AssertionError(f"{error}\n{accused}") from None
+        raise AssertionError(f"{accused}\n{error}") from None
 
 
 def culprit(setting, segments, read, is_gradient) -> str:
@@ -47,11 +47,14 @@ def culprit(setting, segments, read, is_gradient) -> str:
     if not all(error <= TOLERANCE for _, _, error in errors.values()):
         names = [f"{calls.places[name][0]}.{name}" for name in guilty(case, calls)]
         return f"NumPy is wrong: look at {' or '.join(names)}, and the forward function beside it"
-    alike = "NumPy's backward pass is the derivative of its forward pass"
+    alike = "each backward function of NumPy is its forward function's derivative"
     if is_gradient:
         return f"PyTorch is wrong, as {alike}: look for what is detached, or is not and should be"
     module = first_of_its_own(setting, segments, read)
-    return f"{alike}; PyTorch's first other result is that of {module}"
+    return (
+        f"the first of PyTorch's results that NumPy has not is that of {module}; look at it, and at "
+        f"what the reference has for it, though {alike}"
+    )
 
 
 def first_of_its_own(setting, segments, read) -> str:
