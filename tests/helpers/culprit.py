@@ -52,7 +52,7 @@ def culprit(setting, segments, read, is_gradient) -> str:
         return f"PyTorch is wrong, as {alike}: look for what is detached, or is not and should be"
     module = first_of_its_own(setting, segments, read)
     return (
-        f"the first of PyTorch's results that NumPy has not is that of {module}; look at it, and at "
+        f"the first of PyTorch's results that NumPy has not is that of {module}; look at it, or at "
         f"what the reference has for it, though {alike}"
     )
 
