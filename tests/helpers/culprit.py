@@ -6,6 +6,7 @@ PyTorch's modules follow, in the order of computation: the first whose result Nu
 
 import contextlib
 import sys
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,20 +59,36 @@ def culprit(setting, segments, read, is_gradient) -> str:
 
 
 def first_of_its_own(setting, segments, read) -> str:
-    """The first of PyTorch's modules that returns rows which NumPy never computes."""
+    """Where PyTorch first computes rows which NumPy never computes: in a module, or before it."""
     known = rows_computed(setting, segments)
+    model = setting.model
     found = []
 
-    def watch(module, given, result):
-        for array in filter(torch.is_tensor, tree_leaves(result)):
+    def has_others(nest):
+        for array in filter(torch.is_tensor, tree_leaves(nest)):
             sums = as_array(array).sum(-1).ravel()
             after = np.searchsorted(known, sums)
             neighbours = known[np.clip([after - 1, after], 0, len(known) - 1)]
             if (np.abs(neighbours - sums).min(0) > 1e-9 * (1 + np.abs(sums))).any():
-                found.append(f"{type(module).__module__}.{type(module).__qualname__}")
+                return True
+        return False
 
-    parts = [module for module in setting.model.modules() if module is not setting.model]
-    hooks = [module.register_forward_hook(watch) for module in parts]
+    def watch(name, module, given, result):
+        if not has_others(result):
+            return
+        holder, _, part = name.rpartition(".")
+        if has_others(given[:1]):
+            found.append(f"{named(model.get_submodule(holder))} before its {part}")
+        else:
+            found.append(named(module))
+
+    def named(module):
+        return f"{type(module).__module__}.{type(module).__qualname__}"
+
+    hooks = []
+    for name, module in model.named_modules():
+        if name:
+            hooks.append(module.register_forward_hook(partial(watch, name)))
     try:
         read(setting, segments)
     finally:
