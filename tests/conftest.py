@@ -115,7 +115,11 @@ def pytest_runtest_makereport(item, call):
     """
     report = yield
     if report.failed and report.when == "call":
-        places = [each for each in call.excinfo.traceback if TESTS in Path(each.path).parents]
+        places = []
+        for each in call.excinfo.traceback:
+            path = Path(each.path)
+            if TESTS in path.parents and path.name.startswith("test_"):
+                places.append(each)  # not a helper that compares
         failed = " ".join(str(places[-1].statement).split()) if places else ""
         claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
@@ -123,9 +127,7 @@ def pytest_runtest_makereport(item, call):
         models = [f"{side}/{paper}.py" for paper in papers for side in ("accelerated", "reference")]
         named = [*models, *under_test(item.obj, given)]
         accused = "\n".join(f"  look at {name}" for name in named)
-        if not failed.startswith("raise"):
-            claim += f"\n  this does not hold: {failed}"
-        said = f"{claim}\n{accused}"
+        said = f"{claim}\n  this does not hold: {failed}\n{accused}"
         report.sections.append(("what it claims, and what may be wrong", said))
     return report
 

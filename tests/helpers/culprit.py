@@ -78,7 +78,7 @@ def first_of_its_own(setting, segments, read) -> str:
             return
         holder, _, part = name.rpartition(".")
         if has_others(given[:1]):
-            found.append(f"{named(model.get_submodule(holder))} before its {part}")
+            found.append(f"{named(model.get_submodule(holder))}, in its {part} or before")
         else:
             found.append(named(module))
 

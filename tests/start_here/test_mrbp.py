@@ -39,8 +39,8 @@ RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
 # What a failure means
 READ = (
-    "what was read is not what full BPTT reads: look at where documents begin, at the state that is "
-    "handed on, at the sum of losses and its divisor"
+    "what was read is not what full BPTT reads: look at where documents begin, at the state that "
+    "is handed on, at the sum of losses and its divisor"
 )
 HANDED = (
     "the same was read, but its gradient is not that of full BPTT: look at the gradient that a "
