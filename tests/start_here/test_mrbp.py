@@ -43,8 +43,9 @@ READ = (
     "is handed on, at the sum of losses and its divisor"
 )
 HANDED = (
-    "the same was read, but its gradient is not that of full BPTT: look at the gradient that a "
-    "segment hands to the one before it, and at what is detached"
+    "the same was read, but its gradient is not that of full BPTT: look at the losses that a "
+    "segment's objective has, at the gradient that it hands to the one before it, and at what is "
+    "detached"
 )
 
 
