@@ -115,7 +115,11 @@ def pytest_runtest_makereport(item, call):
     """
     report = yield
     if report.failed and report.when == "call":
-        places = [each for each in call.excinfo.traceback if TESTS in Path(each.path).parents]
+        places = []
+        for each in call.excinfo.traceback:
+            path = Path(each.path)
+            if TESTS in path.parents and path.name.startswith("test_"):
+                places.append(each)  # not a helper that compares
         failed = " ".join(str(places[-1].statement).split()) if places else ""
         claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()

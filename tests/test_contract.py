@@ -210,12 +210,14 @@ def test_step_and_advance_equal_forward(paper, name):
     expected, states = read_whole(model, tokens, state)
     count = config.segment + stride + 1
     logits, streams = read_on(model, tokens[:, :count], state)
-    assert_agree(expected[:, :count], logits, 1e-11, "by steps")
+    stepper = type(stepper_of(model))
+    who = f"{stepper.__module__}.{stepper.__qualname__}, by lane, token and word"
+    assert_agree(expected[:, :count], logits, 1e-11, who)
 
     second = tokens[:, stride : stride + config.segment]
     expected = model(second, states[0]).logits[:, :2]
     later, _ = read_on(model, second[:, :2], states[0])
-    assert_agree(expected, later, 1e-11, "from a state that was returned")
+    assert_agree(expected, later, 1e-11, f"{who}, from a state that was returned")
 
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1, "a token costs more in a longer text: a stream's rows grow"

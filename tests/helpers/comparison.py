@@ -24,6 +24,7 @@ LADDER = 1e-9
 # Finite differences of operations, in every entry of every input
 STEP = 1e-5
 OPERATION = 1e-6
+SHOWN = 4  # of the arrays that differ, in the order of computation
 # Of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 SIZES = st.sampled_from([0.0, 1.0, 30.0])
 SEEDS = st.integers(0, 2**31)
@@ -61,8 +62,8 @@ def assert_agree(expected, actual, tolerance, title=""):
         else:
             how = difference(as_array(expected[name]), as_array(actual[name]), tolerance)
             wrong += [f"{name} {how}"] if how else []
-    count = len(expected | actual)
-    assert not wrong, "\n".join([f"{title}{len(wrong)} of {count} do not agree", *wrong])
+    verdict = f"{title}{len(wrong)} of {len(expected | actual)} do not agree, the first are"
+    assert not wrong, "\n".join([verdict, *wrong[:SHOWN]])
 
 
 def difference(expected, actual, tolerance):

@@ -6,6 +6,7 @@ PyTorch's modules follow, in the order of computation: the first whose result Nu
 
 import contextlib
 import sys
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,13 +28,13 @@ from tests.helpers.comparison import as_array
 
 @contextlib.contextmanager
 def blaming(setting, segments, read):
-    """Add to a failure inside the block where to look. `read` reads the segments by PyTorch."""
+    """Say first where to look if the block fails. `read` reads the segments by PyTorch."""
     try:
         yield
     except AssertionError as error:
         is_gradient = any("gradient of" in line for line in str(error).splitlines()[:2])
         accused = culprit(setting, segments, read, is_gradient)
-        raise AssertionError(f"{error}\n{accused}") from None
+        raise AssertionError(f"{accused}\n{error}") from None
 
 
 def culprit(setting, segments, read, is_gradient) -> str:
@@ -47,28 +48,47 @@ def culprit(setting, segments, read, is_gradient) -> str:
     if not all(error <= TOLERANCE for _, _, error in errors.values()):
         names = [f"{calls.places[name][0]}.{name}" for name in guilty(case, calls)]
         return f"NumPy is wrong: look at {' or '.join(names)}, and the forward function beside it"
-    alike = "NumPy's backward pass is the derivative of its forward pass"
+    alike = "each backward function of NumPy is its forward function's derivative"
     if is_gradient:
         return f"PyTorch is wrong, as {alike}: look for what is detached, or is not and should be"
     module = first_of_its_own(setting, segments, read)
-    return f"{alike}; PyTorch's first other result is that of {module}"
+    return (
+        f"the first of PyTorch's results that NumPy has not is that of {module}; look at it, or at "
+        f"what the reference has for it, though {alike}"
+    )
 
 
 def first_of_its_own(setting, segments, read) -> str:
-    """The first of PyTorch's modules that returns rows which NumPy never computes."""
+    """Where PyTorch first computes rows which NumPy never computes: in a module, or before it."""
     known = rows_computed(setting, segments)
+    model = setting.model
     found = []
 
-    def watch(module, given, result):
-        for array in filter(torch.is_tensor, tree_leaves(result)):
+    def has_others(nest):
+        for array in filter(torch.is_tensor, tree_leaves(nest)):
             sums = as_array(array).sum(-1).ravel()
             after = np.searchsorted(known, sums)
             neighbours = known[np.clip([after - 1, after], 0, len(known) - 1)]
             if (np.abs(neighbours - sums).min(0) > 1e-9 * (1 + np.abs(sums))).any():
-                found.append(f"{type(module).__module__}.{type(module).__qualname__}")
+                return True
+        return False
 
-    parts = [module for module in setting.model.modules() if module is not setting.model]
-    hooks = [module.register_forward_hook(watch) for module in parts]
+    def watch(name, module, given, result):
+        if not has_others(result):
+            return
+        holder, _, part = name.rpartition(".")
+        if has_others(given[:1]):
+            found.append(f"{named(model.get_submodule(holder))}, in its {part} or before")
+        else:
+            found.append(named(module))
+
+    def named(module):
+        return f"{type(module).__module__}.{type(module).__qualname__}"
+
+    hooks = []
+    for name, module in model.named_modules():
+        if name:
+            hooks.append(module.register_forward_hook(partial(watch, name)))
     try:
         read(setting, segments)
     finally:

@@ -9,7 +9,7 @@ from tests.helpers.variants import MORE_KINDS, PAPERS, listed, over
 from tests.start_here.test_gradients import check_gradients
 
 
-@over([*MORE_KINDS, *listed("other_types")])
+@over([*MORE_KINDS, *listed("other_types"), ("block_recurrent", "two-recurrent")])
 def test_model_gradient(paper, name):
     """Of all losses, by every parameter and the first state, over three segments with all tasks.
 

@@ -108,6 +108,9 @@ class Setting(NamedTuple):
     model: Any  # PyTorch's, with the same weights
     rng: np.random.Generator
 
+    def __repr__(self):
+        return f"Setting({self.config})"  # without all numbers
+
     @property
     def reads_tasks(self) -> bool:
         """Memformer's encoder-decoder alone."""

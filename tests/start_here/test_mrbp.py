@@ -37,7 +37,16 @@ from tests.start_here.strategies import compare, largest, plain_bptt, rollouts, 
 
 RELATIVE = 1e-9  # tolerances; float64 rounds at 1e-16
 ABSOLUTE = 1e-12
-MEANING = "that is BPTT's, and training by another would not learn what full BPTT learns"
+# What a failure means
+READ = (
+    "what was read is not what full BPTT reads: look at where documents begin, at the state that "
+    "is handed on, at the sum of losses and its divisor"
+)
+HANDED = (
+    "the same was read, but its gradient is not that of full BPTT: look at the losses that a "
+    "segment's objective has, at the gradient that it hands to the one before it, and at what is "
+    "detached"
+)
 
 
 # ----------------------------------------------------------------------------
@@ -147,6 +156,8 @@ def compare_all(who, found, expected):
     assert found.keys() == expected.keys(), (
         f"{who} and full BPTT do not both have {sorted(found.keys() ^ expected.keys())}"
     )
-    for name, right in expected.items():
+    for name in sorted(expected, key=lambda name: name.startswith("gradient")):  # these last
+        right = expected[name]
         absolute = ABSOLUTE * max(1.0, largest(right))
-        compare(f"{who}: the {name}", found[name], right, absolute, MEANING, RELATIVE)
+        meaning = HANDED if name.startswith("gradient") else READ
+        compare(f"{who}: the {name}", found[name], right, absolute, meaning, RELATIVE)
