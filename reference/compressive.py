@@ -223,8 +223,8 @@ def attention_reconstruction_backward(dloss, cache):
 def forward(params, config, tokens, state, rng=None):
     """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
 
-    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError. rng turns dropout
-    on. Position i of the logits (B, N, V) predicts token i + 1.
+    tokens (B, N) of ids below V, N = config.segment; rng turns dropout on. Position i of the logits
+    (B, N, V) predicts token i + 1. Raises ValueError if N is not the segment length.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(
@@ -384,7 +384,7 @@ def layer_backward(config, dy, cache):
 
 
 def attend_forward(p, config, h, remembered, rng):
-    """multihead_attention(h, mem) (Alg. 1, l.6): (B, N, D), the weights (B, H, N, K), the cache."""
+    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D), weights (B, H, N, K), the cache."""
     query, key, value, projections_cache = all_projections_forward(p, config, h, remembered)
     # (H, K, E)
     distance_key, distance_cache = distance_keys_forward(p, config, key.shape[2])

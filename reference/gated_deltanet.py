@@ -171,8 +171,8 @@ def convolution_backward(dy, dlast, cache):
 def forward(params, config, tokens, state, rng=None):
     """Logits (B, N, V), the next state, and the cache for `backward`.
 
-    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError. Position i of the
-    logits predicts token i + 1; rng turns dropout on.
+    tokens (B, N) of ids below V, N = config.segment; rng turns dropout on. Position i of the logits
+    predicts token i + 1. Raises ValueError if N is not the segment length.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(
@@ -196,10 +196,7 @@ def forward(params, config, tokens, state, rng=None):
 # M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]:
 # dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state.
-
-    dlogits and dnext_state are those of the logits and of the next state; None is zero.
-    """
+    """Gradients of the parameters and of the incoming state. dnext_state None stands for zeros."""
     tokens, caches, norm_cache, output_cache = cache
     dstate = initial_state(params, config, len(tokens))
     if dnext_state is None:

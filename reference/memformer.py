@@ -557,7 +557,7 @@ def memory_replay(params, config, segments, state, seed=None):
     """Algorithm 1 (decision 14: K segments, 0 to K - 1), with one segment's cache at a time.
 
     segments are K pairs of tokens and targets, (B, N) each. A seed turns dropout on. Returns the
-    mean loss, its gradients, that of the first state, the next state.
+    mean loss, its gradients by the parameters and by the first state, and the next state.
     """
     share = 1 / sum(targets.size for _, targets in segments)
 
@@ -617,7 +617,7 @@ def segment_backward(params, config, dloss, dnext_state, cache):
 
 
 def segment_rng(seed, index):
-    """The generator of one segment's dropout, the same whenever it is computed, or None."""
+    """The generator of one segment's dropout, the same each time; None without a seed."""
     return None if seed is None else np.random.default_rng([seed, index])
 
 
@@ -905,7 +905,7 @@ def operations_of(config):
 
 
 def with_task(config, task):
-    """The config, or with a task one whose operations do that task."""
+    """The config; if a task is given, with the operations of that task."""
     if task is None:
         return config
     return importlib.import_module("reference.variants.memformer").config_of_task(config, task)
@@ -930,7 +930,7 @@ def check_config(config):
 
 
 def check_segment(config, tokens):
-    """Raise ValueError if the tokens are not a segment."""
+    """Raise ValueError if tokens (B, N) do not have the segment length."""
     if tokens.shape[1] != config.segment:
         raise ValueError(
             f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it"

@@ -182,8 +182,8 @@ def local_attention_backward(dout, cache):
 def forward(params, config, tokens, state, rng=None):
     """Logits (B, N, V), the next state, and the cache for `backward`.
 
-    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError. Position i of the
-    logits predicts token i + 1; rng turns dropout on.
+    tokens (B, N) of ids below V, N = config.segment; rng turns dropout on. Position i of the logits
+    predicts token i + 1. Raises ValueError if N is not the segment length.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(
@@ -220,8 +220,7 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state; the memory's is always zero.
 
-    dlogits and dnext_state are those of the logits and of the next state. dnext_state None stops
-    the gradient at the segment's end (decision 10: as at horizon 1).
+    dnext_state None stops the gradient at the segment's end (decision 10: as at horizon 1).
     """
     tokens, caches, norm_cache, dropout_mask, output_cache = cache
     fresh = initial_state(params, config, len(tokens))

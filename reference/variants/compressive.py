@@ -449,7 +449,7 @@ def authors_layer(p, config, h, remembered, rng):
 
 
 def authors_mlp(p, config, x, rng):
-    """dropout(W_2 dropout(relu(W_1 x + b_1)) + b_2); the paper's backward is its own, too."""
+    """dropout(W_2 dropout(relu(W_1 x + b_1)) + b_2); mlp_backward is its backward, too."""
     before, hidden_cache = paper.linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
     dropped, hidden_mask = paper.dropout(hidden, config.dropout, rng)
