@@ -177,24 +177,6 @@ def test_what_differs_from_training_is_named(runs, capsys, kind, options, words)
     assert ("trained with" in shown) == bool(options)
 
 
-def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys):
-    run = tmp_path / "xl"
-    train(*COMPRESSIVE, *BRIEF, f"--compressed-memory 0 --data {runs.book} --out {run}")
-    line = refusal(evaluate, run, "--compressed-memory 4")
-    words = "xl does not fit the model: layers.0.compression.weight should be .*, is absent; leave"
-    assert re.search(words, line)
-
-
-def test_memories_of_each_layer_do_not_change(runs, tmp_path, capsys):
-    """They would stay, whatever --memory says."""
-    run = tmp_path / "layers"
-    train(*COMPRESSIVE, *BRIEF, f"--memories 8,3 --data {runs.book} --out {run}")
-    printed(capsys, run)
-    for size in ("--memory", "--compressed-memory"):
-        words = f"{size} cannot change a run's --memories, rows of each layer; leave it out"
-        assert words in refusal(evaluate, run, size, 20)
-
-
 # Memory carried over documents
 
 UNITS = ("tokens", "words", "text_bytes")
