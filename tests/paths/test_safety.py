@@ -10,7 +10,6 @@ import shutil
 import pytest
 
 import train as training_script
-from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, read_metrics
 from accelerated.training.options import parse as parse_training
 from tests.helpers.programs import (
@@ -169,14 +168,3 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 
 
 # (field, a function from the saved value to one of the right type that does not fit the run)
-
-
-def test_the_settings_decide_what_an_optimizer_does(trained):
-    right = saved(trained)
-    groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]
-    optimizer = right["optimizer"] | {"param_groups": groups}
-    save_checkpoint(checkpoint_path(trained), right | {"optimizer": optimizer})
-    train(f"--resume {trained} --steps 3")
-    after = saved(trained)
-    assert after["step"] == 3
-    assert after["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)
