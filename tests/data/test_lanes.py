@@ -13,7 +13,6 @@ from accelerated.data.lanes import (
     cut_for_lanes,
     evenly_spread,
     joined_for_lanes,
-    truncated,
 )
 from accelerated.data.windows import cut
 from accelerated.program.errors import InputError
@@ -189,16 +188,6 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
     assert np.abs(np.cumsum(read) - asked).max() <= longest, "a stretch is read more"
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 12))
-def test_beginnings_are_the_first_tokens_of_each_document(ns, tokens):
-    documents = documents_of(ns)
-    parts = truncated(documents, tokens)
-    assert parts.lengths.tolist() == [min(max(n - 1, 0), tokens - 1) for n in ns]
-    for whole, part, length in zip(documents, parts, parts.lengths, strict=True):
-        for name in FIELDS:
-            assert getattr(part, name).tolist() == getattr(whole, name)[:length].tolist()
-
-
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
 def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lanes, seed):
     """At a document's end the next one's first token is predicted, and not scored."""
@@ -220,10 +209,3 @@ def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lan
     assert len(parts) == min(lanes, len(tokens) - 1), "a part for each lane"
     assert max(part_sizes) - min(part_sizes) <= 1, "parts are not equal"
     assert parts[0].inputs.dtype == documents[0].inputs.dtype
-
-
-def test_parts_of_a_joined_text_have_something_to_predict():
-    """Each at least `least` tokens. The first token of a document is none of them."""
-    documents = documents_of([2] * 10)
-    for least, parts in ((1, 4), (3, 3), (4, 2), (6, 1), (99, 1)):
-        assert len(joined_for_lanes(4, documents, least=least)) == parts, least

@@ -50,27 +50,17 @@ def one_by_one(model, document, clear=False):
 @given(
     corpus=documents_and_tokenizer(least=1),
     blocks=st.booleans(),
-    window=st.integers(1, 8),
-    vectors=st.integers(0, 2),
     lanes=st.integers(1, 5),
     clear=st.booleans(),
-    data=st.data(),
 )
-def test_scores_equal_documents_read_one_by_one(
-    corpus, blocks, window, vectors, lanes, clear, data
-):
-    """Of blocks, and of windows of any size and overlap with and without a vector.
+def test_scores_equal_documents_read_one_by_one(corpus, blocks, lanes, clear):
+    """Of blocks, and of windows that overlap; of any other size: start_here/test_overlap.py.
 
     Weights are so large that every token of a context has an effect.
     """
     documents, tokenizer = corpus
-    if blocks:
-        model = PAPERS["block_recurrent"].random_model(BLOCKS)
-    else:
-        overlap = data.draw(st.integers(0, window - 1))
-        sizes = {"segment": window, "overlap": overlap, "vectors": vectors}
-        config = dataclasses.replace(WINDOWS, **sizes)
-        model = PAPERS["pretrained_recurrence"].random_model(config)
+    paper, config = ("block_recurrent", BLOCKS) if blocks else ("pretrained_recurrence", WINDOWS)
+    model = PAPERS[paper].random_model(config)
 
     by_hand = [one_by_one(model, document, clear) for document in documents]
     found = token_nats(model, documents, lanes, clear)

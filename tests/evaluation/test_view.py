@@ -302,15 +302,6 @@ def test_windows_that_overlap_follow_the_token_before_them(tmp_path):
     assert data["before"] == TEXT[segment["at"] - 1]
 
 
-def test_the_strip_has_at_most_so_many_bars(tmp_path, monkeypatch):
-    monkeypatch.setattr(view, "BARS", 3)
-    run = trained_run("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
-    _, _, data = page_of(run, tmp_path / "page.html")
-    strip = data["overview"]
-    assert strip["segments"] == 3, "segments of a bar"
-    assert [bar[2] for bar in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48], "bytes of each bar"
-
-
 def test_the_strongest_shade_is_that_of_the_largest_gains_or_losses():
     """A memory that only harms is shaded as one that only helps."""
     assert view.shading_scale(np.full(9, 3 * BIT)) == 3.0
@@ -405,10 +396,8 @@ addEventListener("hashchange", () => {
 """
 
 
-@pytest.fixture(scope="module")
-def looked_at(tmp_path_factory):
+def looked_at_in_a_browser(folder):
     """What stands on a page after SCRIPT has used it."""
-    folder = tmp_path_factory.mktemp("browser")
     path = folder / "page.html"
     ids = np.array(IDS)
     scored = np.arange(len(ids) - 1) % 31 < 30
@@ -424,21 +413,12 @@ def looked_at(tmp_path_factory):
     return json.loads(html.unescape(match[1]))
 
 
-in_a_browser = pytest.mark.skipif(
-    BROWSER is None, reason="looking at the page needs a Chromium on the path"
-)
-
-
 @pytest.mark.interfaces  # not of the proof: a browser takes seconds
-@in_a_browser
-def test_a_pages_text_is_shown_as_text(looked_at):
+@pytest.mark.skipif(BROWSER is None, reason="looking at the page needs a Chromium on the path")
+def test_a_pages_text_is_shown_as_text_and_keys_slider_and_address_do_what_they_say(tmp_path):
+    looked_at = looked_at_in_a_browser(tmp_path)
     assert looked_at["hacked"] == ["undefined", 0, 3]
     assert looked_at["texts"] == SHOWN
-
-
-@pytest.mark.interfaces
-@in_a_browser
-def test_keys_slider_and_address_do_what_they_say(looked_at):
     assert looked_at["over"] == [[3], "2,0"]
     assert looked_at["four"] == [2, 3, 4, 5]
     assert looked_at["recalled"] == [[3, 4], "3,3"]

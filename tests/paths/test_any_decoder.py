@@ -267,32 +267,18 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_folder(folders, monkeypatch, mis
             any_decoder.AnyDecoder(config)
 
 
-@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn", "bool"])
-def test_weights_that_are_no_plain_floats_are_refused(changed, kind):
-    """The package would convert them, and train what they are not; a mask may be of any type."""
+def test_weights_that_are_no_plain_floats_are_refused(changed):
+    """The package would convert them, and train what they are not."""
     safetensors = pytest.importorskip("safetensors.torch")
-    folder = changed("llama")
-    tensors = safetensors.load_file(folder / "model.safetensors")
-    masked = tensors | {"model.layers.0.self_attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)}
-    safetensors.save_file(masked, folder / "model.safetensors")
-    load_weights(folder)
+    file = changed("llama") / "model.safetensors"
+    tensors = safetensors.load_file(file)
     name = "model.layers.1.mlp.up_proj.weight"
-    tensors[name] = tensors[name].to(getattr(torch, kind))
-    safetensors.save_file(tensors, folder / "model.safetensors")
-    assert f"{name} is stored as " in refusal(load_weights, folder)
-
-
-def test_a_type_in_config_json_that_torch_does_not_have_does_not_matter(changed):
-    folder = changed("llama", dtype="os")
-    assert accelerated.load(folder).model.embedding.dtype == torch.float32
+    safetensors.save_file(tensors | {name: tensors[name].to(torch.int8)}, file)
+    assert f"{name} is stored as " in refusal(load_weights, file.parent)
 
 
 WRONG_BASES = {  # {what a run says of its decoder: a part of the message}
     "{": "",
-    "[]": "",
-    "{}": "",
-    '{"model_type": "llama", "auto_map": {}}': "",
-    '{"model_type":"gpt2","_attn_implementation":"someone/kernel"}': "names kernels of its own",
     # However its name is written
     '{"model_type": "gpt2", "\\u005fattn_implementation": "a/b"}': "names kernels of its own",
 }

@@ -8,10 +8,8 @@ import os
 import shutil
 
 import pytest
-import torch
 
 import train as training_script
-from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, read_metrics
 from accelerated.training.options import parse as parse_training
 from tests.helpers.programs import (
@@ -169,39 +167,4 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 # A checkpoint that lies
 
 
-def with_short_moments(optimizer):
-    """The state of an optimiser in which a parameter's mean has one number."""
-    moments = optimizer["state"][0] | {"exp_avg": torch.zeros(1)}
-    return optimizer | {"state": optimizer["state"] | {0: moments}}
-
-
 # (field, a function from the saved value to one of the right type that does not fit the run)
-LIES = [
-    ("random", lambda bits: torch.zeros(8, dtype=torch.uint8)),
-    ("lanes", lambda lanes: lanes | {"reading": []}),
-    ("optimizer", lambda optimizer: {"state": [], "param_groups": [1]}),
-    ("optimizer", with_short_moments),
-]
-
-
-def test_a_checkpoint_that_lies_is_refused(trained):
-    """Its checksum is right, and its contents have the right types, but they do not fit the run."""
-    path = checkpoint_path(trained)
-    right = saved(trained)
-    for number, (field, lie) in enumerate(LIES):
-        save_checkpoint(path, right | {field: lie(right[field])})
-        before = path.read_bytes()
-        line = refusal(train, f"--resume {trained} --steps 3")
-        assert "holds what does not fit this run (" in line, f"lie {number}, of {field}"
-        assert path.read_bytes() == before, f"lie {number}, of {field}: it was overwritten"
-
-
-def test_the_settings_decide_what_an_optimizer_does(trained):
-    right = saved(trained)
-    groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]
-    optimizer = right["optimizer"] | {"param_groups": groups}
-    save_checkpoint(checkpoint_path(trained), right | {"optimizer": optimizer})
-    train(f"--resume {trained} --steps 3")
-    after = saved(trained)
-    assert after["step"] == 3
-    assert after["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)

@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 
 from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
-from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import (
     BRIEF,
@@ -74,21 +72,6 @@ def test_help_says_the_defaults(name):
 
 
 # What is refused, in one line, before data is touched
-
-
-def test_predictions_that_are_nan_are_refused(runs, tmp_path, capsys):
-    """Finite parameters may overflow."""
-    run = shutil.copytree(runs.windowed, tmp_path / "run")
-    contents = saved(run)
-    for parameter in contents["parameters"].values():
-        parameter.fill_(3e38)  # products of two are infinite
-    save_checkpoint(checkpoint_path(run), contents)
-    view = f"view --out {tmp_path}/page"
-    for report in ("score", "overlap", "dynamic --learning-rate 1e-4", "positions", view):
-        line = refusal(evaluate, report, run)
-        assert "the model's predictions are NaN: its numbers overflow" in line
-    line = refusal(evaluate, "sample", run)
-    assert "prediction of token 1 of the continuation is NaN or infinite" in line
 
 
 # score
@@ -177,56 +160,26 @@ def test_what_differs_from_training_is_named(runs, capsys, kind, options, words)
     assert ("trained with" in shown) == bool(options)
 
 
-def test_a_size_for_which_nothing_was_trained_is_refused(runs, tmp_path, capsys):
-    run = tmp_path / "xl"
-    train(*COMPRESSIVE, *BRIEF, f"--compressed-memory 0 --data {runs.book} --out {run}")
-    line = refusal(evaluate, run, "--compressed-memory 4")
-    words = "xl does not fit the model: layers.0.compression.weight should be .*, is absent; leave"
-    assert re.search(words, line)
-
-
-def test_memories_of_each_layer_do_not_change(runs, tmp_path, capsys):
-    """They would stay, whatever --memory says."""
-    run = tmp_path / "layers"
-    train(*COMPRESSIVE, *BRIEF, f"--memories 8,3 --data {runs.book} --out {run}")
-    printed(capsys, run)
-    for size in ("--memory", "--compressed-memory"):
-        words = f"{size} cannot change a run's --memories, rows of each layer; leave it out"
-        assert words in refusal(evaluate, run, size, 20)
-
-
 # Memory carried over documents
 
 UNITS = ("tokens", "words", "text_bytes")
 
 
-def test_the_heading_says_how_memory_is_carried(joined, runs, capsys):
-    """As in training, or as asked; the documents of recall are never joined."""
-    apart = "--no-carry-over-documents"
-    other = f"--data {joined.texts}"
-    for run, argv, how in (
-        (joined.compressive, "", "memory carried over documents"),
-        (joined.compressive, apart, "memory carried through each document"),
-        (joined.plain, "", "no memory, documents joined"),
-        (runs.compressive, other, "memory carried through each document"),
-        (runs.compressive, f"{other} --carry-over-documents", "memory carried over documents"),
-        (joined.compressive, "--data recall", "memory carried through each document"),
-    ):
-        assert f", {how}\n" in printed(capsys, run, argv)
-
-
 def test_every_report_reads_joined_documents(joined, capsys):
-    """The scoring reports give the same sum over the same tokens, whatever the lanes."""
+    """The scoring reports give the same sum over the same tokens, whatever the lanes.
+
+    Dynamic evaluation moves weights between them, so it gives another sum.
+    """
     run = joined.compressive
+    assert ", no memory, documents joined\n" in printed(capsys, joined.plain)
+    assert ", memory carried over documents\n" in printed(capsys, run)
     score = as_json(capsys, run)
     assert score["carry_over_documents"]
     rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
-    dynamic = as_json(capsys, "dynamic", run, "--learning-rate 1e-4")
-    for nats, tokens in (
-        (sum(row["nats"] for row in rows), sum(row["tokens"] for row in rows)),
-        (dynamic["static"]["nats"], dynamic["dynamic"]["tokens"]),
-    ):
-        assert (nats, tokens) == (pytest.approx(score["nats"], rel=1e-6), score["tokens"])
+    assert sum(row["nats"] for row in rows) == pytest.approx(score["nats"], rel=1e-6)
+    dynamic = as_json(capsys, "dynamic", run, "--learning-rate 1e-4")["dynamic"]
+    for tokens in (sum(row["tokens"] for row in rows), dynamic["tokens"]):
+        assert tokens == score["tokens"]
     apart = as_json(capsys, run, "--no-carry-over-documents")
     assert apart["nats"] != score["nats"]
     for other in (apart, as_json(capsys, run, f"--batch {10**15}")):
@@ -235,18 +188,12 @@ def test_every_report_reads_joined_documents(joined, capsys):
 
 
 def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
-    """At each overlap, with its windows' own pooling; notes say what differs from training."""
-    argv = "--split test --clear-memory --pool advance"
-    given = f"{runs.plain} {runs.windowed} {runs.plain} --overlaps 0,2"
-    rows = as_json(capsys, "overlap", given, argv)["rows"]
-    assert [row["run"] for row in rows] == [str(runs.plain)] * 2 + [str(runs.windowed)] * 2
-    assert [row["config"]["overlap"] for row in rows] == [0, 2, 0, 2]
-    changed = ["trained with overlap 2", "trained with pool all", "memory cleared"]
-    assert rows[1]["notes"] == changed[2:], "overlap and pooling do not change how it is trained"
-    assert rows[2]["notes"] == changed
-    assert rows[3]["notes"] == changed[1:]
-    same = as_json(capsys, runs.windowed, argv)
-    assert rows[3]["splits"]["test"]["nats"] == same["nats"]
+    """With its windows' own pooling. Overlaps, notes and scores: evaluation/test_overlap.py."""
+    given = f"{runs.plain} {runs.windowed} {runs.plain} --split test --pool advance"
+    plain, windowed = as_json(capsys, "overlap", given)["rows"]
+    assert [plain["run"], windowed["run"]] == [str(runs.plain), str(runs.windowed)]
+    assert plain["notes"] == [], "pooling does not change how plain GPT-2 is trained"
+    assert windowed["notes"] == ["trained with pool all"]
 
 
 def test_every_report_reads_windows_of_the_overlap_that_it_is_asked_for(runs, capsys):
@@ -331,18 +278,6 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
 
 
 # sample
-
-
-def test_a_sample_streams(runs, capsys, monkeypatch):
-    """A token at a time; JSON has prompt and continuation apart."""
-    argv = f"sample {runs.recurrent} --tokens 5 --temperature 0 --prompt 'def '"
-    shown = []
-    monkeypatch.setattr(sys.stdout, "flush", lambda: shown.append(1))
-    streamed = printed(capsys, argv)
-    monkeypatch.undo()
-    assert len(shown) >= 5
-    whole = as_json(capsys, argv)
-    assert whole["prompt"] + whole["continuation"] == streamed.rstrip("\n")
 
 
 @pytest.mark.parametrize(

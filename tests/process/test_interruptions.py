@@ -1,7 +1,6 @@
 """Signals: runs that are interrupted or killed end bit for bit where an undisturbed one ends."""
 
 import os
-import random
 import signal
 import time
 
@@ -36,7 +35,6 @@ MOMENTS = {  # what a process is killed in: (owner of a function, the function, 
     f"a whole {name} without its name": ("os", "replace", name)
     for name in ("tokens", "documents", "manifest", "checkpoint.pt", "best.pt", "config.json")
 }
-KILLS = max(5, int(os.environ.get("PALIMPSEST_TRIALS", "0")) // 2)  # by one process, and by two
 
 
 @pytest.mark.parametrize("number", STOPS)
@@ -94,40 +92,6 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
 def command_for(run, options):
     """What resumes the run if it has a checkpoint, and otherwise begins it."""
     return ["--resume", run] if checkpoint_path(run).exists() else [*options, "--out", run]
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, processes):
-    """Run after run until so many processes have been killed.
-
-    What each model keeps: test_a_stopped_run_resumes_bit_for_bit.
-    """
-    of_data = f"--data {text} --data-dir {tmp_path}/data"
-    options = words(*programs.COMPRESSIVE, OFTEN, "--batch 4", of_data)
-    whole = tmp_path / "whole"
-    errors = tmp_path / "errors"
-    # Begins the children's server, so that no time includes its imports
-    assert ended(start(["--help"], errors)) == [0]
-    began = time.perf_counter()
-    started = start([*options, "--out", whole], errors, processes=processes)
-    assert ended(started) == [0] * processes
-    duration = time.perf_counter() - began
-
-    rng = random.Random(processes)
-    kills = 0
-    trial = 0
-    while kills < KILLS:
-        run = tmp_path / f"cut-{trial}"
-        trial += 1
-        while not is_finished(run, STEPS):
-            started = start(command_for(run, options), errors, processes=processes)
-            if kills < KILLS:
-                time.sleep(rng.uniform(0, duration / 2))
-                kills += killed(started)
-            else:
-                assert ended(started) == [0] * processes, errors.read_text()
-        assert not differences(whole, run)
-    assert processes > 1 or "Traceback" not in errors.read_text()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

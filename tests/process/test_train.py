@@ -396,22 +396,3 @@ def test_a_run_that_finds_a_nan_leaves_its_last_checkpoint(compressive, monkeypa
     said = f"the {what} is nan at step 3; what was saved before stays; try a lower"
     assert said in refusal(train, f"--resume {run} --steps 3")
     assert {path: path.read_bytes() for path in run.glob("*.pt*")} == before
-
-
-def test_recurrence_is_added_to_a_plain_run_and_left_out_again(text, tmp_path):
-    """As in docs/details/pretrained_recurrence.md; the module comes whole or not at all."""
-    base, recurrent, without = (tmp_path / name for name in ("base", "recurrent", "without"))
-    brief = words(*BRIEF, "--steps 1")
-    train(*programs.PLAIN, *brief, f"--horizon 1 --data {text} --out {base}")
-    added = "--vectors 1 --module-width 8 --overlap 2"
-    train(*brief, f"--init {base} {added} --out {recurrent}")
-    contents = saved(recurrent)
-    sizes = {"vectors": 1, "overlap": 2, "width": 16, "module_width": 8}
-    assert sizes.items() <= contents["model_config"].items()
-    assert contents["data"]["data"] == str(text)
-    other = f"--init {recurrent} --module-layers 2 --out {tmp_path}/x"
-    assert "module.hidden_3 should be absent" in refusal(train, *brief, other)
-    train(*brief, f"--init {recurrent} --vectors 0 --out {without}")
-    for run in (base, recurrent, without):
-        has_module = "module." in " ".join(saved(run)["parameters"])
-        assert has_module == (run == recurrent), run

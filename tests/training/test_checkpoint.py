@@ -14,7 +14,6 @@ from accelerated.training.checkpoint import (
     load_parameters,
     load_weights,
     save_checkpoint,
-    unpickled,
 )
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
@@ -76,14 +75,6 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     save_checkpoint(path, {"step": 3})
     assert "model is absent; another program" in refusal(load_checkpoint, path)
     assert not (tmp_path / "executed").exists()
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path):
-    """Nor is a file that stands where the folder should."""
-    assert "cannot read" in refusal(unpickled, tmp_path)
-    (tmp_path / "checkpoint.pt").touch()
-    inside = tmp_path / "checkpoint.pt" / "checkpoint.pt"
-    assert "checkpoint.pt is a file; give the folder" in refusal(load_checkpoint, inside)
 
 
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):

@@ -1,9 +1,7 @@
 """Settings: every preset is possible, has its paper's sizes, and survives a checkpoint."""
 
-import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from accelerated.data.config import DataConfig
@@ -18,7 +16,6 @@ from accelerated.training.settings import (
     settings_contents,
     settings_from,
 )
-from reference.compressive import init_params
 from tests.helpers.programs import words
 
 PRESETS = {
@@ -48,20 +45,6 @@ def test_presets_have_the_papers_sizes(preset, options):
     assert {option: found[option] for option in expected} == expected
 
 
-PARAMETERS = {"memformer": 79.29e6, "memformer-xl": 66.69e6, "memformer-large-xl": 80.35e6}
-
-
-@pytest.mark.parametrize("preset", PARAMETERS)
-def test_memformers_baselines_have_the_parameters_of_its_table_1(preset):
-    """With GPT-2's vocabulary. Initial values are drawn for one layer and a small vocabulary."""
-    config = PRESETS["compressive", preset].model_config
-    few = dataclasses.replace(config, vocabulary=1, layers=1)
-    params = init_params(few, np.random.default_rng(0))
-    layer = sum(value.size for name, value in params.items() if name.startswith("layers.0."))
-    found = config.layers * layer + 50_257 * config.width
-    assert found == pytest.approx(PARAMETERS[preset], rel=2e-4)
-
-
 FINGERPRINTS = {  # of each model's presets
     "block_recurrent": "5f27ace1df91baee",
     "compressive": "86155af9fde4e3f8",
@@ -81,13 +64,6 @@ def test_no_preset_and_no_default_changes_unnoticed(model):
     assert model in FINGERPRINTS, "a paper owes a fingerprint of its presets"
     values = [option_values(settings) for (name, _), settings in PRESETS.items() if name == model]
     assert fingerprint(values) == FINGERPRINTS[model], "a preset or a default is another one"
-
-
-def test_the_compressive_transformer_alone_carries_memory_over_documents():
-    """Appendix E: trained without state resetting."""
-    carrying = {pair for pair, settings in PRESETS.items() if settings.data.carry_over_documents}
-    texts = ("enwik8", "wikitext-103", "pg19")
-    assert carrying == {("compressive", name + xl) for name in texts for xl in ("", "-xl")}
 
 
 def test_settings_survive_a_checkpoint_and_another_programs_are_refused():

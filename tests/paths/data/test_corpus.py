@@ -118,9 +118,11 @@ def test_a_change_makes_another_cache(folder, tmp_path):
     assert place() in places, "the contents decide"
     rewrite(file, bytes(file.stat().st_size))
     places.add(place())
-    (folder / "byte.txt").rename(folder / "renamed.txt")
+    write(folder, {"deep/a.txt": ""})
     places.add(place())
-    assert len(places) == 5
+    (folder / "byte.txt").rename(folder / "deep" / "byte.txt")
+    places.add(place())
+    assert len(places) == 6, "a moved file, as to another split, is another text"
 
 
 def test_the_digest_depends_on_every_split(tmp_path):
@@ -145,14 +147,6 @@ def test_a_failure_leaves_nothing(folder, tmp_path):
     assert left == [".lock"]
     words = "cannot write .*; give another --data-dir"
     assert re.search(words, refusal(tokenised, source, BYTES, folder / "1.txt"))
-
-
-def test_what_a_killed_run_left_half_written_is_removed(folder, tmp_path):
-    cache = cache_folder(source_of_path(str(folder)), BYTES, tmp_path / "cache")
-    cache.mkdir(parents=True)
-    (cache / f"{TOKENS}.0123abcd.writing").write_text("half")
-    made(folder)
-    assert files_of(cache) == {TOKENS, DOCUMENTS, MANIFEST}
 
 
 def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
@@ -217,17 +211,6 @@ def test_the_first_documents_alone_are_read(folder, tmp_path):
         tokens = [document.targets.tolist() for document in whole.splits[split]]
         assert first == (tokens[:30] if split == "train" else tokens)
         assert documents.whole == (split != "train")
-
-
-def test_a_document_that_moves_to_another_split_makes_another_cache(tmp_path):
-    """With the old one it would still be trained on."""
-    names = ("train/a.txt", "train/b.txt", "valid/c.txt", "test/d.txt")
-    folder = write(tmp_path / "in", {name: f"the text of {name}" for name in names})
-    corpus, _ = made(folder)
-    assert len(corpus.splits["train"]) == 2
-    (folder / "train" / "b.txt").rename(folder / "valid" / "b.txt")
-    corpus, _ = made(folder)
-    assert len(corpus.splits["valid"]) == 2
 
 
 def test_the_digest_has_the_words_too():

@@ -9,14 +9,10 @@ import io
 import json
 import logging
 import re
-import time
-import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
-from filelock import FileLock
 
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig
@@ -69,33 +65,20 @@ def read(name, tmp_path):
     return texts_of(open_source(DataConfig(name), tmp_path / "data"))
 
 
-def test_enwik8_is_fetched_once_and_cut_by_bytes(asked, tmp_path, capsys):
-    """While another process holds the lock two wait; the second finds what the first fetched."""
-    folder = tmp_path / "data" / "enwik8"
-    folder.mkdir(parents=True)
-    with ThreadPoolExecutor() as pool:
-        with FileLock(folder / ".lock"):
-            reading = [pool.submit(read, "enwik8", tmp_path) for _ in range(2)]
-            time.sleep(0.2)
-            assert not asked
-        for texts in reading:
-            parts = {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
-            assert texts.result() == parts
-    assert "another process is fetching " in capsys.readouterr().err
+def test_enwik8_is_fetched_once_and_cut_by_bytes(asked, tmp_path):
+    for _ in range(2):
+        parts = {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
+        assert read("enwik8", tmp_path) == parts
     [request] = asked
     assert request.full_url == named_sets.ENWIK8
     assert request.get_header("User-agent").startswith("palimpsest"), "servers refuse urllib's"
-    assert {path.name for path in folder.iterdir()} <= {"enwik8.zip", ".lock"}
+    assert {path.name for path in (tmp_path / "data" / "enwik8").iterdir()} <= {
+        "enwik8.zip",
+        ".lock",
+    }
 
 
-FAILURES = [
-    urllib.error.URLError("no route"),
-    http.client.IncompleteRead(b"half"),
-    OSError("reset"),
-]
-
-
-@pytest.mark.parametrize("error", FAILURES, ids=repr)
+@pytest.mark.parametrize("error", [OSError("reset"), http.client.IncompleteRead(b"half")])
 def test_enwik8_that_cannot_be_fetched_is_one_line(tmp_path, monkeypatch, error):
     monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=error))
     path = tmp_path / "data" / "enwik8" / "enwik8.zip"
@@ -105,14 +88,10 @@ def test_enwik8_that_cannot_be_fetched_is_one_line(tmp_path, monkeypatch, error)
     assert not path.exists()
 
 
-def test_another_file_at_its_address_is_refused(asked, tmp_path, monkeypatch):
+def test_another_file_at_its_address_or_in_its_place_is_refused(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(named_sets, "ENWIK8_SHA256", "0123")
     words = "has another sha256 than 0123; try again, or put a copy"
     assert words in refusal(read, "enwik8", tmp_path)
-
-
-def test_another_file_in_its_place_is_refused(tmp_path):
-    (tmp_path / "data" / "enwik8").mkdir(parents=True)
     (tmp_path / "data" / "enwik8" / "enwik8.zip").write_bytes(b"another")
     words = "does not have sha256 .*; remove it to fetch it again"
     assert re.search(words, refusal(read, "enwik8", tmp_path))
@@ -233,8 +212,6 @@ def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
 
 UNREADABLE = [
     ("b.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; name the one"),
-    ("c.csv", b"text\n3\n", "needs a string column `text`, has text"),
-    ("d.jsonl", b'{"text": "x"', ": datasets cannot open it "),
     ("test.jsonl", b'{"text": "x"}', "has no split train, only test"),
 ]
 

@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from accelerated.data import tokenizers
 from accelerated.data.config import ENCODINGS, DataConfig
-from accelerated.data.corpus import count_words
 from accelerated.data.sources import Source, Text, source_of_path
 from accelerated.data.tokenizers import (
     BpeTokenizer,
@@ -29,10 +27,9 @@ from accelerated.data.tokenizers import (
     train_bpe,
     train_words,
 )
-from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
 from tests.helpers.programs import refusal
-from tests.helpers.texts import SINGLE_BYTES, flipped_bits, show_ranks, small_encoding
+from tests.helpers.texts import SINGLE_BYTES, show_ranks, small_encoding
 
 SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
@@ -86,11 +83,10 @@ def test_bytes_that_are_not_utf_8_become_replacement_characters_in_bpe(text):
 # tiktoken's encodings and files of ranks
 
 
-@pytest.mark.parametrize("error", [OSError("no network"), ValueError("Hash mismatch")], ids=repr)
-def test_an_encoding_that_cannot_be_fetched_is_refused_with_advice(monkeypatch, error):
-    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=error))
+def test_an_encoding_that_cannot_be_fetched_is_refused_with_advice(monkeypatch):
+    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=OSError("no network")))
     words = refusal(open_tokenizer, "gpt2")
-    assert words.startswith(f"--tokenizer gpt2: tiktoken cannot fetch it ({error})")
+    assert words.startswith("--tokenizer gpt2: tiktoken cannot fetch it (no network)")
     assert "TIKTOKEN_CACHE_DIR" in words
 
 
@@ -105,50 +101,12 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
         assert ENCODINGS[name] == described.get("explicit_n_vocab", last + 1), name
 
 
-LINES = show_ranks(RANKS).splitlines(keepends=True)
-RANKS_FILES = {
-    "in another order": b"".join(reversed(LINES)),
-    "without the last line's end": b"".join(LINES)[:-1],
-    "with wide columns": b"".join(LINES).replace(b" ", b"  "),
-}
-
-
-@pytest.mark.parametrize("form", RANKS_FILES)
-def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path, form):
-    path = tmp_path / "small.tiktoken"
-    path.write_bytes(RANKS_FILES[form])
-    opened = open_tokenizer(str(path))
-    assert opened.fingerprint == tokenizer_of_ranks("other name", RANKS).fingerprint
-    assert opened.encode(TEXT).tolist() == SMALL.encode(TEXT).tolist()
-    assert opened.vocabulary == vocabulary_of(DataConfig(tokenizer=str(path))) == 261
-    assert opened.dtype == np.uint16
-
-
-def test_ranks_in_another_order_are_another_tokenizer():
-    swapped = RANKS | {b"th": 258, b" the": 256}
-    ours = tokenizer_of_ranks("small", RANKS)
-    assert ours.fingerprint != tokenizer_of_ranks("small", swapped).fingerprint
-    cuts = {"pat_str": r"\S+|\s+", "mergeable_ranks": RANKS, "special_tokens": {}}
-    other = BpeTokenizer("small", tiktoken.Encoding("small", **cuts))
-    assert other.vocabulary == ours.vocabulary
-    assert ours.fingerprint != other.fingerprint, "its words are cut otherwise"
-
-
 GOOD = show_ranks(RANKS)
 NO_TOKENIZERS = {  # {what: (name, content)}
-    "no base64": ("ranks", GOOD + b"!! 261"),
-    "no number": ("ranks", GOOD + b"eHl6 five"),  # xyz
-    "a rank twice": ("ranks", GOOD + b"eHl6 5"),
-    "a token twice": ("ranks", GOOD + b"dGg= 261"),  # th
+    "a rank twice": ("ranks", GOOD + b"eHl6 5"),  # xyz
     "a byte missing": ("ranks", GOOD.replace(b"gA== 128", b"eHl6 128")),
     "no JSON": ("a.json", b"{"),
-    "no tokenizer": ("a.json", b'{"model": 3}'),
-    "an empty model": ("a.model", b""),
     "a page": ("a.model", b"<html>"),
-    "an unknown token that is missing": (
-        "words.json",
-        b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}',
-    ),
 }
 
 
@@ -181,11 +139,9 @@ def kept(kind, path):
     return open_tokenizer(name), DataConfig(tokenizer=name)
 
 
-KEPT = pytest.mark.parametrize("kind", ["ranks", "words", "package", "sentencepiece"])
-
-
-@KEPT
+@pytest.mark.parametrize("kind", ["ranks", "words", "package", "sentencepiece"])
 def test_a_run_keeps_its_tokenizer(tmp_path, kind):
+    """Damage that leaves a tokenizer: paths/test_safety.py."""
     opened, data = kept(kind, tmp_path)
     assert opened.vocabulary == vocabulary_of(data)
     path = tmp_path / data.tokenizer_file
@@ -195,32 +151,8 @@ def test_a_run_keeps_its_tokenizer(tmp_path, kind):
         assert same.fingerprint == opened.fingerprint
         assert same.spellings == opened.spellings
         assert same.encode(TEXT).tolist() == opened.encode(TEXT).tolist()
-
-
-@KEPT
-def test_a_flipped_bit_of_a_kept_tokenizer_is_noticed(tmp_path, kind):
-    """By the file's form, or by the fingerprint, which a checkpoint keeps.
-
-    Otherwise it is the same tokenizer written in another way.
-    """
-    opened, data = kept(kind, tmp_path)
-    path = tmp_path / data.tokenizer_file
-    opened.save(path)
-    noticed = 0
-    for content in flipped_bits(path.read_bytes(), 60):
-        path.write_bytes(content)
-        try:
-            changed = run_tokenizer(tmp_path, data)
-        except InputError as error:
-            assert str(error).startswith(str(path))
-            assert str(error).endswith(DAMAGED)
-            noticed += 1
-            continue
-        if changed.fingerprint != opened.fingerprint:
-            noticed += 1
-        else:
-            assert changed.spellings == opened.spellings
-    assert noticed > 50
+    path.write_bytes(path.read_bytes()[1:-1] + b"{")
+    assert refusal(run_tokenizer, tmp_path, data).endswith(DAMAGED)
 
 
 # Learned tokens
@@ -278,24 +210,6 @@ def test_words_of_the_training_split_alone_are_counted(tmp_path):
     assert spellings == [b" seven", b" \n", b" eight", b" nine", b" <unk>"]
     words = "--train-words 6: the training split has only 5 different tokens; give at most that"
     assert refusal(train_words, source, 6) == words
-
-
-COUNTS = {
-    "of a training split": lambda text: words_of(text, 3),
-    "of a document": lambda text: count_words(text.encode()),
-}
-
-
-@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS)
-def test_words_are_counted_without_a_list_of_them(count):
-    """A list takes 12 times the memory of this text."""
-    text = "word " * 100_000
-    count("import what is needed")
-    tracemalloc.start()
-    count(text)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4 * len(text)
 
 
 def test_a_large_vocabulary_has_32_bit_ids():
@@ -402,11 +316,10 @@ def test_a_sentencepiece_model_keeps_text_and_counts_its_bytes(text):
     assert ours.vocabulary == theirs.vocab_size()
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_sentencepiece_model_that_normalises_counts_the_bytes_of_what_it_spells(kind):
+def test_a_sentencepiece_model_that_normalises_counts_the_bytes_of_what_it_spells():
     """As usual ones do: with a blank before the first word, one for several, and <unk>."""
     options = {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}
-    options |= {"add_dummy_prefix": True, "byte_fallback": False, "model_type": kind}
+    options |= {"add_dummy_prefix": True, "byte_fallback": False}
     ours = SentencePieceTokenizer("some.model", sentencepiece_model(**options))
     ids = ours.encode("def\n  ｆ漢")
     assert ours.decode(ids).decode() == " def f<unk>"

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import signal
 
 import pytest
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import remove_unfinished, written_whole
+from accelerated.program.files import written_whole
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -86,24 +85,3 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     with written_whole(tmp_path / "file") as beside:
         beside.write_text("new")
     assert done == ["fsync", "replace"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows cannot fork")
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_killed_while_it_is_written_a_file_is_the_old_one(tmp_path, moment):
-    path = tmp_path / "file"
-    path.write_text("old")
-    child = os.fork()
-    if child == 0:  # which cleans nothing up
-        try:
-            setattr(os, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            with written_whole(path) as beside:
-                beside.write_text("half")
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    assert path.read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 2
-    remove_unfinished(tmp_path)
-    assert list(tmp_path.iterdir()) == [path]
