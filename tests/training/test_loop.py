@@ -167,6 +167,7 @@ MEANS = {  # where to look if a number is the first that is wrong
     "learning_rate": "the schedule, or the step that it is asked for",
     "parameter": "the rate that the optimiser took, clipping, decay, or the optimiser",
     "state": "the state after the step, which the next one reads",
+    "weights": "which step's they are: when best.pt is saved, and loaded for the sample",
 }
 AUXILIARY = "the auxiliary loss, and the share by which a group of lanes weighs its own"
 
@@ -429,8 +430,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation(finished):
     line = f"the best was step {best}, with {finished.bits[best]:.3f} bits per byte"
     assert line in finished.printed, "the sample is of other weights: look at load_best"
     for name, value in finished.params[best].items():
-        check(best, "parameter", kept["parameters"][name], value, f"{name} of best.pt")
-        check(best, "parameter", finished.sampled[name], value, f"{name} that the sample is of")
+        check(best, "weights", kept["parameters"][name], value, f"{name} of best.pt")
+        check(best, "weights", finished.sampled[name], value, f"{name} of the sample")
 
 
 def test_the_last_report_has_the_memory_carried_and_cleared(finished):
