@@ -228,6 +228,13 @@ def test_attention_reconstruction_equals_algorithm_2(change):
     assert_agree(expected, losses, 1e-10)
 
 
+def test_memories_are_those_of_the_layers_in_their_order():
+    """The first layer's rows stand first, then those of compressed memory."""
+    config = PAPER.variant("rows-by-layer")
+    found = [config.rows_of(layer) for layer in range(config.layers)]
+    assert found == [(3, 5), (12, 0), (0, 2)], f"(M, C) of {config.memories} by layer are {found}"
+
+
 def test_memory_sizes_can_change_after_training():
     """No parameter's shape depends on them; so a model of other sizes reads the same weights."""
     weights = Compressive(SMALL).state_dict()

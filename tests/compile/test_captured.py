@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from accelerated import replay
 from accelerated.fast import graphs as graphs_module
 from accelerated.fast.graphs import CapturedBackprop, takes_graphs
-from accelerated.protocol import computing_in
+from accelerated.protocol import computing_in, keep_lanes
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
@@ -86,6 +86,16 @@ def test_a_replay_reads_its_own_segments_and_leaves_earlier_results(paper, name,
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_segments_that_share_a_graph_leave_each_others_results(method, on_a_cpu):
+    """Six segments of two kinds: states of the first pass, and auxiliary losses, are copies."""
+    model, segments, state = setting("compressive", "conv-attention_reconstruction")
+    segments += [segment._replace() for segment in segments]
+    expected = back_propagated(method, model, segments, state)
+    found = back_propagated(CapturedBackprop(model, method), model, segments, state)
+    assert_agree(expected, found, ROUNDED_TWICE, "a later segment overwrites an earlier one's")
+
+
+@pytest.mark.parametrize("method", METHODS)
 @over(ONE_OF_EACH)
 def test_gradients_are_added_to_those_that_are_there(paper, name, method, on_a_cpu):
     """A parameter without gradient keeps none."""
@@ -120,6 +130,9 @@ def test_other_shapes_or_weights_are_recorded_anew(on_a_cpu):
     graphs = backprop.graphs
     backprop(model, segments, state, share=0.5)
     assert backprop.graphs is not graphs, "auxiliary losses keep their old weight"
+    graphs = backprop.graphs
+    backprop(model, [each.keep_lanes([1]) for each in segments], keep_lanes(state, [1]), share=0.5)
+    assert backprop.graphs is not graphs, "one lane is read by the graphs of two"
 
 
 def test_segments_of_several_lengths_take_no_graphs(on_a_cpu):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accelerated.data.config import TASKS
 from accelerated.data.lanes import Lanes
-from accelerated.data.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
+from accelerated.data.tasks import SPAN, MultiTask, TaskConfig, mask_spans, span_lengths
 from reference.memformer import Config
 from tests.helpers.texts import documents_of
 
@@ -55,7 +55,7 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
 
 def test_span_lengths_are_poisson():
     """Mean, variance and fraction of empty spans; of so many the last counts little."""
-    lengths = np.array(span_lengths(40_000, 3.5, np.random.default_rng(0)))
+    lengths = np.array(span_lengths(40_000, SPAN, np.random.default_rng(0)))
     assert np.mean(lengths) == pytest.approx(3.5, rel=0.02), "the mean length of a span"
     assert np.var(lengths) == pytest.approx(3.5, rel=0.05), "the variance of a length"
     assert np.mean(lengths == 0) == pytest.approx(np.exp(-3.5), rel=0.15), "empty spans"
@@ -140,6 +140,15 @@ def test_infilling_may_predict_the_masked_tokens_alone():
                 assert segment.targets[lane][~scored].tolist() == seen[seen != MASK].tolist()
                 assert scored.sum() == 2, "round(0.3 * 8)"
     assert infilled > 3
+
+
+def test_each_lane_and_segment_has_spans_of_its_own():
+    """If all masked the same places, a model would learn where masks are."""
+    config = TaskConfig(infilling=1.0, masked_only=True)
+    _, rollouts = dealt(config, [5000] * 4, 9, horizon=2, lanes=4)
+    for rollout in rollouts[1:]:
+        masked = [tuple(row) for segment in rollout for row in segment.scored.tolist()]
+        assert len({*masked}) > 2, f"8 texts of a rollout are masked at {sorted({*masked})}"
 
 
 def test_shares_are_as_configured():

@@ -59,6 +59,11 @@ def test_starting_values(paper, case):
         error = 3 / math.sqrt(2 * value.size)
         message = f"{name} has deviation {value.std():.4g}, expected {deviation:.4g}"
         assert value.std() == pytest.approx(deviation, rel=error), message
+        mean = value.mean()
+        limit = 5 * deviation / math.sqrt(value.size)
+        assert abs(mean) <= limit, f"{name} has a mean of {mean:.4g}, expected 0"
+        is_drawn_once = deviation == 0 or np.unique(value).size == value.size
+        assert is_drawn_once, f"{name} has numbers that were drawn once for several places"
 
 
 MAY_BE_0 = ("memory", "compressed_memory", "encoder_layers", "vectors", "module_layers", "overlap")

@@ -12,6 +12,7 @@ import importlib
 import io
 import math
 import re
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from accelerated.data.lanes import Lanes, joined_for_lanes
 from accelerated.evaluation.options import parse as parse_evaluation
 from accelerated.evaluation.score import token_nats
 from accelerated.models import NAMES, model_class, presets_of
+from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from accelerated.replay import BACKPROP
 from accelerated.training import run as runs
@@ -166,6 +168,7 @@ MEANS = {  # where to look if a number is the first that is wrong
     "learning_rate": "the schedule, or the step that it is asked for",
     "parameter": "the rate that the optimiser took, clipping, decay, or the optimiser",
     "state": "the state after the step, which the next one reads",
+    "weights": "which step's they are: when best.pt is saved, and loaded for the sample",
 }
 AUXILIARY = "the auxiliary loss, and the share by which a group of lanes weighs its own"
 
@@ -248,6 +251,8 @@ def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, mo
     options = ["--seed", SEED, "--backprop", [*BACKPROP][NAMES.index(name) % len(BACKPROP)]]
     run = begin(tmp_path / "run", name, *data.options, *options)
     check_steps(run, steps)
+    drawn = torch.Generator().manual_seed(SEED).get_state()
+    assert torch.equal(run.kept[0]["random"], drawn), "dropout does not draw by --seed: see build"
     shown = re.findall(r"(\d+\.\d+) bits/byte", capsys.readouterr().err)
     expected = [f"{step.logged['bits_per_byte']:.3f}" for step in steps]
     assert shown == expected, f"the bits per byte on screen are {shown}, expected {expected}"
@@ -335,6 +340,14 @@ def test_back_propagation_is_the_one_that_is_asked_for(method, data, tmp_path, c
     assert [call.method for call in found] == expected, f"--backprop {method} is not what was done"
 
 
+def test_a_gradient_that_is_not_a_number_stops_the_run(data, tmp_path, monkeypatch):
+    """Before it is stepped with, though the loss is one."""
+    nan = torch.tensor(math.nan)
+    monkeypatch.setattr("accelerated.training.optimization.average_and_clip", lambda *given: nan)
+    with pytest.raises(InputError, match="the gradient's norm is nan at step 1"):
+        begin(tmp_path / "run", "compressive", *data.options)
+
+
 def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path, calls):
     """The second step computes as the first did: in bfloat16, and in training mode."""
     found = calls("compressive")
@@ -356,7 +369,11 @@ def finished(data, tmp_path_factory):
     options = ["--carry-over-documents", "--validate-every", 1, "--learning-rate", 6]
     torch.set_default_dtype(torch.float64)
     folder = tmp_path_factory.mktemp("finished") / "run"
-    run = begin(folder, "compressive", *data.options, *options, dropout=0.3)
+    sampled = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.sample", lambda run: sampled.update(deepcopy(run.model.state_dict())))
+        run = begin(folder, "compressive", *data.options, *options, "--sample", 1, dropout=0.3)
+    run.sampled = sampled
     run.documents = data.documents
     run.params = {}
     for step, contents in run.kept.items():
@@ -414,7 +431,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation(finished):
     line = f"the best was step {best}, with {finished.bits[best]:.3f} bits per byte"
     assert line in finished.printed, "the sample is of other weights: look at load_best"
     for name, value in finished.params[best].items():
-        check(best, "parameter", kept["parameters"][name], value, f"{name} of best.pt")
+        check(best, "weights", kept["parameters"][name], value, f"{name} of best.pt")
+        check(best, "weights", finished.sampled[name], value, f"{name} of the sample")
 
 
 def test_the_last_report_has_the_memory_carried_and_cleared(finished):
