@@ -19,11 +19,9 @@ from accelerated.evaluation.score import evaluate, token_nats
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.conftest import ROOT
-from tests.helpers.comparison import assert_agree
 from tests.helpers.reading import trained_run
-from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
-from tests.helpers.variants import PAPERS, over, pairs
+from tests.helpers.variants import pairs
 from tests.house.browser import BROWSER
 
 TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
