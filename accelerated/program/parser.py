@@ -6,7 +6,6 @@ import re
 from itertools import pairwise
 from typing import NoReturn
 
-MOST = 1 << 63
 SHORT = {"--lr": "--learning-rate"}  # what other programs call an option
 
 
@@ -36,20 +35,12 @@ class OptionParser(argparse.ArgumentParser):
         return options
 
 
-def integer(text: str) -> int:
-    """Convert text to a whole number that fits into 64 bits."""
-    value = int(text)
-    if not -MOST <= value < MOST:
-        raise argparse.ArgumentTypeError(f"{text} was given; it must be below 2^63")
-    return value
-
-
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Convert '4,10' to (4, 10) and 'none' to (): layers, cutoffs, dilations or overlaps."""
     if text == "none":
         return ()
     try:
-        return tuple(map(integer, text.split(",")))
+        return tuple(map(int, text.split(",")))
     except ValueError:
         advice = "give numbers joined by commas, like 4,10, or none"
         raise argparse.ArgumentTypeError(f"{text!r}; {advice}") from None

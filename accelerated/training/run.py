@@ -82,10 +82,7 @@ class Run:
         return self.step >= self.settings.training.steps
 
     def tokens_per_second(self, bar: Progress) -> float:
-        """Tokens that all processes read per second of the bar; 0 if it is not shown.
-
-        Its time has no pauses.
-        """
+        """Tokens that all processes read per second of the bar; 0 if it is not shown."""
         seconds = bar.format_dict["elapsed"]
         return self.tokens / seconds if seconds else 0.0
 
