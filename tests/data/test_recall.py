@@ -1,6 +1,5 @@
 """The recall task: answers follow from what a document told, and are never in its input."""
 
-import dataclasses
 import hashlib
 from itertools import dropwhile, islice
 
@@ -17,7 +16,6 @@ from accelerated.data.recall import (
     TELL,
     RecallConfig,
     RecallDocuments,
-    chances,
     recall_document,
 )
 from accelerated.data.windows import SPLITS
@@ -269,24 +267,3 @@ def test_what_a_document_cannot_hold_is_refused():
     for own_values, values in ((False, room + 1), (True, room // 3 + 1)):
         with pytest.raises(ValueError, match="pairs is 3: with"):
             RecallConfig(pairs=3, values=values, own_values=own_values)
-
-
-def right_without_keys(config, count):
-    """The share of answers that the most frequent value of each document gives."""
-    right = 0
-    for document in documents(config, count, "train"):
-        values = document.inputs[1 : config.opening : 2]
-        counts = np.bincount(values)
-        right += (document.targets[document.scored] == counts.argmax()).mean()
-    return right / count
-
-
-@pytest.mark.parametrize("sizes", [{}, {"pairs": 1}, {"pairs": 9, "values": 2}], ids=str)
-def test_chances_are_those_of_a_guess_and_of_who_knows_the_values_alone(sizes):
-    config = RecallConfig(questions=40, distance=0, **sizes)
-    guess, told = chances(config).values()
-    assert guess == 1 / config.values
-    found = right_without_keys(config, 1200)
-    assert abs(told - found) < 0.02, f"{told:.1%} expected, {found:.1%} found in documents"
-    of_own_values = dataclasses.replace(config, own_values=True)
-    assert [*chances(of_own_values).values()] == [guess, 1.0], "its values say all"
