@@ -157,9 +157,7 @@ def save_and_validate(run: opening.Run, bar: Progress, interruption: Interruptio
         run.save()
     if run.validation_due and not stops:
         if process.rank() == 0:
-            with bar.paused():
-                line = run.note_score(validation_score(run))
-            bar.say(line)
+            bar.say(run.note_score(validation_score(run)))
         run.validation_due = False
         run.save()
     return stops

@@ -40,8 +40,8 @@ class DataConfig:
             of .jsonl, .csv or .parquet
         text_column: the column of hf:... that holds the text
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE
-            ranks in tiktoken's format, a tokenizer of the package tokenizers (its .json, or a
-            folder with vocab.json and merges.txt), or SentencePiece's .model
+            ranks in tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a
+            folder with vocab.json and merges.txt)
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training
             split; 0 to use --tokenizer
         train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of
@@ -73,14 +73,10 @@ class DataConfig:
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
-        if self.train_words:
+        if self.train_words or self.tokenizer.endswith(".json"):
             return "tokenizer.json"
-        if self.train_bpe:
-            return "tokenizer.tiktoken"
-        if self.tokenizer in ENCODINGS:
-            return ""
-        suffix = os.path.splitext(self.tokenizer)[1]
-        return f"tokenizer{suffix}" if suffix in (".json", ".model") else "tokenizer.tiktoken"
+        is_named = self.tokenizer in ENCODINGS and not self.train_bpe
+        return "" if is_named else "tokenizer.tiktoken"
 
 
 @dataclass(frozen=True)

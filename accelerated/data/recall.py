@@ -17,7 +17,6 @@ question asks for the value that was told last.
 """
 
 from dataclasses import dataclass
-from math import factorial
 
 import numpy as np
 
@@ -121,37 +120,14 @@ class RecallConfig:
         return self.fact * self.pairs
 
     @property
+    def chance(self) -> float:
+        """The share of right answers of a guess."""
+        return 1 / self.values
+
+    @property
     def length(self) -> int:
         """Tokens in a document."""
         return self.begin + self.opening + self.distance + self.questions * self.spacing
-
-
-def chances(config: RecallConfig) -> dict[str, float]:
-    """The score of guessing, {what is known: share of right answers}, without any key's value.
-
-    Who knows the values that a document told, without their keys, takes the most frequent one; if
-    keys have values of their own, that is enough to know all.
-    """
-    told = 1.0 if config.own_values else most_frequent(config.pairs, config.values)
-    return {"a guess": 1 / config.values, "the values without their keys": told}
-
-
-def chances_in_words(config: RecallConfig) -> str:
-    """The chances in a line, for beside a share of right answers."""
-    return ", ".join(f"{known} {share:.0%}" for known, share in chances(config).items())
-
-
-def most_frequent(draws: int, values: int) -> float:
-    """The expected share of the most frequent of `values` equally likely ones among the draws."""
-    expected = 0.0  # times that it is drawn: the sum of P(it is drawn more than `most` times)
-    for most in range(draws):
-        of_one = [1 / factorial(times) for times in range(most + 1)]  # exponential series of one
-        of_all = np.ones(1)
-        for _ in range(values):
-            of_all = np.convolve(of_all, of_one)[: draws + 1]
-        ways = of_all[draws] * factorial(draws) if len(of_all) > draws else 0.0
-        expected += 1 - ways / values**draws
-    return float(expected / draws)
 
 
 def drawn_up_to(largest: int, rng: np.random.Generator) -> int:

@@ -37,10 +37,7 @@ UNKNOWN = "<unk>"
 WORD = r"\n|\S+"
 SINGLE_BYTES = [bytes([byte]) for byte in range(256)]
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
-ADVICE = (
-    "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, "
-    f"or one of {', '.join(ENCODINGS)}"
-)
+ADVICE = f"give a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
 OFFLINE = (
     "fetch its files on a machine with a network, "
     "and set TIKTOKEN_CACHE_DIR to a copy of its folder"
@@ -153,25 +150,6 @@ class PackagedTokenizer(Tokenizer):
         return np.array(ids, self.dtype)
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece vocabulary, of its .model; it spells the text as it normalises it.
-
-    An unknown character is spelled <unk>.
-    """
-
-    def __init__(self, name: str, content: bytes):
-        package = optional_package("sentencepiece", "a .model needs", "sentencepiece")
-        self.model = package.SentencePieceProcessor()
-        self.model.load_from_serialized_proto(content)
-        pieces = map(self.model.id_to_piece, range(self.model.vocab_size()))
-        spellings = [spelling_of(piece, {}, "SentencePiece") for piece in pieces]
-        super().__init__(name, spellings, content)
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Convert text to an array of ids, as_string if it is bytes."""
-        return np.array(self.model.encode(as_string(text)), self.dtype)
-
-
 def as_string(text: str | bytes) -> str:
     """The text; bytes that are not UTF-8 become replacement characters."""
     return text if isinstance(text, str) else text.decode(errors="replace")
@@ -219,7 +197,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
 
 
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
-    """The tokenizer of a file: a .json of the package tokenizers, a .model, or else ranks.
+    """The tokenizer of a file: a .json of the package tokenizers, or else ranks.
 
     A vocab.json is read with the merges.txt beside it, as GPT-2 and RoBERTa have them. Raises
     InputError if the file cannot be used.
@@ -233,8 +211,6 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
             content = with_merges(name, str(merges))
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
-        if name.endswith(".model"):
-            return SentencePieceTokenizer(name, content)
         return tokenizer_of_ranks(name, read_ranks(content))
     except (InputError, KeyboardInterrupt):
         raise

@@ -18,7 +18,7 @@ from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable
-from accelerated.program.parser import OptionParser, integer, whole_numbers
+from accelerated.program.parser import OptionParser, whole_numbers
 from accelerated.training.fields import add_data_dir, conversion, field_help
 from accelerated.training.options import make_absolute
 from accelerated.training.settings import DEVICES
@@ -49,7 +49,7 @@ def number(kind: Callable, fits: Callable[[Any], bool], expected: str) -> Callab
 
 def at_least(least: int) -> Callable[[str], int]:
     """A type for argparse: a whole number that is at least `least`."""
-    return number(integer, lambda value: value >= least, f"at least {least}")
+    return number(int, lambda value: value >= least, f"at least {least}")
 
 
 TEMPERATURE = number(

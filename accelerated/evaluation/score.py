@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.data.lanes import Segment, joined_for_lanes, one_pass
-from accelerated.data.recall import RecallDocuments, chances, chances_in_words
+from accelerated.data.recall import RecallDocuments
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, Documents, count_windows, lengths_of
 from accelerated.program.errors import InputError, counted
@@ -373,7 +373,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
     record = score_record(score, words) | {"split_tokens": total}
     documents = run.splits[run.split]
     if isinstance(documents, RecallDocuments):
-        record["chances"] = chances(documents.config)
-        chance = chances_in_words(documents.config)
-        lines.append(f"right answers       {score.accuracy:.1%} ({chance})")
+        chance = documents.config.chance
+        record["chance"] = chance
+        lines.append(f"right answers       {score.accuracy:.1%} (a guess {chance:.0%})")
     return record, lines

@@ -1,7 +1,6 @@
 """eval.py view: a page that shows what memory changed for each token of a document.
 
-It also shows where attention went. view.html is the page without its data; it loads nothing from
-elsewhere.
+view.html is the page without its data; it loads nothing from elsewhere.
 """
 
 import argparse
@@ -26,7 +25,6 @@ from accelerated.evaluation.score import (
     is_stateless,
     token_nats,
 )
-from accelerated.evaluation.shares import Shares, read_watched
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import written_whole
 from accelerated.protocol import Model, logits_of, overlap_of
@@ -125,7 +123,7 @@ def document_data(
     tokens = np.concatenate([document.inputs[start : start + 1], targets[start:stop]])
     texts = spelled([tokenizer.decode([token]) for token in tokens])
 
-    records, shares = segment_records(run, document, windows[: shown.stop], shown.start)
+    records = segment_records(run, document, windows[: shown.stop], shown.start)
     for window, record in zip(windows[shown.start : shown.stop], records, strict=True):
         predicted = slice(window.first - 1, window.stop)
         here = [values[predicted] for values in nats]
@@ -137,16 +135,12 @@ def document_data(
             "losses": [losses_in_bits(values) for values in here],
             "bits": [round(float(np.nansum(values)) / BIT, 4) for values in here],
         }
-    looked = None
-    if shares is not None:
-        looked = {"title": shares.title, "parts": shares.parts}
     return {
         "count": len(windows),
         "first": shown.start + 1,
         "before": texts[0],
         "scale": shading_scale((nats[1] - nats[0])[start:stop]),
         "overview": overview(windows, nats, text_bytes),
-        "looked": looked,
         "segments": records,
         "vocabulary": vocabulary_of(records, tokenizer),
     }
@@ -155,29 +149,23 @@ def document_data(
 @torch.no_grad()
 def segment_records(
     run: TrainedRun, document: Document, windows: list[Window], first: int
-) -> tuple[list[dict], Shares | None]:
-    """What a model computes in each of the document's windows from number `first` on, for the page.
-
-    Also returns the last one's Shares.
-    """
+) -> list[dict]:
+    """What a model expects in each of the document's windows from number `first` on."""
     model = run.model
     device = model.embedding.device
     records = []
-    shares = None
     reading = carried_through(model, [document], 1, predict=False)
     for window, (segment, [number], state, _) in zip(windows, reading, strict=False):
         if number < first:
             continue
         tokens = segment.tokens.to(device)
         rows = slice(window.first - 1 - window.start, window.stop - window.start)
-        carried, shares = read_watched(model, tokens, state)
-        cleared = model.read(tokens, model.initial_state(1))
-        record = {}
-        record["likely"] = [likeliest(model, each.hidden[0, rows]) for each in (carried, cleared)]
-        if shares is not None:
-            record["shares"] = (shares.values[0, rows] * 1000).round().long().tolist()
-        records.append(record)
-    return records, shares
+        likely = []
+        for before in (state, model.initial_state(1)):
+            hidden = model.read(tokens, before).hidden
+            likely.append(likeliest(model, hidden[0, rows]))
+        records.append({"likely": likely})
+    return records
 
 
 def likeliest(model: Model, hidden: torch.Tensor) -> tuple[list, list]:

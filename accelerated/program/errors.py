@@ -65,14 +65,12 @@ def optional_package(module: str, needs: str, extra: str) -> ModuleType:
 def begin_program(name: str, options: str) -> Any:
     """Return what `parse` of the module `options` makes of the command line.
 
-    Then it imports torch. That takes seconds, so a wrong option and --help are answered before it.
-    From here to run_program, Ctrl-C ends the program with one line.
+    It is called before torch is imported, which takes seconds. From here to run_program, Ctrl-C
+    ends the program with one line.
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
     with errors_in_one_line(name, heard=True):
-        given = importlib.import_module(options).parse(sys.argv[1:])
-        importlib.import_module("torch")  # here a missing one is answered in one line
-        return given
+        return importlib.import_module(options).parse(sys.argv[1:])
 
 
 def run_program(name: str, main: Callable[..., None], *given: Any, heard: bool = False) -> None:
@@ -124,11 +122,6 @@ def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
         yield
     except InputError as error:
         end(name, str(error))
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("accelerated"):
-            raise
-        advice = f"install what {name} needs: pip install torch==2.13.0 -e ."
-        end(name, f"the package {error.name} is missing; {advice}")
     except OSError as error:
         end_without_file(name, error)
     except Exception as error:
@@ -142,10 +135,7 @@ def errors_in_one_line(name: str, heard: bool) -> Iterator[None]:
 def end_without_file(name: str, error: OSError) -> NoReturn:
     """Say which file cannot be used, or that the output cannot be written, and exit."""
     if error.filename is not None:
-        advice = "give another"
-        if isinstance(error, PermissionError):
-            advice = "change its permissions, or give another"
-        end(name, f"cannot use {error.filename}: {error.strerror}; {advice}")
+        end(name, f"cannot use {error.filename}: {error.strerror}; give another")
     # The output: nothing more is written to it, or Python reports it again when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):  # it was closed, as in: python eval.py RUN | head

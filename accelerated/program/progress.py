@@ -1,9 +1,7 @@
 """Progress with the time left: a bar in a terminal, plain lines every few seconds elsewhere."""
 
-import contextlib
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from tqdm import tqdm
@@ -53,19 +51,6 @@ class Progress(tqdm):
         if msg is None:
             print(self, file=self.fp, flush=True)
         return False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time inside the block out of the rate and of the time left.
-
-        Not in a loop over the bar, which copies them.
-        """
-        began = time.time()
-        yield
-        if not self.disable:
-            elapsed = time.time() - began
-            self.start_t += elapsed
-            self.last_print_t += elapsed
 
     @staticmethod
     def say(text: str) -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelerated.data.config import default_data_dir
 from accelerated.program.errors import InputError, option_name
-from accelerated.program.parser import OptionParser, integer, whole_numbers
+from accelerated.program.parser import OptionParser, whole_numbers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
-TYPES = {int: integer}
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME"}
 FIELD = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -59,7 +58,7 @@ def add_options(
 def conversion(default: Any) -> dict[str, Any]:
     """What add_argument takes for an option of the type of this default."""
     kind = type(default)
-    return {"type": TYPES.get(kind, kind), "metavar": METAVARS[kind]}
+    return {"type": kind, "metavar": METAVARS[kind]}
 
 
 def as_given(default: object) -> str:

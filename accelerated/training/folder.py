@@ -18,7 +18,7 @@ SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = ("checkpoint.pt", "best.pt")
 # One of them, if it has no name
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken")
+TOKENIZERS = ("tokenizer.json", "tokenizer.tiktoken")
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
 

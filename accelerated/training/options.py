@@ -76,7 +76,7 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 def other_options(argv: list[str], defaults: Settings) -> tuple[dict, dict[str, dict]]:
     """All options that are given: {name: value}, and {part of the Settings: {field: value}}."""
-    options = vars(training_parser(defaults).parse(argv, place_of))
+    options = vars(training_parser(defaults).parse(argv))
     asked = by_config(defaults.model, options)
     make_absolute(asked["data"])
     return options, asked
@@ -383,14 +383,3 @@ def add_starts(parser: OptionParser, presets: dict) -> None:
     }
     for name, (metavar, text) in texts.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text, default=argparse.SUPPRESS)
-
-
-def place_of(option: str) -> str:
-    """The model or data that an option belongs to, in words; "" if every run has it or none."""
-    if option.startswith("--recall-"):
-        return "--data recall"
-    if option in map(option_name, field_help(DataConfig)):
-        return "--data with texts"
-    parsers = {name: training_parser(preset_settings(name, "tiny")) for name in NAMES}
-    having = [name for name, parser in parsers.items() if option in parser.known]
-    return f"--model {' or '.join(having)}" if having else ""

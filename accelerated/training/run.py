@@ -16,7 +16,6 @@ import torch
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
 from accelerated.data.lanes import Lanes
-from accelerated.data.recall import chances_in_words
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, lengths_of
@@ -82,10 +81,7 @@ class Run:
         return self.step >= self.settings.training.steps
 
     def tokens_per_second(self, bar: Progress) -> float:
-        """Tokens that all processes read per second of the bar; 0 if it is not shown.
-
-        Its time has no pauses.
-        """
+        """Tokens that all processes read per second of the bar; 0 if it is not shown."""
         seconds = bar.format_dict["elapsed"]
         return self.tokens / seconds if seconds else 0.0
 
@@ -192,7 +188,8 @@ class Run:
             bits += "; no memory is carried"
         lines = [f"{what}, bits per byte: {bits}"]
         if self.settings.data.data == "recall":
-            lines.append(f"right answers: {right} ({chances_in_words(self.settings.recall)})")
+            chance = self.settings.recall.chance
+            lines.append(f"right answers: {right} (a guess {chance:.0%})")
         if cleared:
             saved = 1 - carried.bits_per_byte / cleared.bits_per_byte
             lines.append(f"the memory saves {saved:.1%} of the bits")

@@ -15,7 +15,6 @@ from accelerated.data.recall import (
     TELL,
     RecallConfig,
     RecallDocuments,
-    chances,
     recall_document,
 )
 from accelerated.data.windows import SPLITS
@@ -176,15 +175,3 @@ def test_documents_are_to_the_byte_those_that_published_numbers_were_measured_on
                 found.update(field.tobytes())
     now = found.hexdigest()[:16]
     assert now == digest, f"{DIGESTS[digest]} draws other documents (digest {now})"
-
-
-CHANCES = [  # (changes of the config, the chance of a guess, and that of who knows the values)
-    ({"pairs": 1}, 0.1, 1.0),
-    ({"own_values": True}, 0.1, 1.0),
-    ({"pairs": 2, "values": 2}, 0.5, 0.75),  # two facts have one value or two, each half the time
-]
-
-
-@pytest.mark.parametrize("sizes, guess, told", CHANCES)
-def test_chances_are_those_of_a_guess_and_of_who_knows_the_values_alone(sizes, guess, told):
-    assert [*chances(RecallConfig(**sizes)).values()] == pytest.approx([guess, told])

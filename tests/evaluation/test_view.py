@@ -1,7 +1,4 @@
-"""`eval.py view`: losses are those of scoring, shares of attention those of the reference.
-
-The page works in a browser.
-"""
+"""`eval.py view`: losses are those of scoring; the page works in a browser."""
 
 import argparse
 import html
@@ -19,100 +16,18 @@ from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation import view
 from accelerated.evaluation.score import evaluate, token_nats
-from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
 from tests.conftest import ROOT
-from tests.helpers.comparison import assert_agree
 from tests.helpers.reading import trained_run
-from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
-from tests.helpers.variants import PAPERS, over, pairs
+from tests.helpers.variants import pairs
 from tests.house.browser import BROWSER
 
-SHARING = pairs(  # variants that differ in how a softmax is over memory and tokens
-    compressive="""
-        conv-bptt transformer-xl no-memory short-memory one-layer rows-by-layer
-        authors-by-layer-most-used simplified-short-memory-most-used
-    """,
-    memformer="decoder-only decoder-only-biased decoder-only-xl",
-    pretrained_recurrence="""
-        overlapping several-vectors at-every-layer at-the-last-layer one-token one-layer-one-head
-    """,
-)
 TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
 PARTLY = [True] * 20 + [False] * 30  # which tokens are scored
 TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 BIT = math.log(2)  # nats
-
-
-# Where attention went
-
-
-def parts_of(paper, c):
-    """For each layer that has one {part: its keys}, in the order of a softmax's keys."""
-    if paper == "compressive":
-        rows = [c.rows_of(layer) for layer in range(c.layers)]
-        return [
-            {"compressed memory": compressed, "memory": memory, "this segment": c.segment}
-            for memory, compressed in rows
-        ]
-    if paper == "memformer":
-        return [{"memory slots": c.slots, "this segment": c.segment}] * c.decoder_layers
-    vectors = "inserted vectors" if c.vectors > 1 else "inserted vector"
-    return [{vectors: c.vectors, "this window": c.segment}] * len(c.insertion_layers)
-
-
-def softmaxes_of(reference, monkeypatch, call):
-    """What softmax_forward of a reference returns in a call, in order."""
-    found = []
-    softmax = reference.softmax_forward
-
-    def kept(scores):
-        returned = softmax(scores)
-        found.append(returned[0])
-        return returned
-
-    monkeypatch.setattr(reference, "softmax_forward", kept)
-    call()
-    return found
-
-
-@over(SHARING)
-def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
-    """Averaged over layers and heads; a part without keys is left out.
-
-    What is read is the same as without watching, and no hook is left.
-    """
-    config, rng, params, state, model, torch_state = both_sides(paper, name)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    reference = PAPERS[paper].reference
-    softmaxes = softmaxes_of(
-        reference, monkeypatch, lambda: reference.forward(params, config, tokens, state)
-    )
-    layers = parts_of(paper, config)
-    parts = [part for part in layers[0] if any(sizes[part] for sizes in layers)]
-    found = iter(softmaxes)
-    expected = np.zeros((2, config.segment, len(parts)))
-    for sizes in layers:
-        shape = (config.segment, sum(sizes.values()))
-        weights = next(each for each in found if each.shape[2:] == shape).mean(1)  # over heads
-        start = 0
-        for part, size in sizes.items():
-            if part in parts:
-                share = weights[..., start : start + size].sum(-1)
-                expected[..., parts.index(part)] += share / len(layers)
-            start += size
-
-    model.eval()
-    read = torch.tensor(tokens)
-    reading, shares = read_watched(model, read, torch_state)
-    assert shares.parts == tuple(parts)
-    assert_agree(expected, shares.values, 1e-9, "shares")
-    assert not shares.values.requires_grad
-    assert torch.equal(reading.hidden, model.read(read, torch_state).hidden)
-    for name, module in model.named_modules():
-        assert not module._forward_hooks, f"a hook is left on {name}"
 
 
 # The page's data
@@ -144,7 +59,7 @@ def losses_of(data, which):
     return losses
 
 
-# Whatever the model, the page reads it in the same way; shares of attention are tested above
+# Whatever the model, the page reads it in the same way
 READ = pairs(compressive="conv-bptt", memformer="decoder-only", gated_deltanet="three-layers")
 CASES = [(*pair, BYTES, None) for pair in READ]
 CASES += [
@@ -213,7 +128,7 @@ def test_a_page_shows_all_tokens_of_the_longest_document(case):
 
 
 def test_the_likeliest_tokens_are_those_of_the_logits(case):
-    """With memory carried and cleared; shares of attention are rounded to 1/1000."""
+    """With memory carried and cleared."""
     model = case.run.model
     config = model.config
     inputs = case.document.inputs
@@ -230,20 +145,8 @@ def test_the_likeliest_tokens_are_those_of_the_logits(case):
         for (ids, shown), logits in zip(segment["likely"], (carried, cleared), strict=True):
             probabilities, expected = logits[0, rows].softmax(-1).topk(5)
             assert ids == expected.tolist(), "the five likeliest tokens"
-            shares = (probabilities * 10_000).round().long().tolist()
-            assert shown == shares, "their probabilities, in 1/10,000"
-        for shares in segment.get("shares", []):
-            off = abs(sum(shares) - 1000)
-            assert off <= len(case.data["looked"]["parts"]), (
-                f"shares of attention add up to {off} off"
-            )
-
-
-def test_a_softmax_over_memory_alone_has_no_shares(tmp_path):
-    run = trained_run("memformer", "encoder-decoder", [document_from(TEXT, BYTES)])
-    _, _, data = page_of(run, tmp_path / "page.html")
-    assert data["looked"] is None
-    assert not any("shares" in segment for segment in data["segments"])
+            rounded = (probabilities * 10_000).round().long().tolist()
+            assert shown == rounded, "their probabilities, in 1/10,000"
 
 
 def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):

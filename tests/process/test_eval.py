@@ -231,10 +231,7 @@ def recalling(tmp_path_factory):
 
 
 def test_right_answers_stand_beside_chance(recalling, capsys):
-    asked = printed(capsys, recalling)
-    assert "(a guess 10%, the values without their keys 38%)" in asked
-    fewer = printed(capsys, recalling, "--recall-pairs 1")
-    assert "(a guess 10%, the values without their keys 100%)" in fewer, "of what was asked"
+    assert "(a guess 10%)" in printed(capsys, recalling)
 
 
 def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(recalling, capsys):

@@ -1,7 +1,6 @@
 """Tokenizers: any text survives; files of them are read and kept; BPE and words are learned."""
 
 import functools
-import io
 import json
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,7 +19,6 @@ from accelerated.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
     PackagedTokenizer,
-    SentencePieceTokenizer,
     open_tokenizer,
     run_tokenizer,
     tokenizer_of_ranks,
@@ -35,7 +33,7 @@ SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
 TEXT = Path(tokenizers.__file__).read_bytes()[:3000]
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
-ADVICE = "give a file of tiktoken ranks, a tokenizer.json, a SentencePiece .model, or one of bytes"
+ADVICE = "give a file of tiktoken ranks, a tokenizer.json, or one of bytes"
 WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
 
 
@@ -106,15 +104,14 @@ NO_TOKENIZERS = {  # {what: (name, content)}
     "a rank twice": ("ranks", GOOD + b"eHl6 5"),  # xyz
     "a byte missing": ("ranks", GOOD.replace(b"gA== 128", b"eHl6 128")),
     "no JSON": ("a.json", b"{"),
-    "a page": ("a.model", b"<html>"),
 }
 
 
 @pytest.mark.parametrize("what", NO_TOKENIZERS)
 def test_other_files_than_tokenizers_are_refused(tmp_path, what):
     name, content = NO_TOKENIZERS[what]
-    package = "tokenizers" if name.endswith(".json") else "sentencepiece"
-    pytest.importorskip(package, reason="opening its files needs that package")
+    if name.endswith(".json"):
+        tokenizers_package("a .json")
     path = tmp_path / name
     path.write_bytes(content)
     words = refusal(open_tokenizer, str(path))
@@ -133,13 +130,10 @@ def kept(kind, path):
         return tokenizer_of_ranks("bpe", RANKS), DataConfig(train_bpe=261)
     (path / "some.json").write_bytes(packaged())
     name = str(path / "some.json")
-    if kind == "sentencepiece":
-        name = str(path / "some.model")
-        (path / "some.model").write_bytes(sentencepiece_model())
     return open_tokenizer(name), DataConfig(tokenizer=name)
 
 
-@pytest.mark.parametrize("kind", ["ranks", "words", "package", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["ranks", "words", "package"])
 def test_a_run_keeps_its_tokenizer(tmp_path, kind):
     """Damage that leaves a tokenizer: paths/test_safety.py."""
     opened, data = kept(kind, tmp_path)
@@ -272,55 +266,16 @@ def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
 
 
-# SentencePiece
-
-
-@functools.cache
-def sentencepiece_model(**options):
-    """The contents of a .model that the package learned from a source file of ours.
-
-    Unless options say otherwise it keeps all text.
-    """
-    package = pytest.importorskip(
-        "sentencepiece", reason="a .model needs the package sentencepiece: .[sentencepiece]"
-    )
-    kept = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-    kept |= {"add_dummy_prefix": False, "byte_fallback": True}
-    model = io.BytesIO()
-    package.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.decode().splitlines()),
-        model_writer=model,
-        vocab_size=400,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **(kept | options),
-    )
-    return model.getvalue()
-
-
-ANY_TEXT = st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"]), max_size=40)
-
-
-@given(ANY_TEXT.map(lambda text: text + "def  f(x):\n</s> é漢"))
-def test_a_sentencepiece_model_keeps_text_and_counts_its_bytes(text):
-    """Its ids are the package's; special tokens of the model are spelled out.
-
-    What is left out is U+2581, which stands for a blank in such a vocabulary.
-    """
-    import sentencepiece
-
-    ours = SentencePieceTokenizer("some.model", sentencepiece_model())
-    check_kept(ours, text)
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
-    assert ours.encode(text).tolist() == theirs.encode(text)
-    assert ours.vocabulary == theirs.vocab_size()
-
-
-def test_a_sentencepiece_model_that_normalises_counts_the_bytes_of_what_it_spells():
-    """As usual ones do: with a blank before the first word, one for several, and <unk>."""
-    options = {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}
-    options |= {"add_dummy_prefix": True, "byte_fallback": False}
-    ours = SentencePieceTokenizer("some.model", sentencepiece_model(**options))
+def test_pieces_of_a_normalised_text_count_the_bytes_of_what_they_spell():
+    """As T5's do: one blank for several, one before the first word, and <unk>."""
+    package = tokenizers_package("a .json")
+    pieces = ["<unk>", "▁", "▁def", "d", "e", "f"]
+    scored = [(piece, float(-number)) for number, piece in enumerate(pieces)]
+    made = package.Tokenizer(package.models.Unigram(scored, 0))
+    blanks = package.normalizers.Replace(package.Regex(r"\s+"), " ")
+    made.normalizer = package.normalizers.Sequence([package.normalizers.NFKC(), blanks])
+    made.pre_tokenizer = package.pre_tokenizers.Metaspace()
+    ours = PackagedTokenizer("some.json", made.to_str().encode())
     ids = ours.encode("def\n  ｆ漢")
     assert ours.decode(ids).decode() == " def f<unk>"
     assert ours.token_bytes[ids].sum() == len(" def f<unk>")
