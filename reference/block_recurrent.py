@@ -27,8 +27,6 @@ from 1, arrays and parameters' names from 0. Decisions: docs/decisions/block_rec
 """
 
 import importlib
-import runpy
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -869,5 +867,4 @@ def check_recurrent_layers(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "block_recurrent")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("block_recurrent"))

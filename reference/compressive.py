@@ -29,8 +29,6 @@ rows count from 0.
 """
 
 import importlib
-import runpy
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -873,5 +871,4 @@ def check_config(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "compressive")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("compressive"))

@@ -23,8 +23,7 @@ B batch (lanes), N tokens in a segment, D width, H heads, E width of a head's ke
 values, C = H (2E + P), F feed-forward width, V vocabulary, L layers.
 """
 
-import runpy
-import sys
+import importlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -490,5 +489,4 @@ def check_config(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "gated_deltanet")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("gated_deltanet"))

@@ -489,7 +489,3 @@ def main(paper: str, argv: list | None = None) -> int:
         return check_all(paper) if options.check else show(paper)
 
     return exit_code(f"reference.{paper}", work)
-
-
-if __name__ == "__main__":  # run by a reference, which puts its name in front of its own arguments
-    sys.exit(main(sys.argv[1], sys.argv[2:]))

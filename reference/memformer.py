@@ -27,8 +27,6 @@ V vocabulary, L layers, R distances, K keys. Decisions are numbered in docs/deci
 """
 
 import importlib
-import runpy
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -938,5 +936,4 @@ def check_segment(config, tokens):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "memformer")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("memformer"))

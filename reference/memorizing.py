@@ -24,8 +24,7 @@ head width, F feed-forward width, V vocabulary, L layers. Config counts layers f
 do; indices of arrays count from 0.
 """
 
-import runpy
-import sys
+import importlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -645,5 +644,4 @@ def stopped(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "memorizing")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("memorizing"))

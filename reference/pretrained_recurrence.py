@@ -26,8 +26,6 @@ Decisions: docs/decisions/pretrained_recurrence.md. Other poolings: reference/va
 
 import importlib
 import math
-import runpy
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -676,5 +674,4 @@ def check_config(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "pretrained_recurrence")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("pretrained_recurrence"))

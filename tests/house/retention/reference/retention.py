@@ -10,8 +10,7 @@ Glossary: code symbol, meaning, symbol, shape
 B batch, N tokens in a segment, D width, V vocabulary.
 """
 
-import runpy
-import sys
+import importlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -192,5 +191,4 @@ def check_config(config):
 
 
 if __name__ == "__main__":  # a demonstration, or --check [--case NAME]
-    sys.argv.insert(1, "retention")
-    runpy.run_module("reference.gradients", run_name="__main__")
+    raise SystemExit(importlib.import_module("reference.gradients").main("retention"))
