@@ -13,6 +13,7 @@ from accelerated.attention.heads import (
     embed,
     unit_norm,
 )
+from accelerated.attention.signed_distance import simplified_attention
 from accelerated.attention.sliding_window import (
     by_query_and_key,
     score_offset,
@@ -102,6 +103,17 @@ def test_a_position_biass_gradient_is_added_up_in_float32():
     pairs = by_query_and_key((in_bucket & seen[:, None]).T, 64).sum((1, 2))
     assert pairs.max() > 1000
     assert torch.equal(bias.grad[0], pairs.bfloat16())
+
+
+def test_a_gradient_of_simplified_positions_is_added_up_in_float32():
+    """Of up to 512 pairs at a distance, each of which gives 1."""
+    n = 512
+    rows = torch.zeros(2 * n - 1, 1, dtype=torch.bfloat16, requires_grad=True)
+    zeros = torch.zeros(1, 1, n, 1, dtype=torch.bfloat16)
+    out = simplified_attention(zeros, zeros, zeros, rows)
+    out.backward(n * torch.ones_like(out))
+    pairs = n - torch.arange(1 - n, n).abs()
+    assert torch.equal(rows.grad[:, 0], pairs.bfloat16()), "it stops at 256"
 
 
 def test_a_unit_norm_is_computed_in_float32():

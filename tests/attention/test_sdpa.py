@@ -169,3 +169,6 @@ def test_usage_is_measured_only_if_it_is_asked_for(dropout):
     _, expected = relative_shift.relative_attention_plain(Heads(*inputs), measure=True)
     assert usage.shape == (2, 9)
     torch.testing.assert_close(usage, expected)
+    rough = Heads(*(x.bfloat16() for x in inputs))
+    _, usage = relative_shift.relative_attention(rough, dropout, measure=True)
+    assert usage.dtype == torch.float32, "a mean in bfloat16 makes unequal usages equal"

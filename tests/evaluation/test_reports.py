@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from accelerated.data.config import DataConfig
+from accelerated.data.recall import RecallConfig
 from accelerated.evaluation import options, positions, sample, score
 from accelerated.evaluation.score import token_nats
 from accelerated.generation.continuation import Sampling
 from accelerated.program.errors import InputError
+from eval import data_config, recall_config
 from tests.helpers.reading import trained_run
 from tests.helpers.texts import documents_of
 
@@ -117,6 +120,19 @@ def test_numbers_outside_their_range_are_refused(words, tmp_path, capsys):
     with pytest.raises(SystemExit):
         options.parse(["sample", str(tmp_path), *words.split()])
     assert f"it must be {REFUSED[words]}" in capsys.readouterr().err
+
+
+def test_small_differences_and_weights_are_not_rounded_to_bfloat16():
+    exact = {name for name, report in options.REPORTS.items() if report.exact}
+    assert exact == {"attention", "compression", "dynamic", "export"}
+
+
+def test_other_data_is_read_whole_and_recall_is_asked_as_it_was_trained():
+    trained = DataConfig("a", training_documents=5)
+    assert data_config(trained, "b").training_documents == 0, "a part of other data is read"
+    run = SimpleNamespace(settings=SimpleNamespace(recall=RecallConfig(pairs=7)))
+    asked = SimpleNamespace(**{f"recall_{name}": None for name in options.RECALL_SIZES})
+    assert recall_config(run, "recall", asked).pairs == 7, "recall is asked by the defaults"
 
 
 def test_what_is_not_asked_for_is_not_done_and_paths_become_absolute(tmp_path, monkeypatch):

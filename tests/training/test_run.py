@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import train as training_script
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tasks import MultiTask
@@ -85,6 +86,23 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
             due.append(step)
             assert run.save_due
     assert due == expected
+
+
+def test_a_checkpoint_that_is_due_between_updates_stays_due():
+    training = TrainingConfig(save_every=3, validate_every=0)
+    run = SimpleNamespace(settings=SimpleNamespace(training=training), ended=False)
+    run.validation_due = run.save_due = False
+    for run.step in (3, 4):
+        Run.mark_what_is_due(run)
+        assert run.save_due, "a checkpoint is written each third step, or at the next update"
+
+
+def test_a_signal_saves_before_it_stops():
+    saved = []
+    run = SimpleNamespace(save_due=False, validation_due=False, ended=False, device=None)
+    run.save = lambda: saved.append(run)
+    assert training_script.save_and_validate(run, None, SimpleNamespace(signal="SIGTERM"))
+    assert saved, "what was trained since the last checkpoint is lost"
 
 
 # What is validated on
