@@ -11,7 +11,6 @@ import accelerated
 from accelerated.data.named_sets import table_source
 from accelerated.lab.systems.roberta import load_roberta
 from accelerated.program.errors import InputError
-from accelerated.training.folder import EXPORT
 from reference import check
 from tests.helpers.programs import evaluate, train
 
@@ -62,11 +61,6 @@ def plant(folder, kind):
         (folder / name).write_text(f"{line}\nclass A: pass\n", "utf-8")
     names = dict.fromkeys(CLASSES, "code.A")
     described = {"model_type": kind, "auto_map": names, "custom_pipelines": {"a": "code"}} | SIZES
-    if kind == "exported":
-        base = json.dumps(described | {"model_type": "llama"})
-        described = {"format": EXPORT, "model": "pretrained_recurrence", "step": 1}
-        described["model_config"] = {"base": base, "vocabulary": 256}
-        described |= {part: {} for part in ("training", "data", "recall", "tasks")}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_text(json.dumps(described), "utf-8")
     pickled = pickle.dumps(Program(line))
@@ -81,7 +75,7 @@ def plant(folder, kind):
     return mark
 
 
-@pytest.mark.parametrize("kind", ["llama", "roberta", "its own", "exported"])
+@pytest.mark.parametrize("kind", ["llama", "roberta", "its own"])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_folder_with_code_runs_none_and_asks_nothing(tmp_path, monkeypatch, asked, loader, kind):
     """Some loaders read what is no program there; the others refuse it in a line."""

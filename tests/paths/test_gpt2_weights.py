@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ import accelerated
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.settings import preset_settings
-from reference import pretrained_recurrence as ref
 from tests.helpers.programs import as_json, evaluate, refusal, train
 
 safetensors = pytest.importorskip(
@@ -96,10 +94,7 @@ def published(tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers(published):
-    """In float32, with random weights saved by that package.
-
-    The NumPy reference gives the same logits too.
-    """
+    """In float32, with random weights saved by that package."""
     model, folder, tokens = published
     ours = model_of(folder)
     with torch.no_grad():
@@ -107,9 +102,6 @@ def test_logits_are_those_of_transformers(published):
         actual = ours(tokens, ours.initial_state(2)).logits
     assert expected.abs().max() > 3, "large enough to be wrong"
     assert (expected - actual).abs().max() <= 1e-5, "the worst measured is 1.2e-6"
-    params = {name: value.double().numpy() for name, value in ours.state_dict().items()}
-    logits, _, _ = ref.forward(params, CONFIG, tokens.numpy(), ref.initial_state(params, CONFIG, 2))
-    assert np.abs(logits - expected.double().numpy()).max() <= 1e-5 * np.abs(logits).max()
 
 
 def test_recurrence_is_added_to_the_same_weights(published, tmp_path):

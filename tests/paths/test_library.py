@@ -51,9 +51,6 @@ def test_what_generate_and_load_cannot_use_is_refused(run):
     assert "the prompt is empty" in refusal(generate, "")
     for wrong in IMPOSSIBLE:
         assert "at least 0, and above 0 and at most 1" in refusal(partial(generate, **wrong), "a")
-    both = partial(generate, temperature=0, top_p=0.5)
-    line = "--temperature 0 takes the most probable token; leave --top-p out"
-    assert refusal(both, "a") == line
     assert "--checkpoint none" in refusal(accelerated.load, run, "none")
 
 

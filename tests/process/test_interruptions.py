@@ -79,9 +79,11 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
+    """The first has learned a tokenizer and kept it; the other has read it."""
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     run = tmp_path / "run"
     errors = tmp_path / "errors"
-    endless = f"--batch 4 --data {text} --steps {10**6} --save-every 1 --out {run}"
+    endless = f"--batch 4 --train-bpe 300 --data {text} --steps {10**6} --save-every 1 --out {run}"
     started = start([*programs.COMPRESSIVE, BRIEF, endless], errors, processes=2)
     wait_for(checkpoint_path(run), started, errors)
     os.kill(started[1].pid, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -84,45 +85,34 @@ def test_a_folder_is_split_by_names(tmp_path):
     assert found == {name: split_of(name) for name in names}
 
 
-BY_POSITION = {"train": TEN.encode() * 9, "valid": b"abcde", "test": b"fghij"}
+PARTS = {"": TEN.encode() * 10, "train": TEN.encode() * 9, "valid": b"abcde", "test": b"fghij"}
+LISTED = Path(__file__).with_name("layouts.txt").read_text()
+LAYOUTS = [line.split(" => ") for line in LISTED.splitlines() if line[0] != "#"]
 
 
-def test_a_folder_with_its_own_splits_keeps_them(tmp_path):
-    train = {"train/a.txt": b"a", "train/deep/b.txt": b"b"}
-    valid = {"val/c.txt": b"c", "dev/f.txt": b"f"}
-    test = {"test/d.txt": b"d"}
-    write(tmp_path, train | valid | test)
-    assert read(tmp_path) == {"train": train, "valid": valid, "test": test}
+@pytest.mark.parametrize("names, expected", LAYOUTS)
+def test_a_folder_with_splits_keeps_them_and_a_small_one_is_split_by_position(
+    tmp_path, names, expected
+):
+    """Each is a row of layouts.txt."""
+    write(tmp_path, dict.fromkeys(names.split(), TEN * 10))
+    by_split = read(tmp_path)
+    found = [" ".join(texts) for texts in by_split.values()]
+    assert " | ".join(found) == expected
+    for texts in by_split.values():
+        for name, text in texts.items():
+            assert text == PARTS[name.partition(":")[2]], name
 
 
-@pytest.mark.parametrize("others", [["README.md"], ["notes.txt", "README.md"]])
-def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys, others):
+def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys):
     splits = {"train/a.txt": "a", "valid/c.txt": "c", "test/d.txt": "d"}
-    write(tmp_path, splits | dict.fromkeys(others, "e"))
+    write(tmp_path, splits | {"notes.txt": "e", "README.md": "e"})
     for _ in range(2):
         assert joined(read(tmp_path)) == b"acd"
     words = (
         f"--data {tmp_path} has the splits test, train, valid; what stands beside them is not read"
     )
     assert capsys.readouterr().err == f"{words}, such as README.md\n"
-
-
-def test_a_missing_split_is_cut_from_train_by_position(tmp_path):
-    write(tmp_path, {"train/a.txt": TEN * 10, "val/b.txt": "own"})
-    by_split = read(tmp_path)
-    assert by_split["valid"] == {"val/b.txt": b"own"}
-    assert by_split["test"] == {"train/a.txt:test": BY_POSITION["test"]}
-    assert by_split["train"] == {
-        "train/a.txt:train": BY_POSITION["train"],
-        "train/a.txt:valid": BY_POSITION["valid"],
-    }
-
-
-def test_a_small_folder_is_split_by_position_also_if_one_in_it_is_called_train(tmp_path):
-    names = ["src/test/b.txt", "train/a.txt"]
-    write(tmp_path, dict.fromkeys(names, TEN * 10))
-    for split, texts in read(tmp_path).items():
-        assert texts == {f"{name}:{split}": BY_POSITION[split] for name in names}
 
 
 def test_a_missing_split_is_taken_from_train_by_names(tmp_path):
@@ -182,9 +172,3 @@ def test_folders_beside_a_folders_splits_are_refused(tmp_path):
     write(tmp_path, dict.fromkeys(("train/a.txt", "test/d.txt", "other/x.txt"), b"\xff"))
     words = "has the splits test, train and also other; move them"
     assert words in refusal(source_of_path, str(tmp_path))
-
-
-def test_capitals_in_a_suffix_are_read(tmp_path):
-    texts = {"BOOK.TXT": "a text"} | {f"{number}.txt": "a text" for number in range(60)}
-    found = names_of(read(write(tmp_path, texts)))
-    assert any("BOOK.TXT" in names for names in found.values())

@@ -1,7 +1,6 @@
 """Tokenizers: any text survives; files of them are read and kept; BPE and words are learned."""
 
 import functools
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -250,20 +249,6 @@ def test_a_character_without_a_token_is_spelled_by_its_bytes():
     made.pre_tokenizer = package.pre_tokenizers.Metaspace()
     model = PackagedTokenizer("some.json", made.to_str().encode())
     assert model.decode(model.encode("def é漢")).decode() == " def é漢"
-
-
-def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
-    """As GPT-2 and RoBERTa are published."""
-    described = json.loads(packaged())["model"]
-    merges = [" ".join(pair) for pair in described["merges"]]
-    (tmp_path / "vocab.json").write_text(json.dumps(described["vocab"]))
-    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
-    data = DataConfig(tokenizer=str(tmp_path))
-    opened = open_tokenizer(data.tokenizer)
-    same = PackagedTokenizer("some.json", packaged())
-    assert opened.encode(TEXT).tolist() == same.encode(TEXT).tolist()
-    opened.save(tmp_path / data.tokenizer_file)
-    assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
 
 
 def test_pieces_of_a_normalised_text_count_the_bytes_of_what_they_spell():

@@ -31,17 +31,6 @@ def test_a_new_file_replaces_none(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_is_written_through_a_link(tmp_path):
-    """Nor into a file that somebody else calls as an unfinished one might be called."""
-    others = tmp_path / "others"
-    others.write_text("kept")
-    (tmp_path / "file.writing").symlink_to(others)
-    with written_whole(tmp_path / "file") as beside:
-        beside.write_text("new")
-    assert others.read_text() == (tmp_path / "file.writing").read_text() == "kept"
-    assert (tmp_path / "file").read_text() == "new"
-
-
 FULL = OSError(errno.ENOSPC, "No space left on device")
 DENIED = OSError(errno.EACCES, "Permission denied")
 QUOTA = OSError(errno.EDQUOT, "Disk quota exceeded")
