@@ -91,20 +91,8 @@ def test_a_folder_with_its_own_splits_keeps_them(tmp_path):
     train = {"train/a.txt": b"a", "train/deep/b.txt": b"b"}
     valid = {"val/c.txt": b"c", "dev/f.txt": b"f"}
     test = {"test/d.txt": b"d"}
-    write(tmp_path, train | valid | test)
+    write(tmp_path, train | valid | test | {"README.md": "beside them"})
     assert read(tmp_path) == {"train": train, "valid": valid, "test": test}
-
-
-@pytest.mark.parametrize("others", [["README.md"], ["notes.txt", "README.md"]])
-def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys, others):
-    splits = {"train/a.txt": "a", "valid/c.txt": "c", "test/d.txt": "d"}
-    write(tmp_path, splits | dict.fromkeys(others, "e"))
-    for _ in range(2):
-        assert joined(read(tmp_path)) == b"acd"
-    words = (
-        f"--data {tmp_path} has the splits test, train, valid; what stands beside them is not read"
-    )
-    assert capsys.readouterr().err == f"{words}, such as README.md\n"
 
 
 def test_a_missing_split_is_cut_from_train_by_position(tmp_path):
