@@ -34,7 +34,7 @@ class DataConfig:
 
     Fields:
         data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8,
-            wikitext-103, wikitext-103-raw (without <unk>) or pg19 (fetched if absent), a text file
+            wikitext-103, wikitext-103-raw (without <unk>) or pg19, a text file
             in UTF-8, or a folder of them; its subfolders train/, valid/ and test/ are the splits.
             With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), or hf:FOLDER
             of .jsonl, .csv or .parquet

@@ -1,12 +1,6 @@
-"""Data sets with names: the papers' own, and what the package datasets opens; corpus.py uses them.
+"""Named data sets: the papers' own, and what the package datasets opens; corpus.py uses them."""
 
-What is fetched is checked.
-"""
-
-import hashlib
-import http.client
 import re
-import urllib.request
 import zipfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,11 +12,7 @@ from accelerated.data.config import HUB, ON_THE_HUB
 from accelerated.data.sources import SPLIT_NAMES, Source, Text, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, only_worker, written_whole
-
-# Servers answer 403 to urllib's own name
-AGENT = {"User-Agent": "palimpsest (long-memory Transformers, for research)"}
-TIMEOUT = 60  # seconds without a byte
+from accelerated.program.files import file_checksum
 
 ENWIK8 = "https://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
@@ -50,10 +40,7 @@ def opened_by_datasets(data: str, column: str) -> dict[str, Any]:
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
-        advice = "check name, files and network"
-        if data in ON_THE_HUB:
-            advice += "; HF_ENDPOINT may name a mirror of the hub"
-        raise InputError(f"--data {data}: {words}; {advice}") from None
+        raise InputError(f"--data {data}: {words}; check name, files and network") from None
 
     assert isinstance(opened, datasets.DatasetDict)
     tables = {}
@@ -114,17 +101,13 @@ def articles(rows: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def enwik8(data_dir: Path) -> Source:
-    """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes."""
-    folder = data_dir / "enwik8"
-    path = folder / "enwik8.zip"
-    if not path.exists():
-        with only_worker(folder, "fetching"):
-            fetch(ENWIK8, path, ENWIK8_SHA256)
-    if file_checksum(path) != ENWIK8_SHA256:
-        raise InputError(
-            f"{path} does not have sha256 {ENWIK8_SHA256}; "
-            "remove it to fetch it again, or put a good copy there"
-        )
+    """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes.
+
+    Raises InputError, which says where to get it, if it is not in data_dir.
+    """
+    path = data_dir / "enwik8" / "enwik8.zip"
+    if not path.is_file() or file_checksum(path) != ENWIK8_SHA256:
+        raise InputError(f"put {ENWIK8} (sha256 {ENWIK8_SHA256}) at {path}")
 
     def part(start: int, stop: int) -> bytes:
         return zipfile.ZipFile(path).read("enwik8")[start:stop]
@@ -133,26 +116,3 @@ def enwik8(data_dir: Path) -> Source:
     for split, (start, stop) in zip(SPLITS, pairwise(ENWIK8_ENDS), strict=True):
         texts.append((split, Text("enwik8", (partial(part, start, stop),))))
     return Source("enwik8", (path,), lambda: texts)
-
-
-def fetch(address: str, path: Path, checksum: str) -> None:
-    """Fetch address to path, if it is not there; it appears only if its SHA-256 is right.
-
-    An InputError says what to do by hand.
-    """
-    if path.exists():
-        return
-    by_hand = f"put a copy (sha256 {checksum}) at {path}"
-    request = urllib.request.Request(address, headers=AGENT)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            content = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise InputError(f"cannot fetch {address} ({reason}); {by_hand}") from None
-    if hashlib.sha256(content).hexdigest() != checksum:
-        raise InputError(
-            f"the file from {address} has another sha256 than {checksum}; try again, or {by_hand}"
-        )
-    with written_whole(path) as temporary:
-        temporary.write_bytes(content)

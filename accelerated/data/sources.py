@@ -155,8 +155,7 @@ def source_of_path(data: str) -> Source:
 def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
     """{subfolder: its split} of a folder's files with these names; empty if it has no splits.
 
-    Raises InputError if other folders with texts stand beside them; files beside them are not read,
-    which is said.
+    Raises InputError if other folders with texts stand beside them; files beside them are not read.
     """
     folders = {name.partition("/")[0] for name in names if "/" in name}
     splits = {folder: SPLIT_NAMES[folder] for folder in sorted(folders) if folder in SPLIT_NAMES}
@@ -168,13 +167,6 @@ def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
         raise InputError(
             f"--data {path} has the splits {listed} and also {others}; "
             "move them into a split, or out of the folder"
-        )
-    beside = sorted(name for name in names if "/" not in name)
-    if beside:
-        say_once(
-            f"--data {path} has the splits {listed}; what stands beside them is not read, "
-            f"such as {beside[0]}",
-            file=sys.stderr,
         )
     return splits
 

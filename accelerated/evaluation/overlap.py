@@ -4,13 +4,18 @@ Tables 1 and 2 of Adding Recurrence to Pretrained Transformers.
 """
 
 import argparse
+import collections
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable
 
+from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import Answer, TrainedRun, as_cell, evaluate, score_record
 from accelerated.program.errors import InputError
 from accelerated.training.fields import changed
 from reference.pretrained_recurrence import Config
+from reference.variants.pretrained_recurrence import pooled_rows
 
 
 def model_name(config: dict) -> str:
@@ -26,15 +31,16 @@ def overlap_table(rows: list[dict]) -> list[str]:
     title = f"{'model':<28} {'overlap':>7}"
     for split in rows[0]["splits"]:
         title += f"   {split + ' ppl/word':>15} {'bits/byte':>9} {'log p, nats':>13}"
-    lines = [f"{title}   {'FLOPs/token':>11}   run"]
+    lines = [f"{title}   {'FLOPs/token':>11} {'counted':>9}   run"]
     for row in rows:
         line = f"{model_name(row['config']):<28} {row['config']['overlap']:7d}"
         for split in row["splits"].values():
             perplexity = as_cell(split.get("word_perplexity", math.nan), ",.5g")
             line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
         flops = as_cell(row.get("flops_per_token", math.nan), ".2e")
+        counted = as_cell(row.get("counted_flops_per_token", math.nan), ".2e")
         notes = f" ({', '.join(row['notes'])})" if row["notes"] else ""
-        lines.append(f"{line}   {flops:>11}   {row['run']}{notes}")
+        lines.append(f"{line}   {flops:>11} {counted:>9}   {row['run']}{notes}")
     return lines
 
 
@@ -49,6 +55,44 @@ def paper_flops(config: Config) -> float:
     attention = 2 * config.layers * config.segment * d
     per_token = float(f"{layers + attention:.2e}")
     return per_token * config.segment / (config.segment - config.overlap)
+
+
+def window_flops(config: Config, length: int) -> int:
+    """FLOPs of all matrix products of a forward pass over one window of `length` tokens.
+
+    They include those of logits and inserted vectors.
+    """
+    d = config.width
+    vectors = config.vectors
+    weights = 4 * d * d + 2 * d * config.feed_forward  # of a layer
+    flops = config.layers * 2 * length * weights
+    flops += config.layers * 4 * length * length * d  # scores and values
+    flops += 2 * length * d * config.vocabulary  # logits
+    if vectors == 0:
+        return flops
+
+    slots = 4 * vectors * d * d + 4 * length * vectors * d  # their keys and values, read by each
+    flops += len(config.insertion_layers) * slots
+    widths = [d, *[config.module_width] * config.module_layers, vectors * d]
+    flops += sum(2 * a * b for a, b in itertools.pairwise(widths))
+    if config.pooling == "attention":
+        flops += 4 * pooled_rows(config, length) * d
+    return flops
+
+
+def counted_flops_per_token(config: Config, documents: Iterable[Document]) -> float:
+    """FLOPs per scored token: window_flops of all windows of documents over their scored tokens.
+
+    Padding does not count.
+    """
+    scored = 0
+    sizes = collections.Counter()  # of windows
+    for document in documents:
+        for window in cut(len(document.inputs) + 1, config.segment, config.overlap):
+            scored += window.stop + 1 - window.first
+            sizes[window.stop - window.start] += 1
+    flops = sum(count * window_flops(config, size) for size, count in sizes.items())
+    return flops / scored
 
 
 def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
@@ -74,8 +118,11 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
         "notes": notes_of(run, config, options),
         "splits": splits,
     }
-    if not hasattr(config, "base"):  # the formula is GPT-2's
-        row["flops_per_token"] = paper_flops(config)
+    if hasattr(config, "base"):  # the formulas are GPT-2's
+        return row
+    all_documents = itertools.chain.from_iterable(map(run.to_read, run.splits))
+    row["flops_per_token"] = paper_flops(config)
+    row["counted_flops_per_token"] = counted_flops_per_token(config, all_documents)
     return row
 
 

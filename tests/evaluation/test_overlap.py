@@ -4,13 +4,23 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from accelerated.evaluation.overlap import first_config, paper_flops, report
+from accelerated.attention.content import content_attention_plain
+from accelerated.evaluation.overlap import (
+    counted_flops_per_token,
+    first_config,
+    paper_flops,
+    report,
+    window_flops,
+)
 from accelerated.evaluation.score import evaluate
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
 from tests.helpers.reading import trained_run
 from tests.helpers.texts import BYTES, documents_of, whole
-from tests.helpers.variants import PAPERS
+from tests.helpers.variants import PAPERS, variant
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL = PAPER.small
@@ -27,6 +37,35 @@ def test_the_papers_flops_per_token(vectors):
         config = dataclasses.replace(gpt2, overlap=overlap, vectors=vectors)
         found.append(f"{paper_flops(config):.2e}")
     assert found == [f"{flops}e+08" for flops in PUBLISHED]
+
+
+@pytest.mark.parametrize("name", PAPER.variants)
+def test_the_count_is_that_of_torchs_counter(name, monkeypatch):
+    """On the plain path, because the counter does not count torch's SDPA on the CPU."""
+    plain = "accelerated.pretrained_recurrence.content_attention"
+    monkeypatch.setattr(plain, content_attention_plain)
+    config = variant("pretrained_recurrence", name)
+    model = PretrainedRecurrence(config).eval()
+    for length in {min(length, config.segment) for length in (6, 4, 1)}:
+        tokens = torch.zeros(1, length, dtype=torch.long)
+        state = model.initial_state(1)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, state)
+        found = window_flops(config, length)
+        counted = counter.get_total_flops()
+        assert found == counted, (
+            f"{found} FLOPs of a window of {length} tokens, torch has {counted}"
+        )
+
+
+def test_flops_per_token_are_those_of_windows_run_over_tokens_scored():
+    """Documents of 15 and 3 tokens at T = 6, o = 2.
+
+    Their windows have 6, 6 and 6 tokens, and 2; 16 tokens are scored.
+    """
+    expected = (3 * window_flops(SMALL, 6) + window_flops(SMALL, 2)) / 16
+    found = counted_flops_per_token(SMALL, documents_of([15, 3, 1]))
+    assert found == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize("clear", [False, True], ids=["carried", "cleared"])

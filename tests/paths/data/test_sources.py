@@ -104,17 +104,6 @@ def test_a_folder_with_splits_keeps_them_and_a_small_one_is_split_by_position(
             assert text == PARTS[name.partition(":")[2]], name
 
 
-def test_files_beside_a_folders_splits_are_not_read_which_is_said_once(tmp_path, capsys):
-    splits = {"train/a.txt": "a", "valid/c.txt": "c", "test/d.txt": "d"}
-    write(tmp_path, splits | {"notes.txt": "e", "README.md": "e"})
-    for _ in range(2):
-        assert joined(read(tmp_path)) == b"acd"
-    words = (
-        f"--data {tmp_path} has the splits test, train, valid; what stands beside them is not read"
-    )
-    assert capsys.readouterr().err == f"{words}, such as README.md\n"
-
-
 def test_a_missing_split_is_taken_from_train_by_names(tmp_path):
     names = sorted(f"train/{i}.txt" for i in range(80))
     write(tmp_path, {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"})
