@@ -55,6 +55,7 @@ def test_every_token_after_the_first_is_scored_once_and_in_order(length, size, d
     config = ref.Config(segment=size, overlap=overlap)
     document = np.arange(length)[None]  # a token's id is its place
     for window in ref.windows_of(config, document):
+        assert window.scored.any(), "the reference reads a window of which it scores nothing"
         found += [(token, window.tokens[0, 0]) for token in window.targets[window.scored]]
     check_scored("the reference", found, expected)
 

@@ -96,6 +96,8 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
         described = constructors[name]()
         last = max(described["special_tokens"].values())
         assert ENCODINGS[name] == described.get("explicit_n_vocab", last + 1), name
+    pieces = constructors["gpt2"]()["pat_str"]
+    assert pieces == tokenizers.GPT2_PIECES, "text is not cut as GPT-2 cuts it"
 
 
 GOOD = show_ranks(RANKS)
