@@ -91,4 +91,6 @@ def test_transformers_opens_a_run_with_its_state(folder, monkeypatch):
     ours = accelerated.generate(model, tokenizer, "def a(", tokens=12, temperature=0)
     decoded = tokenizer.decode(continued[0, len(prompt) :]).decode("utf-8", errors="replace")
     assert decoded == ours
+    drawn = opened.generate(torch.tensor([prompt]), 12, do_sample=True, top_p=1e-9)
+    assert torch.equal(drawn, continued), "only the most probable token is in the nucleus"
     assert json.loads((folder / "config.json").read_text())["model_type"] == "palimpsest"
