@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from accelerated.evaluation.score import (
     token_nats,
 )
 from tests.helpers.reading import read_alone
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer
 from tests.helpers.variants import PAPERS
 
 VOCABULARY = 264  # as many as the tokenizer MERGED has
@@ -77,16 +76,6 @@ def test_scores_equal_documents_read_one_by_one(corpus, blocks, lanes, clear):
     for name, expected in counts.items():
         found = getattr(total, name)
         assert found == expected, f"{found} {name} are counted, and {expected} one by one"
-
-
-def test_lanes_without_text_are_not_computed(monkeypatch):
-    """Three documents in eight lanes: a batch has three rows, and one for the longest alone."""
-    config = dataclasses.replace(WINDOWS, overlap=0)
-    model = PAPERS["pretrained_recurrence"].random_model(config)
-    read = Mock(wraps=model.read)
-    monkeypatch.setattr(model, "read", read)
-    evaluate(model, documents_of([31, 13, 8]), BYTES, 8)
-    assert [len(call.args[0]) for call in read.call_args_list] == [3, 3, 1, 1, 1], "lanes read"
 
 
 def test_a_score_has_its_units():

@@ -192,10 +192,6 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "TOKENS", 30)
     record, _, _ = page_of(run, tmp_path / "few.html", first=2)
     assert record["segments"] == [2, 4], "as many as have 30 tokens"
-    run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
-    new = run.model.config.segment - overlap_of(run.model.config)
-    record, _, _ = page_of(run, tmp_path / "overlapping.html")
-    assert record["segments"] == [1, 30 // new], "of tokens that no segment before it shows"
 
 
 def test_windows_that_overlap_follow_the_token_before_them(tmp_path):

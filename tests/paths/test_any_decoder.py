@@ -257,14 +257,9 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_folder(folders, monkeypatch, mis
     """It keeps its traceback."""
     from accelerated import any_decoder
 
-    contents = load_weights(folders["llama"][1])
-    config = settings_from(contents, "a folder").model_config
     monkeypatch.setattr(any_decoder, mistaken, Mock(side_effect=AttributeError("of ours")))
     with pytest.raises(AttributeError, match="of ours"):
         load_weights(folders["llama"][1])
-    if mistaken != "with_vectors":
-        with pytest.raises(AttributeError, match="of ours"):
-            any_decoder.AnyDecoder(config)
 
 
 def test_weights_that_are_no_plain_floats_are_refused(changed):
@@ -301,8 +296,7 @@ def test_options_that_do_not_go_with_it_are_named(folders, book, tmp_path):
     assert message in refusal(train, begun, "--segment 30")
     assert message in refusal(evaluate, f"score {folder} --data {book} --segment 30")
     assert "--checkpoint-layers is for GPT-2" in refusal(train, begun, "--checkpoint-layers")
-    for compiler in ("inductor", "cudagraphs"):
-        assert "--compile is for GPT-2" in refusal(train, begun, f"--compile {compiler}")
+    assert "--compile is for GPT-2" in refusal(train, begun, "--compile inductor")
 
 
 def test_a_mask_of_numbers_says_the_same_as_one_of_booleans():

@@ -8,7 +8,7 @@ import torch
 
 import accelerated
 from accelerated.models import NAMES, model_class, presets_of
-from tests.helpers.programs import as_json, evaluate, refusal
+from tests.helpers.programs import evaluate, refusal
 
 IMPOSSIBLE = [{"temperature": -1}, {"top_p": 0}, {"top_p": 2}, {"top_p": math.nan}]
 
@@ -19,7 +19,7 @@ def run(runs):
     return runs.memformer
 
 
-def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
+def test_a_run_and_its_export_are_the_same_model(run, tmp_path):
     """And the caller's default type stays, though the run's is float32."""
     evaluate("export", run, tmp_path / "export")
     torch.set_default_dtype(torch.float64)
@@ -30,9 +30,6 @@ def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
     assert not first.model.training, "a loaded model drops numbers, as in training"
     for ours, theirs in zip(first.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    ours = as_json(capsys, "score", run)
-    theirs = as_json(capsys, "score", tmp_path / "export")
-    assert ours == theirs | {"run": str(run)}
 
 
 def test_a_continuation_is_drawn_as_asked(run):

@@ -197,15 +197,13 @@ def test_the_table_of_overlaps_has_each_run_once(runs, capsys):
 
 
 def test_every_report_reads_windows_of_the_overlap_that_it_is_asked_for(runs, capsys):
-    """score, documents and the table say the same of a run that was trained with overlap 2."""
+    """score and documents say the same of a run that was trained with overlap 2."""
     argv = f"{runs.windowed} --split test"
     as_trained = as_json(capsys, argv)
     argv += " --overlap 1"
     scored = as_json(capsys, argv)
-    [row] = as_json(capsys, "overlap", argv)["rows"]
     documents = as_json(capsys, "documents", argv)["documents"]
-    assert scored["config"]["overlap"] == row["config"]["overlap"] == 1
-    assert row["splits"]["test"]["nats"] == scored["nats"]
+    assert scored["config"]["overlap"] == 1
     assert sum(document["nats"] for document in documents) == pytest.approx(scored["nats"])
     assert scored["nats"] != as_trained["nats"]
 
@@ -234,26 +232,23 @@ def test_right_answers_stand_beside_chance(recalling, capsys):
     assert "(a guess 10%)" in printed(capsys, recalling)
 
 
-def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(recalling, capsys):
+OF_FACTS = ["--recall-distance 99", "--recall-pairs 2"]
+OF_FACTS_ANEW = ["--recall-begin 9", "--recall-rewrites 2", "--recall-distractors 0.5"]
+
+
+@pytest.mark.parametrize(
+    "kind, asked", [("--recall-pairs 4", OF_FACTS), ("--recall-anew", OF_FACTS_ANEW)]
+)
+def test_recall_is_asked_as_trained_or_otherwise(kind, asked, tmp_path, capsys):
     """Segments may have no question."""
-    near = as_json(capsys, recalling)
-    assert near == as_json(capsys, recalling, "--recall-distance 8 --recall-pairs 4")
-    far = as_json(capsys, recalling, "--recall-distance 99")
-    fewer = as_json(capsys, recalling, "--recall-pairs 2")
-    assert far["tokens"] == fewer["tokens"] == near["tokens"] == 3 * 64
-    assert far["nats"] != near["nats"]
-    assert fewer["nats"] != near["nats"]
-
-
-def test_a_run_is_asked_to_wait_to_overwrite_and_to_ignore_noise(tmp_path, capsys):
     run = tmp_path / "run"
-    task = "--data recall --recall-anew --recall-distance 8 --recall-questions 3"
-    train(*OVERLAPPING, task, f"--steps 1 --out {run}")
-    asked = as_json(capsys, run)
-    for other in ("--recall-begin 9", "--recall-rewrites 2", "--recall-distractors 0.5"):
+    task = "--data recall --recall-distance 8 --recall-questions 3"
+    train(*OVERLAPPING, task, kind, f"--steps 1 --out {run}")
+    trained = as_json(capsys, run)
+    for other in asked:
         answer = as_json(capsys, run, other)
-        assert answer["tokens"] == asked["tokens"] == 3 * 64
-        assert answer["nats"] != asked["nats"]
+        assert answer["tokens"] == trained["tokens"] == 3 * 64
+        assert answer["nats"] != trained["nats"], other
 
 
 def test_what_recall_has_not_is_refused(recalling, capsys):

@@ -18,7 +18,6 @@ from accelerated.data.corpus import (
     DOCUMENTS,
     MANIFEST,
     TOKENS,
-    TextDocuments,
     cache_folder,
     count_words,
     load_corpus,
@@ -165,18 +164,6 @@ def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch
     assert write.call_count == 1
 
 
-def test_a_text_that_changes_while_it_is_read_leaves_no_cache(folder, tmp_path, monkeypatch):
-    write = token_cache.write_tokens
-
-    def and_change(*arguments):
-        write(*arguments)
-        (folder / "7.txt").write_text("changed")
-
-    monkeypatch.setattr(token_cache, "write_tokens", and_change)
-    assert f"{folder} changed while it was read; give the command" in refusal(made, folder)
-    assert not [*(tmp_path / "cache").rglob(MANIFEST)]
-
-
 @pytest.mark.parametrize("name", [TOKENS, DOCUMENTS, MANIFEST])
 def test_a_flipped_bit_is_refused(tmp_path, name):
     """And a file that is too short, too long or missing; its time of writing says nothing."""
@@ -211,9 +198,3 @@ def test_the_first_documents_alone_are_read(folder, tmp_path):
         tokens = [document.targets.tolist() for document in whole.splits[split]]
         assert first == (tokens[:30] if split == "train" else tokens)
         assert documents.whole == (split != "train")
-
-
-def test_the_digest_has_the_words_too():
-    tokens = np.arange(4, dtype=np.uint8)
-    tables = [np.array([[0, 4, words, 1]]) for words in (1, 2)]
-    assert len({TextDocuments(tokens, table).checksum() for table in tables}) == 2

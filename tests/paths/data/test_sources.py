@@ -28,11 +28,6 @@ def read(path):
     return by_split
 
 
-def names_of(by_split):
-    """Return {split: [name]} of what `read` returns."""
-    return {split: list(texts) for split, texts in by_split.items()}
-
-
 def joined(by_split):
     """All texts of what `read` returns, one after another."""
     parts = []
@@ -69,7 +64,7 @@ def test_the_standard_library_fills_every_split():
 def test_a_file_is_split_90_5_5_by_position_and_no_character_is_cut_in_two(tmp_path, count):
     text = TEN * 20 + "中é😀" * count
     by_split = read(write(tmp_path, {"book.txt": text}) / "book.txt")
-    assert names_of(by_split) == {split: [f"book.txt:{split}"] for split in SPLITS}
+    assert [*map(list, by_split.values())] == [[f"book.txt:{split}"] for split in SPLITS]
     train, valid, test = (texts[f"book.txt:{split}"] for split, texts in by_split.items())
     assert train.decode() + valid.decode() + test.decode() == text
     size = len(text.encode())
