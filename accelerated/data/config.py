@@ -3,12 +3,11 @@
 Importing it takes no time.
 """
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
 ON_THE_HUB = {  # the papers' sets that are read from there
@@ -138,8 +137,5 @@ def check_data(config: DataConfig) -> None:
         )
     if config.text_column != "text" and not data.startswith(HUB):
         raise InputError(f"--text-column goes with --data hf:..., not {data}; leave it out")
-    if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
-        raise InputError(
-            f"--data {data} needs the package datasets; "
-            "install the extra: pip install -e '.[datasets]'"
-        )
+    if is_opened_by_datasets(data):
+        optional_package("datasets", f"--data {data} needs", "datasets")

@@ -11,7 +11,6 @@ import itertools
 import re
 from array import array
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +93,6 @@ def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     table = array("q")
     start = 0
     title = folder.name.rpartition("-")[0]
-    pool = ThreadPoolExecutor(1)  # Ctrl-C does not wait for a text that is being encoded
     with (
         written_whole(folder / TOKENS) as path,
         path.open("wb") as file,
@@ -102,7 +100,7 @@ def write_tokens(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     ):
         for split, text in source.texts():
             content = text.read()
-            tokens = pool.submit(tokenizer.encode, content).result()
+            tokens = tokenizer.encode(content)
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
             line_ends = content.count(b"\n")
             words = count_words(content)

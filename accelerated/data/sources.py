@@ -6,10 +6,9 @@ corpus.py tokenises them; named_sets.py adds the papers' sets and what the packa
 import codecs
 import hashlib
 import os
-import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ SPLIT_NAMES = {
 }
 CONTINUING = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
 NOT_OF_THE_LIBRARY = ("site-packages", "dist-packages", "test")
-say_once = cache(print)  # says a line once in a program
 
 
 class Text(NamedTuple):
@@ -174,8 +172,8 @@ def splits_of_folder(path: Path, names: list[str]) -> dict[str, str]:
 def files_below(folder: Path) -> list[Path]:
     """The files of text below a folder, by their suffixes, that are not hidden; sorted.
 
-    A run inside it is left out, so that what it writes never changes what it reads; this is said.
-    Raises InputError if there are none.
+    A run inside it is left out, so that what it writes never changes what it reads. Raises
+    InputError if there are none.
     """
     files = []
     paths = sorted(folder.rglob("*"))
@@ -185,11 +183,6 @@ def files_below(folder: Path) -> list[Path]:
         is_text = path.suffix.lower() in TEXT_SUFFIXES and not is_hidden
         if is_text and ours.isdisjoint(path.parents) and path.is_file():
             files.append(path)
-    if ours:
-        say_once(
-            f"--data {folder}: runs, weights and caches in it are not read, such as {min(ours)}",
-            file=sys.stderr,
-        )
     if not files:
         raise InputError(
             f"--data {folder}: no file in it ends in one of {SUFFIXES}; give another folder"

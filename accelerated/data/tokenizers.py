@@ -176,10 +176,7 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
     changed.)
     """
     lines = [line.split() for line in content.splitlines() if line]
-    try:
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-    except ValueError:
-        ranks = {}
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     each_once = sorted(ranks.values()) == list(range(len(lines)))
     if each_once and ranks.keys() >= set(SINGLE_BYTES):
         return ranks

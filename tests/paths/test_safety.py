@@ -100,7 +100,7 @@ def test_a_run_that_another_process_writes_is_refused_and_free_when_that_is_kill
     assert (run / "a novel.writing").exists()
 
 
-def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch):
     """What runs, exports and the cache write there is no part of the text: nor later, nor moved."""
     monkeypatch.chdir(tmp_path)
     for name in ("memformer", "compressive"):
@@ -109,7 +109,6 @@ def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch, capsys):
     train(*options, "--steps 2 --out runs/cut")
     train(*options, "--steps 4 --out whole")
     train("--resume runs/cut --steps 4 --data-dir cache")
-    assert "runs, weights and caches in it are not read, such as" in capsys.readouterr().err
     assert not differences(tmp_path / "whole", tmp_path / "runs/cut", besides=["metrics.jsonl"])
 
 
