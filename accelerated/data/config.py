@@ -40,7 +40,7 @@ class DataConfig:
         text_column: the column of hf:... that holds the text
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE
             ranks in tiktoken's format, or a tokenizer of the package tokenizers (its .json, or a
-            folder with vocab.json and merges.txt)
+            vocab.json with merges.txt beside it)
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training
             split; 0 to use --tokenizer
         train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of
@@ -61,9 +61,6 @@ class DataConfig:
     training_documents: int = 0
 
     def __post_init__(self):
-        is_folder = self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer)
-        if is_folder:  # its vocab.json stands for it
-            object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value != 0 and value < least:
