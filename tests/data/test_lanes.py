@@ -204,7 +204,8 @@ def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lan
 
     expected = {"inputs": tokens[:-1], "targets": tokens[1:], "scored": scored[:-1]}
     for name, row in expected.items():
-        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == row
+        found = np.concatenate([getattr(part, name) for part in parts]).tolist()
+        assert found == row, f"{name} of the joined text: look at joined_for_lanes"
     part_sizes = [len(part.inputs) for part in parts]
     assert len(parts) == min(lanes, len(tokens) - 1), "a part for each lane"
     assert max(part_sizes) - min(part_sizes) <= 1, "parts are not equal"

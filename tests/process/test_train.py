@@ -328,7 +328,7 @@ def test_tokens_are_those_that_all_processes_read(monkeypatch):
     )
     [segment], scored, _ = training_script.next_segments(run)
     assert len(segment.tokens) == 1
-    assert run.tokens == scored == 2 * 8
+    assert run.tokens == scored == 2 * 8, "tokens of this process alone: look at next_segments"
 
 
 def test_epochs_say_how_many_steps(compressive):

@@ -12,7 +12,6 @@ import importlib
 import io
 import math
 import re
-from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,6 +170,7 @@ MEANS = {  # where to look if a number is the first that is wrong
     "weights": "which step's they are: when best.pt is saved, and loaded for the sample",
 }
 AUXILIARY = "the auxiliary loss, and the share by which a group of lanes weighs its own"
+SCORED = "evaluation/score.py: what is scored, by which weights, and how memory is carried"
 
 
 def check(step, kind, found, expected, name=""):
@@ -185,7 +185,8 @@ def check(step, kind, found, expected, name=""):
     at = np.unravel_index(differences.argmax(), expected.shape)
     place = f" at {[*map(int, at)]}" if at else ""
     numbers = f"is {found[at]:.10g}, expected {expected[at]:.10g}"
-    pytest.fail(f"{title}{place} {numbers}; look at {MEANS.get(kind, AUXILIARY)}")
+    others = AUXILIARY if "." in kind else SCORED
+    pytest.fail(f"{title}{place} {numbers}; look at {MEANS.get(kind, others)}")
 
 
 def begin(folder, name, *options, dropout=0.0):
@@ -371,7 +372,9 @@ def finished(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     sampled = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.sample", lambda run: sampled.update(deepcopy(run.model.state_dict())))
+        patch.setattr(
+            "train.sample", lambda run: sampled.update(copy.deepcopy(run.model.state_dict()))
+        )
         run = begin(folder, "compressive", *data.options, *options, "--sample", 1, dropout=0.3)
     run.sampled = sampled
     run.documents = data.documents

@@ -155,7 +155,7 @@ def test_a_part_of_the_validation_split_is_read_from_all_over_it():
     joined = validated([1000], settings_with(f"{options} --carry-over-documents"))
     assert sum(stop - start for _, start, stop in joined) < 300
     [(_, start, stop)] = validated([1000], settings_with("--validation-tokens 1"))
-    assert 7 * 8 < stop - start <= 8 * 8
+    assert 7 * 8 < stop - start <= 8 * 8, f"{stop - start} tokens are not eight segments of 8"
 
 
 def test_a_document_of_recall_is_validated_on_whole():

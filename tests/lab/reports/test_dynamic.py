@@ -83,7 +83,7 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
     own = copy.deepcopy(model)
     score = evaluate_dynamically(model, documents, tokenizer, 1, sgd(model), clip)
     nats, right = by_hand(own, documents, clip)
-    assert score.nats == pytest.approx(nats, rel=1e-10)
+    assert score.nats == pytest.approx(nats, rel=1e-10), "it is not trained segment by segment"
     assert score.right == right
     static = evaluate(model, documents, tokenizer, 1)
     assert score.tokens == static.tokens

@@ -190,7 +190,8 @@ def test_the_first_documents_alone_are_read(folder, tmp_path):
 
     whole = corpus(0)
     few = corpus(30)
-    assert len(few.splits["train"]) == 30 < len(whole.splits["train"])
+    found = len(few.splits["train"])
+    assert found == 30 < len(whole.splits["train"]), f"{found} of 30: look at first_documents"
     assert few.digest != whole.digest
     assert whole.splits["train"].whole
     for split, documents in few.splits.items():

@@ -69,7 +69,7 @@ def test_a_file_is_split_90_5_5_by_position_and_no_character_is_cut_in_two(tmp_p
     assert train.decode() + valid.decode() + test.decode() == text
     size = len(text.encode())
     assert 0 <= len(train) - size * 90 // 100 <= 3
-    assert 0 <= len(train + valid) - size * 95 // 100 <= 3
+    assert 0 <= len(train + valid) - size * 95 // 100 <= 3, "validation is not 5% of the text"
 
 
 def test_a_folder_is_split_by_names(tmp_path):
