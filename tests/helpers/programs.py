@@ -148,11 +148,11 @@ def trained_runs(folder):
 
 
 def joined_runs(folder):
-    """Runs that were trained with memory carried over documents, and the folder of documents."""
+    """Runs that were trained with memory carried over documents."""
     texts = write_texts(folder / "texts")
     options = f"--data {texts} --carry-over-documents"
     kinds = {"compressive": COMPRESSIVE, "windowed": OVERLAPPING, "plain": PLAIN}
-    return SimpleNamespace(texts=texts, **train_each(folder, options, **kinds))
+    return SimpleNamespace(**train_each(folder, options, **kinds))
 
 
 def printed(capsys, *argv):
