@@ -9,6 +9,7 @@ import pytest
 from accelerated.evaluation.options import REPORTS, report_parser
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
+from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import (
     BRIEF,
@@ -281,3 +282,17 @@ def test_the_prompt_of_a_sample_may_come_from_a_file(runs, tmp_path, capsys, con
     prompt.write_bytes(content)
     record = as_json(capsys, f"sample {runs.recurrent} --tokens 5 --prompt-file {prompt}")
     assert record["prompt"].startswith(text)
+
+
+def test_predictions_that_are_nan_are_refused(runs, tmp_path):
+    """Finite parameters may overflow."""
+    run = shutil.copytree(runs.windowed, tmp_path / "run")
+    contents = saved(run)
+    for parameter in contents["parameters"].values():
+        parameter.fill_(3e38)  # products of two are infinite
+    save_checkpoint(checkpoint_path(run), contents)
+    for report in ("score", f"view --out {tmp_path}/page"):
+        line = refusal(evaluate, report, run)
+        assert "the model's predictions are NaN: its numbers overflow" in line
+    line = refusal(evaluate, "sample", run)
+    assert "prediction of token 1 of the continuation is NaN or infinite" in line
