@@ -266,8 +266,10 @@ def described(path: Path) -> dict:
 
 def pairs_of(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
     """[(file of vectors, file of theirs or none)], of two files or of all names in a folder."""
-    if not vectors.is_dir():
+    if vectors.is_file():
         return [(vectors, theirs)]
+    if not vectors.is_dir():
+        raise CheckError(f"{vectors}: no such file or folder")
     pairs = [(path, theirs / path.name) for path in sorted(vectors.glob("*.safetensors"))]
     if not pairs:
         raise CheckError(
