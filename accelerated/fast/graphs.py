@@ -86,7 +86,7 @@ class CapturedBackprop:
             pair: tuple[Segment, int], before: State, dafter: Gradients | None
         ) -> tuple[State, Gradients]:
             segment, seed = pair
-            is_first = segment is segments[0]
+            is_first = len(parts) == len(segments) - 1  # they come last to first
             [part], [losses], after, dbefore = graphs.back_propagate(
                 [segment], [seed], before, divisor, dafter, is_first
             )

@@ -29,13 +29,15 @@ def main(argv: list[str] | None = None) -> int:
         "python -m docs.book", description="Show the book in a browser, from this machine."
     )
     out = "write all pages into this folder instead; index.html is the first"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
+    parser.add_argument("--out", metavar="FOLDER", help=out)
     port = "where the browser finds it (default: 8765, or a free one if that is taken)"
     parser.add_argument("--port", type=int, default=8765, metavar="N", help=port)
     parser.add_argument("--no-browser", action="store_true", help="print the address alone")
     python = "do not fetch Python for the reader's browser (17 MB, once)"
     parser.add_argument("--no-python", action="store_true", help=python)
     options = parser.parse_args(argv)
+    if options.out == "":
+        parser.error("--out is empty; give the name of a folder")
     missing = " ".join(pip for module, pip in NEEDED.items() if find_spec(module) is None)
     if missing:
         print(
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
         serve(options.port, opens=not options.no_browser, fetches=not options.no_python)
         return 0
-    return write(options.out, fetches=not options.no_python)
+    return write(Path(options.out), fetches=not options.no_python)
 
 
 def write(out: Path, fetches: bool) -> int:

@@ -89,7 +89,7 @@ def test_a_replay_reads_its_own_segments_and_leaves_earlier_results(paper, name,
 def test_segments_that_share_a_graph_leave_each_others_results(method, on_a_cpu):
     """Six segments of two kinds: states of the first pass, and auxiliary losses, are copies."""
     model, segments, state = setting("compressive", "conv-attention_reconstruction")
-    segments += [segment._replace() for segment in segments]
+    segments += segments
     expected = back_propagated(method, model, segments, state)
     found = back_propagated(CapturedBackprop(model, method), model, segments, state)
     assert_agree(expected, found, ROUNDED_TWICE, "a later segment overwrites an earlier one's")
