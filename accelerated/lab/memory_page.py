@@ -35,10 +35,10 @@ SAYS = {  # what a row does: the tests in which it gives more than half of the a
     "finds facts among noise": ["distractors"],
 }
 HALF = 0.5  # of the answers
-SAID_OF = """To hold is to answer 8,192 tokens after the facts. To wait is to take facts in after
-8,192 tokens without any. To overwrite is to give a new value for an old one and keep the others. A
-row does so if more than half of its answers are right, in the mean of its seeds, after all four
-stages."""
+SAID_OF = """A memory *holds* if it answers 8,192 tokens after the facts, *waits* if it takes in
+facts after 8,192 tokens without any, and *overwrites* if it gives a fact's new value and keeps the
+other facts. A row does so if more than half of its answers are right, in the mean of its seeds,
+after all four stages."""
 SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, the tests)
     "wait": ("anywhere", "Facts that come late", ["wait"]),
     "overwrite": ("rewritten", "Facts that are told again", [OVERWRITE, "keep, later"]),
@@ -47,19 +47,19 @@ DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey
 NAMED = 4  # lines of the second panel that have names
 SEEDS = 5  # of a whole experiment
-ABOUT = """Four facts, each @ with a key and a value, are asked for after 32 tokens of filler, near,
-and after 128, which attention alone does not span, though Compressive's rows do. Hold: after 8,192.
-The others change one thing of 128. Wait: 8,192 tokens of filler come before the facts. Overwrite:
-one of the four is told again with another value, anywhere in the filler, and asked for after 128
-tokens more; old value is the share of answers that give the value before. Keep: the other three are
-asked for. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
+ABOUT = """Four facts, each an @ with a key and a value, are asked for after 32 tokens of filler
+(near), after 128, which attention alone does not span, though Compressive's rows do, and after
+8,192 (hold). The other columns change one thing at 128. Wait puts 8,192 tokens of filler before the
+facts. Overwrite tells one of the four again with another value, anywhere in the filler, and asks
+for it 128 tokens later; old value is the share of answers that give its first value. Keep asks for
+the other three. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
 which guesses at 128, then knows more than half of them. And if it asked after 32 tokens, any queue
 of rows would wait for ever. The [record](memory.json) has both.) Distractors: a fifth of the filler
 are keys and values without the @. Each number is of 64 documents of 16 questions."""
-GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so someone who
-knows only which bytes are its keys is right in 17%. The first two rows know no key at all: one
-says, to every question, the value that was told most often, the other the value that was told last.
-What they get is no sign of a memory that knows which value is whose."""
+GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so knowing only
+which bytes are its keys makes 17% of the answers right. The first two rows know no key at all: to
+every question one answers with the value that was told most often, the other with the value told
+last. What they get is no sign of knowing which value belongs to which key."""
 FIELD = """**What the field calls it.** Multi-query associative recall, MQAR (zoology, Arora and
 others, [2312.04927](https://arxiv.org/abs/2312.04927)). There a text is read at once, its pairs
 stand first, keys and values come from two vocabularies, and each pair is told once. Here it is
