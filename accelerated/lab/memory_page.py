@@ -200,11 +200,15 @@ def taught(learned: dict, stages: list[str], step: float, skill: str) -> str:
     if already:
         names = listed([called(row) for row in already])
         said.append(f"{names} could {skill} after the first stage already.")
+    risen = {}
     for row in able(learned, stage, *tests):
         shares = [mean(after(learned[row], each), tests[0]) for each in (before, stage)]
         if row not in already and shares[1] - shares[0] > step:
-            percent = f"{100 * shares[0]:.0f} to {100 * shares[1]:.0f}%"
-            said.append(f"{material} taught {called(row)} to {skill}, from {percent}.")
+            risen[called(row)] = f"from {100 * shares[0]:.0f} to {100 * shares[1]:.0f}%"
+    if risen:
+        said.append(
+            f"{material} taught {listed([*risen])} to {skill}, {listed([*risen.values()])}."
+        )
     return " ".join(said)
 
 
