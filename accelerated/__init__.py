@@ -26,10 +26,10 @@ class Loaded(NamedTuple):
 
 
 def load(path: str | Path, checkpoint: str = "last", device: str | torch.device = "cpu") -> Loaded:
-    """Open a run of train.py, a folder of eval.py export, or a published decoder.
+    """Open a run of train.py, a folder that `eval.py export` wrote, or a published decoder.
 
-    checkpoint is "last" or "best", of a run. Raises InputError if path is none of these, or
-    damaged, or if the device is not here.
+    `checkpoint` is "last" or "best", and applies to a run. Raises InputError if path is none of
+    these or is damaged, or if torch finds no such device.
     """
     from accelerated.training.checkpoint import load_weights, open_model
     from accelerated.training.process import choose_device
@@ -52,11 +52,11 @@ def generate(
     seed: int = 0,
     stream: bool = False,
 ) -> str | Iterator[str]:
-    """The text that continues a prompt of any length; with `stream` an iterator of its pieces.
+    """Continue a prompt of any length; returns the text, or an iterator of its pieces if `stream`.
 
-    It has `tokens` tokens, drawn from the most probable ones that hold top_p of the probability;
-    temperature 0 takes the most probable one each time. Raises InputError if the prompt is empty,
-    if temperature or top_p is impossible, or if the model predicts NaN.
+    Draws `tokens` tokens by nucleus (top-p) sampling; temperature 0 is greedy decoding. Raises
+    InputError if the prompt is empty, if temperature or top_p is out of range, or if the model's
+    logits are NaN or infinite.
     """
     import torch
 

@@ -32,7 +32,7 @@ class Tail(ParameterModule):
 
 
 class AdaptiveSoftmax(NamedTuple):
-    """What a model with cutoffs has for its output matrix: the tables of its adaptive inputs."""
+    """The output layer of a model with cutoffs: adaptive softmax, tied to the adaptive inputs."""
 
     embedding: Tensor  # (first cutoff, D)
     clusters: Tensor  # (tails, D), one vector for each tail

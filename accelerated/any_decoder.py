@@ -1,8 +1,8 @@
-"""Recurrence for any decoder that the package transformers opens: Llama, GPT-NeoX, OPT and others.
+"""Recurrence for any decoder that transformers can load: Llama, GPT-NeoX, OPT and others.
 
-The package computes the decoder; module and state are GPT-2's. At an insertion layer the vectors
-stand before the window's tokens: that layer's own norm and projections read them, and what comes
-out in their places is dropped (decision 14).
+transformers runs the decoder; the recurrence module and the State are GPT-2's. At an insertion
+layer the vectors are prepended to the window's tokens: that layer's own norm and projections read
+them, and its outputs at their positions are dropped (decision 14).
 """
 
 import contextlib
@@ -134,9 +134,10 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
 
 
 def package_config(base: str) -> Any:
-    """The package's config, of the text of a config.json.
+    """The transformers config in the text of a config.json.
 
-    Raises FolderError if the package does not have the model, or if there is anything of FOREIGN.
+    Raises FolderError if transformers does not know the model, or if the text has a field of
+    FOREIGN or too many layers.
     """
     with of_the_folder():
         described = dict(json.loads(base))
@@ -195,10 +196,10 @@ def new_causal(config: DecoderConfig) -> Any:
 
 
 def read_folder(kind: str, folder: Path, own: Any) -> Any:
-    """What a class of the package reads from a folder's safetensors, whose package_config is own.
+    """Load a model of the transformers class `kind` from a folder's safetensors; own is its config.
 
-    Nothing is run or fetched. Raises FolderError if the package cannot read it, or if it lacks a
-    parameter, or has whole numbers for one.
+    Runs no code of the folder and fetches nothing. Raises FolderError if transformers cannot load
+    it, if a parameter is missing, or if one is stored as integers.
     """
     with of_the_folder():
         model, report = getattr(transformers, kind).from_pretrained(
@@ -231,7 +232,10 @@ def reason_of(error: Exception) -> str:
 
 @torch.no_grad()
 def check_logits(causal: Any, config: DecoderConfig) -> None:
-    """Raise FolderError unless a first window's logits are those of `causal`, which reads on."""
+    """Raise FolderError unless a first window's logits equal those of `causal`.
+
+    `causal` also reads later tokens, so a decoder that is not causal is refused.
+    """
     every = tuple(range(1, config.layers + 1))
     config = dataclasses.replace(config, vectors=1, insertion_layers=every)
     model = AnyDecoder(config, causal=causal)

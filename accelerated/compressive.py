@@ -373,11 +373,11 @@ class Layer(CheckpointableLayer):
     def attention_reconstruction(
         self, query: Tensor, key: Tensor, value: Tensor, new: Tensor
     ) -> Tensor:
-        """Algorithm 2: the error of attention over new, of which the evicted rows are the target.
+        """Algorithm 2: the error between attention over new and attention over the evicted rows.
 
-        It is attention by content alone. In key and value (B, H, K, E) the evicted rows follow the
-        compressed ones; new is (B, N/c, D). Only new gets gradient: query, key, value and the
-        attention's parameters are detached.
+        Attention is by content only, without positions. In key and value (B, H, K, E) the evicted
+        rows follow the compressed ones; new is (B, N/c, D). Only new gets a gradient: query, key,
+        value and the attention's parameters are detached.
         """
         first = self.compressed_rows
         evicted = slice(first, first + self.config.segment)
@@ -503,9 +503,9 @@ class Compressive(Model):
 
     @property
     def attention_reach(self) -> int:
-        """How many tokens back a prediction can look by attention only, without memory.
+        """How many tokens back a prediction can look, through memory and compressed memory.
 
-        That is the temporal range, or more if the rate does not divide the segment.
+        That is the paper's temporal range, or more if the rate does not divide the segment.
         """
         c = self.config
         made = max(1, c.new_rows)  # of a segment

@@ -63,10 +63,10 @@ EXPECTED = (
 
 
 def load_gpt2(file: Path, described: dict) -> dict:
-    """The contents, as of a checkpoint at step 0 that has read no text, of a plain GPT-2.
+    """Load a plain GPT-2 as the contents of a checkpoint at step 0.
 
-    `described` is what the config.json beside its safetensors file holds; {} if there is none.
-    Raises InputError if it is not a GPT-2, or is stored as whole numbers.
+    `described` is the config.json beside its safetensors file, {} if there is none. Raises
+    InputError if the file is not a GPT-2, or stores integers.
     """
     tensors = read_tensors(file)
     published = of_gpt2(tensors)

@@ -173,7 +173,7 @@ class Memorizing(Model):
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        Raises ValueError if there are not N tokens, or if the state does not fit this model and B
+        Raises ValueError if N is not config.segment, or if the state does not fit this model and B
         lanes.
         """
         self.check_segment(tokens, state)

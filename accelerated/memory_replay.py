@@ -27,11 +27,12 @@ def replay(
 ) -> tuple[Tensor, State]:
     """Add the gradients of the steps' summed losses to .grad; return the sum and the last state.
 
-    step(input, state) returns (loss, next state). A first pass keeps the states alone, made by
-    advance(input, state), which may leave out what they do not depend on. Then each step is
-    computed again from its state, the last one first, so that one step's graph exists at a time.
-    Both draw the same random numbers: what `advance` leaves out must draw none before the state is
-    known. No gradient flows into the given state; a learned one is best made by the first step.
+    step(input, state) returns (loss, next state). A first pass without gradients keeps only the
+    states. It calls advance(input, state) if given, which must return step's next state but may
+    skip what only the loss needs. Then the steps run again from last to first, so that only one
+    step's graph exists at a time. Both passes draw the same random numbers, so what `advance` skips
+    must draw none before the next state is computed. No gradient flows into the given state; make a
+    learned initial state inside the first step.
     """
     seeds = drawn_seeds(len(inputs))
     device = device_of((inputs, state))
@@ -61,10 +62,11 @@ def last_to_first(
     advance: Callable[[Any, State], State],
     replay_one: Callable[[Any, State, Any], tuple[State, Any]],
 ) -> State:
-    """The order of Algorithm 1; returns the state after the last input.
+    """Advance through the inputs, then replay them from last to first; return the last state.
 
-    replay_one(input, state, dafter) computes an input again, and returns the next state and the
-    gradient of its own. dafter is the gradient of the next state, None after the last input.
+    This is the order of Algorithm 1. replay_one(input, state, dafter) computes an input again and
+    returns (next state, gradient with respect to `state`). dafter is the gradient with respect to
+    the next state, None for the last input.
     """
     states = [state]
     for given in inputs[:-1]:

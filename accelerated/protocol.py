@@ -3,10 +3,10 @@
 A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). `Model` says what
 every model has.
 
-A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows
-of memory have it. Gates, losses, recurrent states and memory slots have float32 at least: a segment
-changes a state only a little, and bfloat16 would round the change away. LayerNorm brings them back
-to the parameters' type.
+A model computes in the dtype of its parameters (`computing_in`): so do activations, keys, values
+and rows of memory. Gates, losses, recurrent states and memory slots are at least float32: a segment
+changes a state only a little, and bfloat16 would round the change away. LayerNorm casts back to the
+parameters' dtype.
 
 tokens (B, N) are the token ids of one segment in B lanes.
 """
@@ -84,9 +84,9 @@ class CheckpointableLayer(ParameterModule):
 
 
 class Model(ParameterModule, ABC):
-    """A long-memory Transformer: each has what is abstract here; the rest is the same in most.
+    """Base class of the models: subclasses implement the abstract methods and may override others.
 
-    Its methods raise ValueError for a state of another model or of another number of lanes.
+    Its methods raise ValueError for the state of another model or of another number of lanes.
     """
 
     state_type: type[State]
@@ -125,12 +125,13 @@ class Model(ParameterModule, ABC):
     def read(self, tokens: Tensor, state: State, *task: Task) -> Reading:
         """Read a segment of tokens (B, N); `hidden` (B, N, D) predicts the next tokens.
 
-        Only a model that takes tasks is given a Task. Raises ValueError if N is not the segment
-        length.
+        Only models that take tasks accept a Task. Raises ValueError for an N that the model cannot
+        read: most need N = config.segment; block_recurrent reads any positive multiple of its
+        window, pretrained_recurrence any N from 1 to config.segment.
         """
 
     def advance(self, tokens: Tensor, state: State, *task: Task) -> State:
-        """The same State as `read` returns; in some models for less, without what predicts."""
+        """Return the same next State as `read`; some models skip what only the logits need."""
         return self.read(tokens, state, *task).state
 
     def output_matrix(self) -> OutputMatrix:
@@ -143,8 +144,8 @@ class Model(ParameterModule, ABC):
     def forward(self, tokens: Tensor, state: State, *task: Task) -> Output:
         """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next tokens.
 
-        Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked
-        whether they are too large.
+        Raises ValueError as `read` does, and unless tokens are integers (B, N). Ids outside the
+        vocabulary are rejected only on the CPU: checking them on a GPU would synchronize.
         """
         check_tokens(tokens, 2)
         traced = torch.compiler.is_compiling()  # torch.export too: a traced tensor has no numbers

@@ -7,16 +7,16 @@ Each method adds gradients to .grad; they agree up to rounding, and differ in wh
 objective is the rollout's summed cross-entropy divided by its number of scored tokens, which is
 `loss`, in nats per token, plus the model's auxiliary losses {name: mean over segments}.
 
-If an update has more lanes (rows of the batch) than these, `divisor` is the number of scored tokens
-in all of them, and `share` is the weight of these lanes' auxiliary losses: the objectives then sum
-to that of all lanes. No gradient flows into the incoming state. A document that starts inside the
-rollout takes the model's initial state, which does get gradient. If nothing is scored, the loss is
-0. A segment has a seed of its own for random numbers (dropout), so that all methods draw the same;
-each process, whose number is `rank`, draws others.
+If these lanes (rows of the batch) are only a part of an update's, as with gradient accumulation,
+`divisor` is the number of scored tokens in all of its lanes, and `share` is the weight of these
+lanes' auxiliary losses, so that the parts' gradients add up to the whole update's. No gradient
+flows into the incoming state. A document that starts inside the rollout takes the model's initial
+state, which does get a gradient. If nothing is scored, the loss is 0. Each segment has its own seed
+for dropout, so that all methods draw the same numbers; processes of different `rank` draw others.
 
-Nothing here asks a GPU for a number, which would wait for all work before it: segments that `to`
-has moved know their targets and where documents start. Logits are made in chunks of rows
-(`cross_entropy_sum`, `logits_in_chunks`); evaluation/score.py uses them too.
+Nothing here synchronizes with a GPU: `Segment.to` keeps the targets and the document starts on the
+host. Logits are computed in chunks of rows (`cross_entropy_sum`, `logits_in_chunks`);
+evaluation/score.py uses them too.
 """
 
 import functools

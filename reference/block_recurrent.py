@@ -840,7 +840,7 @@ def check_config(config):
         nearest = max(1, round(n / w)) * w
         raise ValueError(f"segment {n} is not a multiple of window {w}; the nearest is {nearest}")
     check_recurrent_layers(config)
-    operations_of(config)  # raises ValueError for a variant that there is not
+    operations_of(config)  # raises ValueError for an unknown variant
     if config.buckets < 2 or config.buckets % 2:
         raise ValueError(f"buckets is {config.buckets}; it must be even and at least 2")
     if config.max_distance <= config.buckets // 2:

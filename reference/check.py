@@ -126,7 +126,7 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
 
 
 def seen_in(expected: np.ndarray, actual: np.ndarray, near: float) -> str:
-    """What the numbers of a wrong tensor say of themselves, or "". near is no difference."""
+    """How a wrong tensor differs from what is expected, or ""; differences up to near are none."""
     if np.abs(actual).max() <= near:
         return ", all of it is zero"
     difference = actual - expected
@@ -230,9 +230,9 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
 
 
 def flags_of(vectors: Path, rows: list[Row]) -> list:
-    """Known mistakes with these results: this first wrong tensor, as much off, as many others.
+    """Known mistakes that give these results: first wrong tensor, its errors, number of others.
 
-    The .json beside a case has them: {tensor: {flag: mark_of its rows}}.
+    The .json beside a case lists them: {tensor: {flag: mark_of its rows}}.
     """
     flags = described(vectors.with_suffix(".json")).get("flags", {})
     name, mark = mark_of(rows)
@@ -316,10 +316,10 @@ def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
 
 
 def place_of(path: Path, rows: list[Row]) -> tuple:
-    """What sorts files by the computation of their first wrong tensor; missing ones come last.
+    """Sort key of a file: when its first wrong tensor is computed; missing tensors come last.
 
-    Of several in one segment and one pass, the file with most values inside a layer says most, and
-    of these the largest.
+    Among files wrong in the same segment and pass, the one with the most values inside a layer
+    comes first, as it locates the mistake best, then the largest.
     """
     first = first_wrong(rows)
     stage = max([*STAGES].index(stage_of(first.name)), FORWARD)

@@ -56,20 +56,20 @@ class Config:
             cut off
         compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling,
             most_used (section 3.2)
-        compression_loss: loss that trains the compression, attention_reconstruction,
-            auto_encoding (mean squares), these with _norm at the end (Alg. 2, l.8), bptt (the task
-            loss) or none
+        compression_loss: loss that trains the compression, attention_reconstruction or
+            auto_encoding (mean squares), either of them with _norm appended (norms; Alg. 2, l.8),
+            bptt (the task loss) or none
         dilations: one for each of dilated_conv's layers
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
         dropout: dropout rate in training, 0 to below 1
-        cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none
+        cutoffs: first id of each tail, a band of rarer words, of adaptive inputs and softmax; none
             for one tied embedding
-        div_value: by how much each tail's embedding is narrower than the one before it
-        memories: how many of the M rows each layer has, the first layer first; then, if these are
-            not all either, how many of the C rows; none for all in every layer
-        authors_code: where the paper is silent, what its authors' code does with rows,
-            distances, padding, beginnings and dropout
+        div_value: factor by which each tail's embedding is narrower than the one before it
+        memories: memory rows of each layer, at most M, the first layer first; after these,
+            optionally, compressed rows of each layer, at most C; none for M and C in every layer
+        authors_code: follow the authors' code where the paper is silent: rows, distances, padding,
+            initial values and dropout
     """
 
     vocabulary: int = 256
@@ -854,7 +854,7 @@ def check_config(config):
         least = 0 if name in ("memory", "compressed_memory") else 1
         if kind is int and getattr(config, name) < least:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
-    operations_of(config)  # raises ValueError for a variant that there is not
+    operations_of(config)  # raises ValueError for an unknown variant
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(
             f"width {config.width} is odd; "

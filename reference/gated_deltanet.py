@@ -9,9 +9,9 @@ ends with the model. Decisions are numbered in docs/decisions/gated_deltanet.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens         token ids of one segment; their vectors are x                (B, N); x: (B, N, D)
-    query          asks the matrix                                      q        (B, H, N, E)
-    key            is asked for, unit length                            k        (B, H, N, E)
-    value          what the matrix is to answer to the key              v        (B, H, N, P)
+    query          reads the matrix                                     q        (B, H, N, E)
+    key            what a value is stored under, unit length            k        (B, H, N, E)
+    value          what the matrix should answer to the key             v        (B, H, N, P)
     strength       how much of the missing part is written, 0 to 1      beta     (B, H, N, 1)
     decay          what is left of the matrix from token to token       alpha    (B, H, N, 1)
     matrix         the memory of a head; transposed in the paper        S        (B, H, E, P)

@@ -128,9 +128,9 @@ def stopped(case: Case) -> dict:
 
 
 def holding(function: Callable, names: tuple, values: dict, counts: Counter) -> Callable:
-    """The function, whose arguments and results of these names are as in the first evaluation.
+    """Wrap function so that these arguments and results keep the values of the first evaluation.
 
-    values are {(function, number of its call): {name: what is held}}, and counts its calls.
+    values: {(function, number of the call): {name: held value}}; counts: its calls so far.
     """
     signature = inspect.signature(function)
 
@@ -151,9 +151,9 @@ def holding(function: Callable, names: tuple, values: dict, counts: Counter) -> 
 
 @contextlib.contextmanager
 def held_functions(case: Case) -> Iterator[tuple]:
-    """Inside the block the reference's functions repeat what is data to them.
+    """Context manager: inside, a reference's functions get the first evaluation's stopped values.
 
-    Gives the values that they repeat, and counts of calls, which are cleared for each evaluation.
+    Yields (held values, counts of calls); clear the counts before each evaluation.
     """
     values = {}
     counts = Counter()
@@ -308,8 +308,8 @@ def random_like(value: Any, rng: np.random.Generator) -> Any:
 def is_right(case: Case, held: tuple, name: str, given: dict) -> bool:
     """Whether a backward function is the derivative of its forward function, on random numbers.
 
-    These have the shapes that were given to the forward function. Each array that is returned must
-    be the gradient by the input of its name, or by one of its shape; no parameter is left out.
+    Inputs have the shapes that forward was called with. Each returned array must be the gradient
+    with respect to the input of its name, or to one of its shape; no parameter may be left out.
     """
     rng = np.random.default_rng(0)
     values, counts = held
@@ -370,7 +370,7 @@ def without_data(case: Case, gradient: Any) -> Any:
 
 
 def is_by(objective: Callable, inputs: dict, number: int, gradient: np.ndarray) -> bool:
-    """Whether an array is the gradient by an input."""
+    """Whether an array is the objective's gradient with respect to input `number`."""
     direction = np.random.default_rng([1, number]).standard_normal(gradient.shape)
     *_, error = compared(objective, inputs, number, gradient, direction)
     return error <= TOLERANCE

@@ -55,8 +55,8 @@ class Config:
         slots: S, memory slots, of each layer in the decoder-only model
         positions: of tokens in self-attention, simplified (Eqs. 2-4) or transformer_xl (Eq. 1)
         max_distance: distance at and beyond which the simplified positions are the same
-        slot_value: a slot's own value when it is written, the slot itself or projected
-        slot_normalization: of slots that are read, none or biased, by a learned bias and its length
+        slot_value: a slot's own value when it is written, itself (not projected) or projected
+        slot_normalization: how slots are read, none or biased (bias added, then unit length)
         dropout: dropout rate in training, 0 to below 1
     """
 
@@ -188,7 +188,7 @@ def slot_scores_backward(dscores, cache):
 
 
 def slot_mean_forward(scores, slots, value):
-    """New slots (B, H, S, D/H): the old ones and value (B, H, N, D/H) in shares by softmax."""
+    """New slots (B, H, S, D/H): softmax-weighted mean of the old ones and value (B, H, N, D/H)."""
     weights, _ = softmax_forward(scores)  # (B, H, S, 1 + N)
     new = weights[..., :1] * slots + weights[..., 1:] @ value
     return new, (weights, slots, value)
@@ -555,7 +555,7 @@ def memory_replay(params, config, segments, state, seed=None):
     """Algorithm 1 (decision 14: K segments, 0 to K - 1), with one segment's cache at a time.
 
     segments are K pairs of tokens and targets, (B, N) each. A seed turns dropout on. Returns the
-    mean loss, its gradients by the parameters and by the first state, and the next state.
+    mean loss, its gradients w.r.t. the parameters and the first state, and the next state.
     """
     share = 1 / sum(targets.size for _, targets in segments)
 
@@ -922,7 +922,7 @@ def check_config(config):
             f"width {config.width} is not a multiple of heads {config.heads}; "
             f"the nearest is {nearest}"
         )
-    operations_of(config)  # raises ValueError for a variant that there is not
+    operations_of(config)  # raises ValueError for an unknown variant
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
 

@@ -94,7 +94,7 @@ class State(NamedTuple):
 # ----------------------------------------------------------------------------
 # the method: pool a window to z, make h_prev of it, attend to it in the next window; start here
 def mix_forward(layer_scores, outputs):
-    """The sum (B, N, D) of the layers' outputs (L, B, N, D), in shares by layer_scores (L,)."""
+    """Sum (B, N, D) of the layers' outputs (L, B, N, D), weighted by softmax(layer_scores (L,))."""
     shares, _ = softmax_forward(layer_scores)  # w of Eq. 1
     mixed = np.tensordot(shares, outputs, 1)  # Eq. 1's sum over l
     return mixed, (shares, outputs)
@@ -663,7 +663,7 @@ def check_config(config):
     if not 0 <= config.overlap < config.segment:
         ends = f"0..{config.segment - 1} for segment {config.segment}"
         raise ValueError(f"overlap is {config.overlap}; it must lie in {ends}")
-    operations_of(config)  # raises ValueError for a variant that there is not
+    operations_of(config)  # raises ValueError for an unknown variant
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
     numbers = config.insertion_layers if config.vectors else (1,)  # plain GPT-2 has none

@@ -59,9 +59,10 @@ def content_attention(
 
 
 def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:
-    """Whether SDPA takes less time there than the plain path.
+    """Whether SDPA is faster on a CPU than the plain path.
 
-    It does not in bfloat16, nor if only keys need gradients: it computes the query's all the same.
+    Not in bfloat16, with dropout, or if only the key needs a gradient: SDPA computes the query's
+    too. A single key takes the plain path, for the reason that takes_sdpa gives.
     """
     if key.shape[-2] == 1 or query.dtype == torch.bfloat16 or dropout > 0:
         return False
@@ -81,9 +82,9 @@ def sdpa(
     """softmax(q.k scale + offset) v by the kernels of BACKENDS.
 
     query (B, H, N, E), key and value (B, H, K, E)
-    offset: broadcasts to (B, H, N, K): numbers to add, -inf if a query must not see a key; or a
-        mask, false if it must not
-    dropout: the rate at which weights are dropped
+    offset: attn_mask of scaled_dot_product_attention, broadcasts to (B, H, N, K): added to the
+        scores, -inf where a query must not see a key; or bool, false there
+    dropout: dropout rate of the weights
     scale: 1 / sqrt(E) if None
     """
     if offset is not None and offset.dtype != torch.bool:

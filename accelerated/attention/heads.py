@@ -23,10 +23,10 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def with_fast_path(plain: Function) -> Function:
-    """A function that may be replaced by the faster one of its name in accelerated/fast/paths.py.
+    """Decorate a function: calls go to the faster one of its name in accelerated/fast/paths.py.
 
-    The faster one is given `plain`, to call for arguments for which it knows nothing better, and
-    then the arguments. Without the folder accelerated/fast `plain` stays as it is.
+    That one gets `plain` as its first argument, to fall back on. Without the folder
+    accelerated/fast, `plain` is returned unchanged.
     """
     if not HAS_FAST_PATHS:
         return plain
@@ -77,9 +77,9 @@ class ParameterModule(nn.Module):
 
 
 def compilable(method: Callable) -> Callable:
-    """Decorate a method: torch.compile compiles it if its module is `compiled` and trains.
+    """Decorate a method: torch.compile it if its module is `compiled` and in training mode.
 
-    It is compiled once, and all layers of its class use it.
+    All layers of a class share one compiled method.
     """
 
     @wraps(method)

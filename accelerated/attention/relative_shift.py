@@ -139,10 +139,10 @@ def scores_by_key(
     distance_bias: Tensor,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The scores by distance of each query and key, (B, H, N, R).
+    """Position scores of each query and key: (B, H, N, R), with `own` (B, H, N, C + R).
 
-    own: distance_key (H, C + N, E) and distance_bias of the first C keys; the others are the last
-    R - C
+    distance_key: (H, R, E), from far to near
+    own: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys
     """
     by_key = relative_shift(scores_by_distance(query, distance_key, distance_bias))
     if own is None:

@@ -28,10 +28,10 @@ from reference.memformer import Config
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
-    """Which row of a table (R,) of lowest .. highest each distance takes: (2 length - 1, R).
+    """One-hot matrix (2 length - 1, R) that looks distances up in a table of lowest .. highest.
 
-    The distances are length - 1 .. 1 - length, clipped to the table. A one stands in each row: the
-    product with the table is the lookup, whose gradient adds up nothing by an index.
+    Row t stands for the distance length - 1 - t, clipped to lowest .. highest. The lookup is a
+    product with the table (R, E), so that its gradient is a product too, not a sum by index.
     """
     distance = torch.arange(length - 1, -length, -1).clamp(lowest, highest)
     one_hot = functional.one_hot(distance - lowest, highest - lowest + 1)
@@ -39,7 +39,7 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
 
 
 class Distances(ParameterModule):
-    """What all self-attentions of a stack know of the distances i - j from query i to key j."""
+    """Buffers of the distances i - j from query i to key j, shared by a stack's self-attentions."""
 
     hidden_keys: Tensor | None  # (N, N), true if a query must not see a key; the encoder has none
     rows: Tensor  # from far to near: one-hot rows of a table, (2N - 1, R), or sinusoids (R, D)

@@ -61,7 +61,8 @@ def score_offset(
     """What is added to a tile's scores by distance, (..., 3W - 1): the scaled bias, or -inf.
 
     The scores are (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before
-    the sum. A product with in_bucket looks the bias up: its gradient adds up nothing by an index.
+    the sum. The bias is looked up by a product with in_bucket, so that its gradient is a product
+    too, not a sum by index.
     """
     by_bucket = position_bias * scale[..., None]
     by_distance = by_bucket @ in_bucket.T.to(by_bucket.dtype)
@@ -84,7 +85,7 @@ def offsets_by_distance(layers: Iterable[Any], in_bucket: Tensor, seen: Tensor) 
 def offset_of_tile(by_distance: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to a tile's scores, (H, W, 2W) in dtype, from (H, 3W - 1) by distance."""
     pairs = by_query_and_key(by_distance, window_of(by_distance))
-    # SDPA's fused kernels take dense rows alone; the second call is for a type that stays
+    # SDPA's fused kernels need contiguous rows; `to` leaves a tensor of this dtype as it is
     return pairs.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 

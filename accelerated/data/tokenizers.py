@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, byte-level BPE, the packages' own tokenizers, words.
+"""Text to token ids and back: bytes, byte-level BPE, tokenizers of other libraries, words.
 
 A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer.
-Whoever only names the type Tokenizer imports neither torch nor tiktoken with it.
+Importing this file imports neither torch nor tiktoken.
 """
 
 from __future__ import annotations
@@ -170,10 +170,9 @@ def spelling_of(token: str, symbols: dict[str, int], kind: str) -> bytes:
 
 
 def read_ranks(content: bytes) -> dict[bytes, int]:
-    """The {token: rank} of a ranks file's contents; raises ValueError if it is none.
+    """{token: rank} from the contents of a ranks file; raises ValueError if they are not valid.
 
-    (tiktoken's own reader keeps a copy of a file by its path, and would read that when the file has
-    changed.)
+    (tiktoken's own reader caches a file by its path, and would miss a change.)
     """
     lines = [line.split() for line in content.splitlines() if line]
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}

@@ -95,8 +95,8 @@ class TrainedRun(NamedTuple):
     def words(self, split: str | None = None) -> tuple[int, str]:
         """(Words in the text of a split, or of the only one; how they were counted).
 
-        The official count of a set divides published numbers, so it is used for the whole split: if
-        ours is within 1% of it, or else this is another text.
+        Published perplexities per word divide by the official count. It is used for a whole split
+        if ours is within 1% of it; otherwise the text is another one, and ours counts.
         """
         split = split or self.split
         documents = self.splits[split]

@@ -18,10 +18,10 @@ class Stream(NamedTuple):
     logits would be wrong.
     """
 
-    state: State  # the model's at the segment's start; never changed
-    position: int  # the next token's in the segment, from 0
-    tokens: Tensor  # (B, N), those of the segment so far
-    rows: tuple  # what else is kept of them; a Stepper says what
+    state: State  # at the segment's start; never changed
+    position: int  # of the next token in the segment, from 0
+    tokens: Tensor  # (B, N), the segment's tokens before position; later columns are arbitrary
+    rows: tuple  # what the Stepper has cached for these tokens
 
 
 class Stepper(ABC):
@@ -73,7 +73,7 @@ class Stepper(ABC):
 
     @property
     def length(self) -> int:
-        """N, after how many tokens the state is another one."""
+        """N: the state is updated after every N tokens, a segment or a block."""
         return self.model.config.segment
 
     @abstractmethod

@@ -52,10 +52,11 @@ ABOUT = """Four facts, each an @ with a key and a value, are asked for after 32 
 8,192 (hold). The other columns change one thing at 128. Wait puts 8,192 tokens of filler before the
 facts. Overwrite tells one of the four again with another value, anywhere in the filler, and asks
 for it 128 tokens later; old value is the share of answers that give its first value. Keep asks for
-the other three. (Without these 128 tokens most new values stand within attention's reach: Memorizing,
-which guesses at 128, then knows more than half of them. And if it asked after 32 tokens, any queue
-of rows would wait for ever. The [record](memory.json) has both.) Distractors: a fifth of the filler
-are keys and values without the @. Each number is of 64 documents of 16 questions."""
+the other three. (Without these 128 tokens most new values stand within attention's reach:
+Memorizing, which guesses at 128, then knows more than half of them. And if it asked after 32
+tokens, any queue of rows would wait for ever. The [record](memory.json) has both.) Distractors: a
+fifth of the filler are keys and values without the @. Each number is of 64 documents of 16
+questions."""
 GUESSES = """A document draws its keys and values from one alphabet of ten bytes, so knowing only
 which bytes are its keys makes 17% of the answers right. The first two rows know no key at all: to
 every question one answers with the value that was told most often, the other with the value told

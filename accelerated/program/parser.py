@@ -16,7 +16,7 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
     def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
-        """As of argparse; an empty word, such as an unset variable, stands for no default."""
+        """As in argparse, but an empty argument, such as an unset shell variable, is an error."""
         words = list(args or ())
         for before, word in pairwise(["a word", *words]):
             if re.fullmatch(r"|--[\w-]+=", word):

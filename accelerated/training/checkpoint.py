@@ -105,9 +105,9 @@ def check_contents(contents: dict, fields: tuple[str, ...], path: Path) -> None:
 def load_weights(path: str | Path, checkpoint: str | None = "last") -> dict:
     """Load a run, an exported run or a published decoder as the contents of a checkpoint.
 
-    Of a run it is the checkpoint of that name, last or best, or else the best that there is; its
-    field `file` says which. The others have only the fields EXPORT_FIELDS. Raises InputError if it
-    is none of these, or is damaged.
+    `checkpoint` is one of a run's, last or best; None is the best, or the last if there was no
+    validation. The field `file` of the result is its file's name. The other two kinds have only the
+    fields of EXPORT_FIELDS. Raises InputError if path is none of these, or is damaged.
     """
     path = Path(path)
     weights = path if path.suffix == ".safetensors" else path / WEIGHTS
@@ -174,7 +174,8 @@ def check_tokenizer(tokenizer: Tokenizer, checkpoint: dict, path: str | Path) ->
 def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) -> None:
     """Load a checkpoint's parameters.
 
-    Raises InputError that names the first of another shape, or with a NaN.
+    Raises InputError naming the first parameter that is absent, unexpected, of another shape, or
+    not finite.
     """
     expected = {name: tuple(x.shape) for name, x in model.state_dict().items()}
     given = {name: tuple(x.shape) for name, x in parameters.items()}

@@ -17,7 +17,7 @@ LOCK = ".lock"
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = ("checkpoint.pt", "best.pt")
-# One of them, if it has no name
+# File of a run's tokenizer, unless --tokenizer names an encoding
 TOKENIZERS = ("tokenizer.json", "tokenizer.tiktoken")
 EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
@@ -84,7 +84,7 @@ def read_settings(run: Path) -> dict:
 
 
 def with_tuples(values: dict) -> dict:
-    """The values, of which JSON had lists for tuples."""
+    """The values with lists turned into tuples, which JSON does not have."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }

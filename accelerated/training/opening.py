@@ -92,9 +92,9 @@ def check_compiler(training: TrainingConfig, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def own_folder(start: Start) -> Iterator[None]:
-    """Inside, the run's folder exists, and no other process writes to it.
+    """Context manager: hold the lock of the run's folder, which is made if needed.
 
-    What a killed one left half-written is gone.
+    Removes files that a killed process left half-written. Ranks above 0 do nothing.
     """
     if process.rank() > 0:
         yield
@@ -283,10 +283,10 @@ def new_reader(settings: Settings, documents: Sequence[Document]) -> Lanes | Mul
 
 
 def load_weights_of(start: Start, model: Model) -> None:
-    """Load the weights of the resumed run, or those of --init, or keep those that are drawn.
+    """Load the weights of the resumed run or of --init; without either, keep the initial ones.
 
-    If --init adds recurrence to a model, or leaves it out, a recurrence module is never mixed: the
-    model's own keeps its drawn weights.
+    A recurrence module is loaded only if both models have one. Otherwise that of --init is left
+    out, and the model's own keeps its initial weights.
     """
     if start.resumed:
         load_parameters(model, start.resumed.contents["parameters"], start.resumed.path)

@@ -231,7 +231,11 @@ def parse_new(argv: list[str], first: argparse.Namespace) -> tuple[Settings, Sta
 
 
 def settings_of_preset(first: argparse.Namespace) -> Settings:
-    """The settings of --preset, or of the usual one; of recall they go with no other data."""
+    """The settings of --preset, or of the default preset.
+
+    If --data is given, and it or the preset's data is recall, the preset's data settings are
+    dropped.
+    """
     model = first.model or DEFAULT
     check_choice("--model", model, NAMES, InputError)
     settings = chosen_preset(model, first)

@@ -1,4 +1,4 @@
-"""All settings of a run with their defaults, and what of them does not go together.
+"""All settings of a run with their defaults, and checks of their values.
 
 options.py offers them, checkpoints store them, presets change them; eval.py and lab/ read them too.
 It does not import torch, so that a wrong option is answered at once.
@@ -24,7 +24,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
 }
-LEAST = {  # of a number; of all others it is 0
+LEAST = {  # smallest value of a field; 0 for all others
     "batch": 1,
     "horizon": 1,
     "accumulate": 1,

@@ -1,7 +1,7 @@
 """Variants of Block-Recurrent Transformers: gates with an MLP, the LSTM gate, feedback.
 
-`reference/block_recurrent.py` has the method. A config that asks for one of these gets, from
-`operations_of`, functions that stand in the place of the paper's of the same signature:
+`reference/block_recurrent.py` has the method. For a config that asks for one of these,
+`operations_of` replaces some of the paper's functions by functions of the same signature:
 
     gate            lstm: gates that depend on what was attended to (Eqs. 4-7)
     configuration   dual or single: the states pass an MLP, too (3.6)
@@ -269,9 +269,9 @@ CONFIGURATIONS = {
 
 
 def operations_of(config):
-    """The paper's operations, with those that the config asks for in the place of some.
+    """The paper's operations, some replaced by those of the variants that the config asks for.
 
-    Raises ValueError, naming the field, for a gate or a configuration that there is not.
+    Raises ValueError, naming the field, for an unknown gate or configuration.
     """
     check_config(config)
     forward, backward, init = CONFIGURATIONS[config.configuration]
@@ -293,7 +293,7 @@ def operations_of(config):
 
 
 def check_config(config):
-    """Raise ValueError, naming the field, for a variant that there is not."""
+    """Raise ValueError, naming the field, for an unknown variant."""
     if config.gate not in GATES:
         raise ValueError(f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'")
     if config.configuration not in CONFIGURATIONS:

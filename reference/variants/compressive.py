@@ -1,7 +1,7 @@
 """Variants of the Compressive Transformer, and Transformer-XL.
 
-`reference/compressive.py` has the method. A config that asks for one of these gets, from
-`operations_of`, functions that stand in the place of the paper's of the same signature:
+`reference/compressive.py` has the method. For a config that asks for one of these, `operations_of`
+replaces some of the paper's functions by functions of the same signature:
 
     compressed_memory  0: Transformer-XL, in which nothing is compressed
     compression        max and mean pooling, dilated convolution, most used (3.2)
@@ -323,9 +323,9 @@ def adaptive_embedding_backward(config, dh, caches):
 
 
 def adaptive_softmax_forward(params, config, x):
-    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables.
+    """Log-probabilities (B, N, V) of x (B, N, D), by the tables of the inputs.
 
-    A tail's are of p(cluster) p(word | cluster).
+    A tail's word has log p(cluster) + log p(word | cluster).
     """
     # The head scores the words of `embedding` and the tails' clusters
     _, first = bands_of(config)[0]
@@ -607,9 +607,9 @@ NORMS = tuple(f"{name}_norm" for name in AUXILIARY)  # of the same differences
 
 
 def operations_of(config):
-    """The paper's operations, with those that the config asks for in the place of some.
+    """The paper's operations, some replaced by those of the variants that the config asks for.
 
-    Raises ValueError, naming the field, for variants that there are not or cannot work.
+    Raises ValueError, naming the field, for a variant that is unknown or cannot work.
     """
     check_config(config)
     replaced = {
@@ -702,7 +702,7 @@ def init_compression(config, rng):
 
 
 def check_config(config):
-    """Raise ValueError, naming the field, for variants that there are not or cannot work."""
+    """Raise ValueError, naming the field, for variants that are unknown or cannot work."""
     choices = {
         "compression": COMPRESSIONS,
         "compression_loss": (*COMPRESSION_LOSSES, *NORMS),

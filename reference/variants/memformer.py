@@ -1,7 +1,7 @@
 """Variants of Memformer: other tasks, the decoder-only model, other slots, Eq. 1's positions.
 
-`reference/memformer.py` has the method. A config or a task that asks for one of these gets, from
-`operations_of`, functions that stand in the place of the paper's of the same signature:
+`reference/memformer.py` has the method. For a config or a task that asks for one of these,
+`operations_of` replaces some of the paper's functions by functions of the same signature:
 
     task                infilling and recall, as `forward` takes them (2.3)
     encoder_layers      0: the decoder-only model, which reads s_t itself (Figure 1b)
@@ -488,9 +488,9 @@ CHOICES = {
 
 
 def operations_of(config):
-    """The paper's operations, with those that the config asks for in the place of some.
+    """The paper's operations, some replaced by those of the variants that the config asks for.
 
-    Raises ValueError, naming the field, for a variant that there is not.
+    Raises ValueError, naming the field, for an unknown variant.
     """
     check_variant(config)
     replaced = other_variants(config)
@@ -561,7 +561,7 @@ def with_masks(config, write):
 
 
 def check_variant(config):
-    """Raise ValueError, naming the field, for a variant that there is not or that cannot work."""
+    """Raise ValueError, naming the field, for a variant that is unknown or cannot work."""
     for name, known in CHOICES.items():
         value = getattr(config, name)
         if value not in known:

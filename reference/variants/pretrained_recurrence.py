@@ -1,7 +1,7 @@
 """Variants of Adding Recurrence to Pretrained Transformers: other poolings, and plain GPT-2.
 
-`reference/pretrained_recurrence.py` has the method. A config that asks for one of these gets, from
-`operations_of`, functions that stand in the place of the paper's of the same signature:
+`reference/pretrained_recurrence.py` has the method. For a config that asks for one of these,
+`operations_of` replaces some of the paper's functions by functions of the same signature:
 
     pooling          max or attention: how positions become one vector (Appendix A)
     pool             advance: positions that the next window reads again are not pooled
@@ -160,11 +160,11 @@ def checkpointed(params, config, windows, seed=None):
 
 
 def greedy_continuation(params, config, context, count):
-    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3).
+    """Continue a context (B, n), n >= 1, by greedy decoding (5.3); returns (B, count).
 
-    Returns them, (B, count). The context is read window by window. The continuation stands in a new
-    window, which knows of the context by h_prev and by the tokens that it begins with: the last, or
-    the last config.overlap. Raises ValueError if that window gets too long.
+    The context is read window by window. The continuation stands in a new window, which begins with
+    the context's last token, or its last config.overlap tokens, and knows what came before only
+    through h_prev. Raises ValueError if that window gets longer than config.segment.
     """
     state = paper.initial_state(params, config, len(context))
     stride = config.segment - config.overlap
@@ -187,9 +187,9 @@ POOLINGS = ("mean", "max", "attention")
 
 
 def operations_of(config):
-    """The paper's operations, with those that the config asks for in the place of some.
+    """The paper's operations, some replaced by those of the variants that the config asks for.
 
-    Raises ValueError, naming the field, for a pooling or a pool that there is not.
+    Raises ValueError, naming the field, for an unknown pooling or pool.
     """
     for field, known in (("pooling", POOLINGS), ("pool", POOLS)):
         value = getattr(config, field)

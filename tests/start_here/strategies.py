@@ -1,10 +1,9 @@
 """What the properties of this folder share: drawn models, the plainest BPTT, a comparison.
 
-Nothing here lists a model or a variant. The models are the files in accelerated/presets. A Config
-has its fields, it says what a field of text may be when it refuses "?", and it refuses what cannot
-work: a change that it refuses is not made. So a new model, and a new variant, are drawn as soon as
-they exist. No two sizes of a model are equal, unless they are 0, so that no axis is taken for
-another.
+Nothing here lists a model or a variant. The models are the files in accelerated/presets. A config
+is drawn field by field: a Config refuses values that cannot work, and its refusal of "?" lists the
+choices of a text field. So a new model, and a new variant, are drawn as soon as they exist. No two
+sizes of a model are equal, unless they are 0, so that swapped axes show.
 """
 
 import dataclasses
@@ -267,9 +266,9 @@ def logits_by_segments(read, config, text, state):
 # ----------------------------------------------------------------------------
 # what a failure says
 def compare(what, found, expected, absolute, meaning, relative=0.0):
-    """Fail, naming the place and both numbers, unless two arrays (or tensors) are equal.
+    """Fail, naming the place and both numbers, unless two arrays or tensors are close.
 
-    They may be `absolute` apart and, of an expected number, that times `relative`.
+    They may differ by absolute + relative * |expected|, as in np.testing.assert_allclose.
     """
     found = torch.as_tensor(found).detach().numpy() * 1.0
     expected = torch.as_tensor(expected).detach().numpy() * 1.0

@@ -1,8 +1,8 @@
 """How a memory is written: the gates of Block-Recurrent and the slots of Memformer.
 
 Each formula is written out here for one number at a time. NumPy's and PyTorch's functions, which
-compute all numbers at once, must give the same. That the gradients written by hand in NumPy are
-the derivatives, test_gradients.py shows. All numbers are float64.
+compute all numbers at once, must give the same. test_gradients.py shows that the gradients written
+by hand in NumPy are the derivatives. All numbers are float64.
 
 Block-Recurrent, section 3.4: a gate decides how much of a state c stays, and how much is written of
 h, which attention has found.

@@ -121,7 +121,7 @@ def test_replay_of_every_model_has_the_gradients_of_full_bptt(name, data):
 
 
 def rows_of_training(rows, count):
-    """What a method of training has of all rows of full BPTT over `count` segments."""
+    """Of all rows of full BPTT over `count` segments, those that a method of replay.py returns."""
     found = {name: row for name, row in rows.items() if name.startswith("gradient of ")}
     found = {
         name: row for name, row in found.items() if not name.startswith("gradient of the first")
