@@ -86,7 +86,7 @@ class AdaptiveSoftmax(NamedTuple):
         return torch.cat(bands, -1)
 
     def rows_of_tails(self, targets: np.ndarray, device: torch.device) -> list[Tensor]:
-        """Which of the targets (R,), known to the host, are in each tail: numbers on the device."""
+        """For each tail, indices on the device of the targets (R,), a NumPy array, in it."""
         found = []
         for _, start, stop in self.bands():
             rows = np.flatnonzero((targets >= start) & (targets < stop))
@@ -102,8 +102,8 @@ class AdaptiveSoftmax(NamedTuple):
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it. cross_entropy(hidden, matrix,
-        targets) is the same for one matrix.
+        A tail is computed only for the rows whose target is in it, which rows_of_tails lists.
+        cross_entropy(hidden, matrix, targets) must return the summed -log p of one softmax.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster

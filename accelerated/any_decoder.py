@@ -36,8 +36,8 @@ safetensors = optional_package("safetensors", "this decoder needs", "decoders")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-# (a field that a config.json must not have at any depth, the values that it may have, what it is):
-# the package would run, fetch or unpack it
+# (pattern of a config.json's field, at any depth; values that are accepted; what it is): for other
+# values transformers would run code, fetch kernels or unpack quantised weights
 FOREIGN = (
     ("auto_map", (None,), "code of its own (auto_map)"),
     ("quantization_config", (None,), "quantised weights (quantization_config)"),
@@ -60,7 +60,7 @@ class AnyDecoder(PretrainedRecurrence):
     kind = "decoder"
 
     def __init__(self, config: DecoderConfig, seed: int = 0, causal: Any = None):
-        """`causal` is a model of the package; without it a new one is made, as config.base says."""
+        """Wrap `causal`, a transformers model; without it, build one anew from config.base."""
         Model.__init__(self, config)
         causal = causal or new_causal(config)
         self.decoder = causal.get_decoder()
@@ -160,7 +160,7 @@ def package_config(base: str) -> Any:
 
 @contextlib.contextmanager
 def of_the_folder() -> Iterator[None]:
-    """Context manager: any error of the package inside is one about the folder."""
+    """Context manager: raise any exception of transformers inside as a FolderError."""
     try:
         yield
     except Exception as error:

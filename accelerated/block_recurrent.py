@@ -1,9 +1,10 @@
 """Block-Recurrent Transformer in PyTorch: the fast version of reference/block_recurrent.py.
 
-A segment of N tokens is cut into blocks of W. Tokens attend to the W tokens before them. One layer
-has S recurrent states besides, which its tokens read and every block updates. Only the states'
-projections and updates run block by block: the tokens' projections, feed-forward, sliding attention
-and, after the states are known, cross-attention run for the whole segment at once.
+A segment of N tokens is cut into blocks of W. Tokens attend to the W tokens before them. Recurrent
+layers, usually one, also have S states, which their tokens read and every block updates. Only the
+states' projections and updates run block by block: the tokens' projections, feed-forward, sliding
+attention and, once the states are known, cross-attention run for the whole segment at once. With
+feedback, all layers run block by block.
 
 Official implementation: transformer/ of google-research/meliad.
 
@@ -353,7 +354,8 @@ class BlockRecurrent(Model):
     def read(self, tokens: Tensor, state: State, memory_only: bool = False) -> Reading:
         """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
-        With memory_only the last layer's output is not computed, except under feedback.
+        With memory_only the last layer's output is not computed, except under feedback. Raises
+        ValueError if N is not a positive multiple of the window, or if the state does not fit.
         """
         self.check_segment(tokens, state)
         window = self.config.window

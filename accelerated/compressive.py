@@ -51,7 +51,8 @@ class State(NamedTuple):
 class Compression(ParameterModule):
     """A compression function f_c: rows evicted from memory (B, N, D) -> (B, N/c, D).
 
-    `forward` takes them, and of each its mean attention, usage (B, N). N/c is rounded down.
+    `forward` takes these rows and usage (B, N), the mean attention to each, which only MostUsed
+    reads; it may be None for the others. N/c is rounded down.
     """
 
     def __init__(self, config: Config):
@@ -265,10 +266,10 @@ class Layer(CheckpointableLayer):
         return project_heads(remembered, self.config.heads, [self.key, self.value])
 
     def project_distances(self, sinusoids: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """(r,) from far to near: W_R times sinusoids (K, D), (H, K, E).
+        """(r,), the distance keys from far to near: W_R times sinusoids (K, D), (H, K, E).
 
         Simplified positions are (H, R, E), the same for all heads. If the compressed rows have
-        distances of their own, r has M + N rows, and their own r, of C + N rows, follows.
+        distances of their own, the result is (r of M + N rows, their own r of C + N rows).
         """
         before = self.compressed_rows + self.memory_rows
         if self.simplified:
@@ -448,9 +449,10 @@ class Compressive(Model):
         return Reading(h * self.config.width**-0.5, next_state, auxiliary)
 
     def dropped_sinusoids(self) -> tuple[Tensor, ...]:
-        """Sinusoids (K, D) of all distances; with authors_code a second time, and with dropout.
+        """A tuple with the sinusoids (K, D) of all distances; empty for simplified positions.
 
-        The second ones are for compressed memory's own distances. All layers share both.
+        With authors_code, dropout is applied, and sinusoids (C + N, D) for the compressed rows' own
+        distances follow. All layers share both.
         """
         if self.sinusoids is None:
             return ()

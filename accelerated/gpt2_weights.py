@@ -87,9 +87,10 @@ def load_gpt2(file: Path, described: dict) -> dict:
 
 
 def load_decoder(folder: Path, described: dict) -> dict:
-    """The same of another decoder's folder, whose config.json is `described`.
+    """Load another decoder's folder as the contents of a checkpoint at step 0.
 
-    Raises InputError if it holds no decoder, or one that computes logits in another way.
+    `described` is its config.json. Raises InputError if it has no tokenizer, if transformers cannot
+    load it, or if check_logits refuses it.
     """
     from accelerated import any_decoder  # here: few runs need it
 

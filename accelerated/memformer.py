@@ -104,9 +104,9 @@ class Attention(ParameterModule):
 class SelfAttention(Attention):
     """Attention of tokens to each other and, in the decoder-only model, to their layer's memory.
 
-    A key knows how far it is from a query. Simplified positions (Eqs. 2-4) add a row for each
-    distance to keys and values. Transformer-XL's (Eq. 1) are sinusoids; query, key and value then
-    have no biases. Slots have no positions.
+    Positions are relative. Simplified ones (Eqs. 2-4) add a learned row for each distance to keys
+    and values. Transformer-XL's (Eq. 1) are sinusoids; query, key and value then have no biases.
+    Slots have no positions.
     """
 
     def __init__(self, config: Config, distances: Distances):
@@ -128,7 +128,10 @@ class SelfAttention(Attention):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, padding: Tensor | None = None
     ) -> Tensor:
-        """(B, N, D) from x (B, N, D), memory (B, S, D); padding (B, 1, 1, N) must not be seen."""
+        """Attend from x (B, N, D) to x and, if given, memory (B, S, D); returns (B, N, D).
+
+        padding (B, 1, 1, N) is true at tokens that must not be attended to.
+        """
         query, key, value = self.query_key_value(self.norm(x))
         if memory is not None:
             slot_key, slot_value = self.key_value_of_memory(memory)

@@ -189,7 +189,7 @@ class Memorizing(Model):
 
     @compilable
     def memory_of(self, state: State) -> Memory:
-        """What the memory layer's queries are looked up in."""
+        """The Memory that the memory layer's queries search."""
         return searchable(state.memory_keys, state.memory_values)
 
     @compilable

@@ -129,7 +129,10 @@ def device_of(nest: Any) -> torch.device:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers (dropout) from seed inside; restore torch's generators on exit."""
+    """Draw random numbers (dropout) from seed inside the block.
+
+    On exit the generators of the CPU and of `device` are restored, those of other GPUs are not.
+    """
     devices = [device] if device.type == "cuda" else []  # a CPU's is always restored
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)  # 3 ms less than torch.manual_seed takes

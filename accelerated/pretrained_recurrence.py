@@ -265,7 +265,7 @@ class PretrainedRecurrence(Model):
         return State(pooled, present)
 
     def check_segment(self, tokens: Tensor, state: State) -> None:
-        """Raise ValueError if the model cannot read this."""
+        """Raise ValueError unless 1 <= N <= config.segment, and the state fits tokens (B, N)."""
         length = tokens.shape[1]
         if not 1 <= length <= self.config.segment:
             most = self.config.segment
@@ -274,9 +274,10 @@ class PretrainedRecurrence(Model):
 
 
 def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
-    """(B, 1, N, S + K), true for what queries must not see.
+    """Mask (B, 1, N, S + K), true at the keys that a query must not see.
 
-    That is the S vectors in lanes where present (B,) is false, and tokens by future (N, K).
+    These are the S vectors in lanes where present (B,) is false, and tokens where future (N, K) is
+    true.
     """
     lanes = present.shape[0]
     absent = ~present[:, None, None, None]

@@ -49,7 +49,7 @@ OutputMatrix: TypeAlias = Tensor | AdaptiveSoftmax  # (V, D), or what stands in 
 class Reading(NamedTuple):
     """What a model's `read` returns for one segment.
 
-    A loss takes it: (B, N, V) logits may be too large to hold at once.
+    Losses are computed from it in chunks, because all logits (B, N, V) may not fit in memory.
     """
 
     hidden: Tensor  # (B, N, D), ready for the output matrix
@@ -75,7 +75,7 @@ class CheckpointableLayer(ParameterModule):
     preserves_rng = False
 
     def __call__(self, *given: Any) -> Any:
-        """What `forward` returns."""
+        """Call `forward`; by torch.utils.checkpoint if `checkpointed` and gradients are enabled."""
         if self.checkpointed and torch.is_grad_enabled():
             forward = super().__call__
             keep = self.preserves_rng
@@ -210,8 +210,8 @@ def overlap_of(config: ModelConfig) -> int:
 def initialise(module: Any, init_params: Callable, seed: int) -> None:
     """Load the weights that a reference's function draws from the module's config and the seed.
 
-    On the meta device a model has sizes alone, and no weights are drawn. Raises RuntimeError unless
-    the names are the same.
+    Does nothing on the meta device, where tensors have no data. Raises RuntimeError unless names
+    and shapes are the same.
     """
     if next(module.parameters()).is_meta:
         return
@@ -235,11 +235,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Context manager in which the model's parameters and buffers are cast to dtype.
+    """Context manager: inside, the model computes with copies of its parameters cast to dtype.
 
-    Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the
-    beginning: a parameter that is changed inside keeps its old copy. Update parameters and clear
-    gradients outside. The copies keep their memory, because CUDA graphs read fixed addresses.
+    Buffers are cast too, except those of transformers' modules. Gradients reach the original
+    parameters, in their own dtype. The copies are made on entry: a parameter changed inside keeps
+    its old copy, so update parameters and clear gradients outside. The copies' memory is reused,
+    because CUDA graphs read fixed addresses.
     """
     changed = tensors_of_other_types(model, dtype)
     try:

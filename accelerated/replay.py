@@ -178,13 +178,13 @@ def run_segment(model: Model, segment: Segment, state: State, seed: int, divisor
 
 
 def read_segment(model: Model, segment: Segment, state: State) -> Reading:
-    """What the model reads of a segment."""
+    """The model's Reading of a segment; lanes where a document starts read the initial state."""
     before = state_read(model, segment, state)
     return model.read(segment.tokens, before, *task_of(segment))
 
 
 def advance_segment(model: Model, segment: Segment, state: State) -> State:
-    """The state after a segment, by the memory path alone."""
+    """The state after a segment, by `advance`, which may skip what only the logits need."""
     before = state_read(model, segment, state)
     return model.advance(segment.tokens, before, *task_of(segment))
 
@@ -252,7 +252,8 @@ def target_cross_entropy(
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D).
 
     Targets that are IGNORED do not count. host_targets (B, N) are the same on the host, negative
-    where they do not count; without them an adaptive softmax asks the device.
+    where they do not count; without them an adaptive softmax copies the targets from the device,
+    which synchronizes.
     """
     hidden = hidden.flatten(0, 1)  # (R, D)
     targets = targets.flatten()  # (R,)
@@ -293,7 +294,7 @@ def cross_entropy_sum(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor
 
 
 def cross_entropy_of_rows(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-    """The same with all logits at once."""
+    """cross_entropy_sum without chunks: all logits (R, V) exist at once."""
     logits = at_least_float32(logits_from(hidden, matrix.to(hidden.dtype)))
     return functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 

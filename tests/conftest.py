@@ -109,9 +109,9 @@ def pytest_runtest_call():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Below a failure stands what the test claims, what does not hold, and whom it calls.
+    """Add a section to a failure's report: what the test claims, what failed, where to look.
 
-    What does not hold names the numbers that an assertion compares.
+    What failed is the last statement in a test file; where to look are the functions under test.
     """
     report = yield
     if report.failed and report.when == "call":

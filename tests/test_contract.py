@@ -354,7 +354,7 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
 
 
 def refuses(model, tokens, state, words="."):
-    """All that reads refuses the state, in one line that holds these words."""
+    """forward, advance and step raise ValueError for the state, in one line that matches words."""
     step = stepper_of(model).step
     stream = Stream(state, 1, tokens, ())
     calls = ((model, tokens, state), (model.advance, tokens, state), (step, tokens[:, 0], stream))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NORM_EPSILON = 1e-6  # added under the square roots
-# Whether there is the room of faster paths, which can be deleted
+# Whether accelerated/fast is there; everything works without it, only slower
 HAS_FAST_PATHS = Path(__file__).parents[1].joinpath("fast", "paths.py").exists()
 # Triton comes with torch's builds for CUDA, but not all; before torch 2.7 kernels took no tuples
 HAS_TRITON = find_spec("triton") is not None and torch.__version__ >= "2.7"  # as versions
@@ -112,9 +112,9 @@ class Layers(nn.ModuleList, Generic[LayerClass]):
 
 
 class LayerNorm(ParameterModule):
-    """Layer norm over the last axis, in the type of its parameters.
+    """Layer normalization over the last axis, in the dtype of its parameters.
 
-    They have the references' names.
+    The parameters are named `scale` and `bias`, as in the references.
     """
 
     def __init__(self, width: int, epsilon: float = NORM_EPSILON):

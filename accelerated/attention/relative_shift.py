@@ -69,10 +69,12 @@ def relative_attention_plain(
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j, and the mean weight of each key.
 
-    heads: row t of r is for the distance R - 1 - t, row 0 for all beyond too
-    measure: whether the mean weights (B, K) are returned; if not, None is
-    in_values: the value is x_j + r_{i-j}
-    own: distance_key and distance_bias of the first keys, if others than these
+    heads: row t of r stands for the distance R - 1 - t; row 0 also for all larger distances
+    measure: return the weights' mean over heads and queries, (B, K), instead of None
+    in_values: add r_{i-j} to the value x_j
+    own: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys, if they differ
+
+    The first result is (B, H, N, E).
     """
     query, key, value, distance_key, content_bias, distance_bias = heads
     content = (query + content_bias[:, None]) @ key.mT  # (B, H, N, K)
@@ -105,9 +107,9 @@ def relative_attention_sdpa(
     dropout: float = 0.0,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Transformer-XL's attention by SDPA: scores by distance are an offset, see the plain paths.
+    """Transformer-XL's attention (B, H, N, E) by SDPA, with the scores by distance as attn_mask.
 
-    positioned: how many keys have a position, the last ones
+    positioned: how many keys have a position; they are the last ones
     hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
     """
     query, key, value, distance_key, content_bias, distance_bias = heads

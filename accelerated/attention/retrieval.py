@@ -15,7 +15,7 @@ from accelerated.attention.heads import with_fast_path
 
 
 class Memory(NamedTuple):
-    """What queries are looked up in; it gets no gradient."""
+    """Keys and values that queries are matched against; they get no gradient."""
 
     keys: Tensor  # (B, H, M, E)
     values: Tensor  # (B, H, M, E)

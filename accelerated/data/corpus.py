@@ -121,7 +121,7 @@ def write_manifest(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
-    """Return (the Corpus that a folder caches, its tokens of this type; its manifest if whole)."""
+    """(The Corpus that a folder caches, with tokens of dtype; the manifest it should have)."""
     path = folder / TOKENS
     size = path.stat().st_size
     tokens = np.memmap(path, dtype, "r") if size else np.empty(0, dtype)

@@ -175,7 +175,10 @@ class Segment(NamedTuple):
         return self.changed(lambda field: field[rows])._replace(place=place)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segment:
-        """The Segment with every tensor changed, those of its task too, and nothing else."""
+        """Apply `change` to every tensor, those of the task too.
+
+        The result has no `place` and no host copies: those are the caller's to set.
+        """
         task = None if self.task is None else self.task._make(map(change, self.task))
         tokens, targets, scored, starts = map(change, self[:4])
         return Segment(tokens, targets, scored, starts, task)

@@ -116,10 +116,10 @@ class BpeTokenizer(Tokenizer):
 
 
 class PackagedTokenizer(Tokenizer):
-    """Any tokenizer of the package tokenizers, of its .json; text never becomes a special token.
+    """A tokenizer.json of Hugging Face's tokenizers; text never becomes a special token.
 
-    If its tokens are bytes it keeps all text that is UTF-8, otherwise it spells the text as it
-    normalises it.
+    A byte-level one decodes to the text that was encoded, if that is UTF-8; any other decodes to
+    the text as it normalises it.
     """
 
     def __init__(self, name: str, content: bytes):
@@ -156,9 +156,10 @@ def as_string(text: str | bytes) -> str:
 
 
 def spelling_of(token: str, symbols: dict[str, int], kind: str) -> bytes:
-    """The text of a token of this kind of model.
+    """The bytes that a token of a model of this kind decodes to.
 
-    It is a word with a blank, bytes in these symbols, one byte as <0xE2>, or text.
+    A WordLevel token is a word, with a blank before it. Others are bytes in the alphabet `symbols`,
+    one byte written <0xE2>, or text with ▁ for a blank or </w> at the end of a word.
     """
     if kind == "WordLevel":
         return f" {token}".encode()

@@ -54,9 +54,9 @@ class Window(NamedTuple):
 
 
 def count_windows(length: int, window: int, overlap: int = 0) -> int:
-    """Number of windows in a document of n tokens: 1 + max(0, ceil((n - 1 - T) / (T - o))).
+    """Number of windows in a document of n = `length` tokens, 0 if n < 2.
 
-    It is 0 if n < 2.
+    Otherwise 1 + max(0, ceil((n - 1 - T) / (T - o))), with T = `window` and o = `overlap`.
     """
     if length < 2:
         return 0

@@ -79,7 +79,10 @@ class Palimpsest(PreTrainedModel):
         temperature: float = 1.0,
         top_p: float = 1.0,
     ) -> Tensor:
-        """input_ids (B, n) and the tokens that continue them, by the model's own state."""
+        """Continue input_ids (B, n); returns (B, n + max_new_tokens), with input_ids first.
+
+        Decodes greedily unless do_sample, which temperature and top_p need.
+        """
         sampling = Sampling(temperature if do_sample else 0.0, top_p)
         drawn = continue_text(self.model, input_ids, max_new_tokens, sampling, None)
         return torch.cat([input_ids, torch.stack(list(drawn), 1)], 1)

@@ -186,10 +186,11 @@ def load_drawn(drawn, lane_head, i, N, DROPS: tl.constexpr):
 
 @triton.jit
 def kept_by_dropout(number, j, lowest):
-    """Whether dropout keeps the weight of key j, for a query with a random number.
+    """Whether dropout keeps the weight of key j for a query, given the query's random number.
 
-    It does so if what squares make of both, evenly from -2^31 to 2^31, is at least `lowest`. Each
-    pass finds the same again. torch's own generator, Philox, would take longer than the attention.
+    Hashes the number and j, by squaring, to an int32 that is uniform from -2^31 to 2^31 - 1, and
+    keeps the weight if it is at least `lowest`. All passes recompute the same hash. Philox, torch's
+    own generator, would take longer than the attention.
     """
     mixed = number + j.to(tl.uint32)
     mixed = mixed * mixed + number
@@ -437,7 +438,7 @@ def attend(
     split: int,
     skip: int,
 ) -> tuple[Tensor, Tensor]:
-    """Attended (B, H, N, E), and the logarithm of each softmax's divisor (BH, N)."""
+    """The output (B, H, N, E), and the base-2 log-sum-exp of each query's scores (BH, N)."""
     batch, heads, length, width = query.shape
     out = heads_last(query)
     log_sum = query.new_empty(batch * heads, length, dtype=torch.float32)

@@ -117,9 +117,9 @@ class CapturedBackprop:
 
 
 def takes_graphs(training: Any, device: torch.device) -> bool:
-    """Whether back-propagation is by CUDA graphs, by a TrainingConfig.
+    """Whether a TrainingConfig and a device allow back-propagation by CUDA graphs.
 
-    What is computed again is not recorded.
+    Gradient checkpointing, of layers or of segments, is not captured; memory replay is.
     """
     computes_again = training.checkpoint_layers or training.backprop == "checkpointed"
     is_asked_for = training.compile in ("auto", "cudagraphs")

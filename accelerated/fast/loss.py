@@ -57,11 +57,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    """Summed nats, in float32 or better, and the gradient of logits (n, V').
+    """Summed cross-entropy in nats, float32 or better, and its gradient w.r.t. logits (n, V').
 
-    That is p, less 1 at the target. Columns from `words` on are no words. Logits may be
-    overwritten. A row whose target is IGNORED counts no nats; its gradient is zero by the kernel,
-    and means nothing by the plain path.
+    The gradient is softmax(logits), less 1 at the target. Columns from `words` on are padding.
+    Logits may be overwritten. A row whose target is IGNORED adds nothing to the sum; its gradient
+    is zero from the kernel, and meaningless from the plain path.
     """
     if takes_kernels(logits):
         from accelerated.fast.loss_gpu import loss_in_place  # Triton: on a GPU alone

@@ -1,7 +1,7 @@
-"""Which faster path is taken for which arguments; `heads.with_fast_path` asks here.
+"""Chooses a faster path by the arguments; `heads.with_fast_path` calls these functions.
 
-A function here stands for the one of its name whose `plain` it is given: it computes the same. It
-calls `plain` for arguments for which there is nothing faster.
+Each function computes the same as the decorated one of its name, which it is given as `plain` and
+calls if nothing is faster for the arguments.
 """
 
 import importlib
@@ -49,7 +49,7 @@ def sliding_attention(
     by_distance: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """A GPU has a kernel, whose offsets are the distances that a query sees."""
+    """On a GPU, one kernel, with offsets (H, W) for only the distances that a query sees."""
     if takes_distance_attention(query):
         from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
 
@@ -67,7 +67,7 @@ def relative_attention(
     in_values: bool = False,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """A GPU has a kernel, which gives no weights, and finds each key's column by itself."""
+    """On a GPU, one kernel, which returns no weights and does the relative shift itself."""
     if measure or in_values or not takes_distance_attention(heads.query):
         return plain(heads, dropout, measure, in_values, own)
     from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
@@ -110,7 +110,7 @@ def simplified_attention(
     hidden_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """A GPU's products are aligned: hidden keys follow the others."""
+    """On a GPU, pad the keys with hidden ones, so that the 16-bit products are aligned."""
     missing = padding_rows(key, LEAST_ALIGNMENT)
     if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
         if hidden_keys is None:  # all N' are seen
@@ -160,7 +160,7 @@ def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
 
 
 def stepper_of(plain: Callable, model: Model, capture: bool = True) -> Any:
-    """A file of generation/ reads each token once; on a GPU its launches are recorded."""
+    """The model's Steps in generation/, which cache keys and values; on a GPU by a CUDA graph."""
     name = type(model).__module__.rpartition(".")[2]
     file = f"accelerated.fast.generation.{name}"
     if importlib.util.find_spec(file) is None:

@@ -18,12 +18,12 @@ def nearest_keys_on_a_gpu(query: Tensor, memory: Memory, retrieved: int) -> Tens
 
 
 def largest_by_columns(x: Tensor, offset: Tensor | None, count: int) -> Tensor:
-    """Where the `count` largest of x + offset stand in rows of M, in any order: (..., N, count).
+    """Indices (..., N, count) of the `count` largest entries of each row of x + offset, unordered.
 
-    x (..., N, M), offset (..., 1, M) or None for zero. On a GPU torch's search in a long row takes
-    most of a lookup. The row is laid out as a matrix, and only the `count` columns with the largest
-    maxima are searched. Whatever stands in another column has these maxima above it. If it is
-    compiled, the offset is added where x is read, and takes no memory. On a CPU this is slower.
+    x (..., N, M), offset (..., 1, M) or None for zero. On a GPU, torch.topk of a long row takes
+    most of a lookup. So a row is viewed as a matrix, and only the `count` columns with the largest
+    maxima are searched: no entry of another column exceeds any of these maxima. Under torch.compile
+    the offset is added where x is read, and takes no memory. On a CPU this is slower.
     """
     length = x.shape[-1]
     rows = 1

@@ -25,9 +25,9 @@ class Stream(NamedTuple):
 
 
 class Stepper(ABC):
-    """Reads a text token by token, in evaluation mode.
+    """Reads a text token by token; its caller sets the model to evaluation mode.
 
-    A token takes the same time, however long the text is.
+    A token takes the same time, however long the text before it is.
     """
 
     def __init__(self, model: Model):
@@ -64,7 +64,10 @@ class Stepper(ABC):
         return logits, following
 
     def read(self, tokens: Tensor, state: State) -> tuple[Tensor, Stream]:
-        """The same for tokens (B, n), n >= 1, of one segment from its start."""
+        """Read tokens (B, n), n >= 1, of one segment from its start.
+
+        Returns the logits (B, V) after the last one, and the Stream to continue with.
+        """
         first, *others = tokens.unbind(1)
         logits, stream = self.step(first, self.start(state))
         for token in others:

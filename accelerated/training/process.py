@@ -130,9 +130,9 @@ def all_reduce_sum(values: list, device: torch.device) -> list:
 
 
 def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
-    """{name: scalar tensor} as {name: float}, read from the device at once.
+    """Copy {name: scalar tensor} to the host in one transfer, as {name: float}.
 
-    Of "loss" it is the sum of all processes, of all else their mean.
+    "loss" is summed over all processes, everything else is averaged.
     """
     stacked = torch.stack([*measured.values()])
     numbers = {}
@@ -142,7 +142,10 @@ def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
 
 
 def gather_lanes(state: State) -> State:
-    """The states of all processes' lanes, in their order, on the CPU."""
+    """The State of all processes' lanes, in their order, on the CPU.
+
+    In a single process it is `state` itself, on its device.
+    """
     if world_size() == 1:
         return state
     fields = []

@@ -112,7 +112,7 @@ class Setting(NamedTuple):
 
     @property
     def reads_tasks(self) -> bool:
-        """Memformer's encoder-decoder alone."""
+        """Whether the model takes a Task: only Memformer's encoder-decoder does."""
         takes_them = "task" in inspect.signature(self.reference.forward).parameters
         return takes_them and self.config.encoder_layers > 0
 

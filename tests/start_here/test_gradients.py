@@ -5,8 +5,8 @@ lanes. All parameters and the first state move along a random direction, by a sm
 way. Then (loss(+h) - loss(-h)) / 2h must be the sum of gradient times direction. One wrong number
 in any gradient would show; the failure then says which. `pytest -s` prints both sums.
 
-Some gradients are stopped by a paper: Compressive's memories, for example, are written without
-gradient. What is stopped is data here: it is held as it was, while all else moves.
+Some papers stop gradients: Compressive's memories, for example, are written without gradient. Such
+values are constants here: they are held fixed while everything else moves.
 """
 
 import numpy as np

@@ -48,7 +48,7 @@ class TokenByToken(Stepper):
 
 
 def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:
-    """Where row `position` (1,) of heads.by_query_and_key stands, (keys,)."""
+    """Indices (keys,) into by_distance of row `position` (1,) of heads.by_query_and_key."""
     first = torch.arange(queries - 1, queries - 1 + keys, device=position.device)
     return first - position
 

@@ -132,7 +132,7 @@ def read_episode(core: Model, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
 def vtrace(
     behaviour: Tensor, target: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(v_s, what grad log pi is multiplied by), both (B, T) (Espeholt et al., Eq. 1, section 4.2).
+    """V-trace targets v_s and policy advantages, (B, T) each (Espeholt et al., Eq. 1, 4.2).
 
     behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and
     by the one that learns. discounts (B, T) are 0 at an episode's last step. values (B, T) are
@@ -156,9 +156,9 @@ def of_next_step(x: Tensor) -> Tensor:
 
 
 def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight: float) -> Tensor:
-    """What is minimised (Espeholt et al., 4.2), of logits (B, T, OUTPUTS).
+    """The actor-critic loss (Espeholt et al., 4.2) of logits (B, T, OUTPUTS), a scalar.
 
-    Means over the steps that were acted in. No gradient flows through the targets.
+    Its terms are means over the steps that were acted in. No gradient flows through the targets.
     """
     log_policy = logits[..., :ACTIONS].log_softmax(-1)
     values = logits[..., ACTIONS]

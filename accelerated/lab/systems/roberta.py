@@ -117,11 +117,11 @@ class Roberta(nn.Module):
         return spans, self.kind(state.first)
 
     def answer_loss(self, windows: list[Window], kind: Tensor, places: Tensor) -> Tensor:
-        """The mean over examples of -log p of the kind (B,), and of spans of their places (B, 2).
+        """Mean over examples of the cross-entropy of kind (B,) and, for spans, of places (B, 2).
 
-        Of a span, half of the -log p of start and end among all of the text is added. places count
-        the tokens of all windows one after another. Without a span they are 0, a loss that is not
-        taken.
+        A span adds the mean of the cross-entropies of its start and its end, over all tokens of the
+        text. places index the windows' tokens one after another, 0 .. K N - 1; for the other kinds
+        they are 0 and ignored.
         """
         spans, kinds = self.read(windows)
         of_kind = functional.cross_entropy(kinds, kind, reduction="sum")
