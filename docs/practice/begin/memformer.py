@@ -84,8 +84,8 @@ def document_start_backward(starts, dread, keep):
     """6. A derivation: documents start, within K segments. Returns (dinitial, dcarried).
 
     Segment t reads initial (S, D) in lanes where starts[t] (B,) is true, and what was carried to it
-    in the others. It carries keep (D,) times what it has read to the next, and something of its
-    tokens. dread (K, B, S, D) is the gradient that each segment's own loss sends to what it read.
+    in the others. To the next one it carries keep (D,) times what it has read, plus something made
+    of its tokens. dread (K, B, S, D) is the gradient of what each segment read, by its own loss.
     Results are the gradients of initial, and of what was carried to segment 0, (B, S, D).
 
     >>> starts, dread = np.array([[False, True], [True, False]]), np.array([[[[1.0]]] * 2] * 2)
