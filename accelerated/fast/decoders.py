@@ -26,7 +26,7 @@ TOGETHER = 2**13
 def joined(segments: Sequence[Segment]) -> list[Segment]:
     """The segments, joined to equally many parts of at most TOGETHER tokens.
 
-    Raises ValueError if a part has a task and another one has none.
+    All have a task, or none has.
     """
     count = len(segments)
     size = max(1, TOGETHER // segments[0].tokens.numel())
@@ -42,8 +42,8 @@ def join(parts: Sequence[Segment]) -> Segment:
 
 
 def rows_below(*rows: Any) -> Any:
-    """Rows of all parts, or None if they have none: a task is left out."""
-    return None if rows[0] is None else torch.cat(rows)
+    """A field of all parts, or None if there is none, as of a task."""
+    return None if all(part is None for part in rows) else torch.cat(rows)
 
 
 def parts_of(segment: Segment, state: State) -> Iterator[Segment]:

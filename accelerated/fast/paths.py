@@ -16,7 +16,7 @@ from torch.nn import functional
 from accelerated.attention.relative_shift import Heads, distance_query_of, scores_by_distance
 from accelerated.attention.retrieval import Memory
 from accelerated.attention.sliding_window import window_of
-from accelerated.fast.decoders import advance_segment, joined, read_segment  # noqa: F401
+from accelerated.fast import decoders
 from accelerated.fast.devices import (
     aligned,
     padding_rows,
@@ -160,7 +160,12 @@ def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
         method = CapturedBackprop(model, training.backprop)
     if device.type == "cpu" or not getattr(model.config, "encoder_layers", 0):
         return method
-    return lambda model, segments, *given, **named: method(model, joined(segments), *given, **named)
+    join = decoders.joined
+    return lambda model, segments, *given, **named: method(model, join(segments), *given, **named)
+
+
+read_segment = decoders.read_segment
+advance_segment = decoders.advance_segment
 
 
 def stepper_of(plain: Callable, model: Model, capture: bool = True) -> Any:
