@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from accelerated import replay
 from accelerated.fast import decoders
 from accelerated.memory_replay import detach
+from accelerated.training.optimization import backprop_of
+from accelerated.training.settings import TrainingConfig
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import (
@@ -16,7 +18,7 @@ from tests.helpers.rollouts import (
     setting,
     torch_segments,
 )
-from tests.helpers.variants import PAPERS, over
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 ENCODERS = [("memformer", name) for name in PAPERS["memformer"].tasks]
 ROUNDED = 1e-11
@@ -76,6 +78,16 @@ def test_it_equals_one_after_another(paper, name, joins, parts, lanes, scored, b
     expected = back_propagated("through_time", model, segments, state)
     found = check_back_propagation(model, several, state)
     assert_agree(expected, found, ROUNDED, f"{parts} segments are decoded at once, by full BPTT")
+
+
+@over(ONE_OF_EACH)
+def test_a_gpu_joins_the_segments_of_an_encoder_decoder_alone(paper, name):
+    """The meta device stands for one; on a CPU memory replay would keep more for little."""
+    for device in ("cpu", "meta"):
+        model = PAPERS[paper].model(variant(paper, name)).to(device)
+        is_plain = backprop_of(model, TrainingConfig()) in replay.BACKPROP.values()
+        alone = device == "cpu" or name != "encoder-decoder"
+        assert is_plain == alone, f"on {device} its segments are {'not ' * is_plain}joined"
 
 
 def test_the_host_knows_what_begins_in_a_part():
