@@ -18,18 +18,18 @@ from accelerated.data.lanes import Segment
 from accelerated.protocol import Reading, State
 from accelerated.replay import state_read
 
-# Tokens that are decoded at once: products of width 512 then fill 98% of an H200's places. Memory
-# replay keeps their graph
+# Tokens that are decoded at once: products of width 512 then fill 98% of an H200's places
 TOGETHER = 2**13
+BATCHES = 4  # of a rollout at least: memory replay keeps the graph of one
 
 
 def joined(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, joined to equally many parts of at most TOGETHER tokens.
+    """The segments, joined to equally many parts of at most TOGETHER tokens, BATCHES or more.
 
     All have a task, or none has.
     """
     count = len(segments)
-    size = max(1, TOGETHER // segments[0].tokens.numel())
+    size = max(1, min(TOGETHER // segments[0].tokens.numel(), count // BATCHES))
     while count % size:
         size -= 1
     return [join(segments[first : first + size]) for first in range(0, count, size)]

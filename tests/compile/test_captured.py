@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated import replay
 from accelerated.fast import graphs as graphs_module
-from accelerated.fast.decoders import joined
+from accelerated.fast.decoders import join
 from accelerated.fast.graphs import CapturedBackprop, takes_graphs
 from accelerated.protocol import computing_in, keep_lanes
 from accelerated.training.optimization import backprop_of
@@ -99,7 +99,7 @@ def test_segments_that_share_a_graph_leave_each_others_results(method, on_a_cpu)
 def test_all_methods_drop_the_same_in_joined_segments(on_a_cpu):
     """Memory replay draws again what its first pass drew: encoders before decoders."""
     model, segments, state = setting("memformer", "encoder-decoder")
-    several = [*joined(segments[1:3]), *joined(segments[2:4])]
+    several = [join(segments[1:3]), join(segments[2:4])]
     expected = check_back_propagation(model, several, state)
     for method in METHODS:
         found = back_propagated(CapturedBackprop(model, method), model, several, state)
@@ -182,7 +182,7 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     model.float().cuda()
     segments = [segment.to(torch.device("cuda")) for segment in segments]
     if name == "encoder-decoder":
-        segments = joined(segments[1:])  # the first one has no task
+        segments = [join(segments[1:])]  # the first one has no task
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
     backprop = backprop_of(model, config)

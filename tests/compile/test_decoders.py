@@ -28,6 +28,7 @@ def joined(segments, parts):
     """The segments, so many at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoders, "TOGETHER", parts * segments[0].tokens.numel())
+        patch.setattr(decoders, "BATCHES", 1)
         return decoders.joined(segments)
 
 
@@ -105,5 +106,7 @@ def test_segments_are_joined_to_equally_many():
     *_, segments, _ = setting("memformer", "encoder-decoder")
     assert [len(each.tokens) for each in joined(segments[1:2] * 6, 5)] == [6, 6]
     assert [len(each.tokens) for each in joined(segments, 0)] == [2] * 4, "one has no room"
+    four = decoders.joined(segments[1:2] * 8)
+    assert len(four) == 4, "memory replay would keep more than a quarter of a rollout"
     with pytest.raises(TypeError, match="NoneType"):
         joined(segments, 2)  # a task would be lost: the first one has none
