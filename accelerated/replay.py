@@ -177,12 +177,14 @@ def run_segment(model: Model, segment: Segment, state: State, seed: int, divisor
     return nats / divisor, reading.auxiliary, reading.state
 
 
+@with_fast_path
 def read_segment(model: Model, segment: Segment, state: State) -> Reading:
     """The model's Reading of a segment; lanes where a document starts read the initial state."""
     before = state_read(model, segment, state)
     return model.read(segment.tokens, before, *task_of(segment))
 
 
+@with_fast_path
 def advance_segment(model: Model, segment: Segment, state: State) -> State:
     """The state after a segment, by `advance`, which may skip what only the logits need."""
     before = state_read(model, segment, state)

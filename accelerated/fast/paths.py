@@ -16,6 +16,7 @@ from torch.nn import functional
 from accelerated.attention.relative_shift import Heads, distance_query_of, scores_by_distance
 from accelerated.attention.retrieval import Memory
 from accelerated.attention.sliding_window import window_of
+from accelerated.fast import decoders
 from accelerated.fast.devices import (
     aligned,
     padding_rows,
@@ -151,12 +152,20 @@ def cross_entropy_sum(plain: Callable, hidden: Tensor, matrix: Tensor, targets: 
 
 
 def backprop_of(plain: Callable, model: Model, training: Any) -> Callable:
-    """On a GPU, replay captured CUDA graphs."""
+    """On a GPU, replay captured CUDA graphs, and decode Memformer's segments in one batch."""
     method = plain(model, training)
+    device = model.embedding.device
     asks_the_host = hasattr(model.config, "base")  # some decoders of the package do
-    if takes_graphs(training, model.embedding.device) and not asks_the_host:
-        return CapturedBackprop(model, training.backprop)
-    return method
+    if takes_graphs(training, device) and not asks_the_host:
+        method = CapturedBackprop(model, training.backprop)
+    if device.type == "cpu" or not getattr(model.config, "encoder_layers", 0):
+        return method
+    join = decoders.joined
+    return lambda model, segments, *given, **named: method(model, join(segments), *given, **named)
+
+
+read_segment = decoders.read_segment
+advance_segment = decoders.advance_segment
 
 
 def stepper_of(plain: Callable, model: Model, capture: bool = True) -> Any:

@@ -8,12 +8,13 @@ from torch.utils._pytree import tree_leaves
 
 from accelerated import replay
 from accelerated.fast import graphs as graphs_module
+from accelerated.fast.decoders import join
 from accelerated.fast.graphs import CapturedBackprop, takes_graphs
 from accelerated.protocol import computing_in, keep_lanes
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import back_propagated, setting
+from tests.helpers.rollouts import back_propagated, check_back_propagation, setting
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, over
 
 METHODS = ("through_time", "memory_replay")
@@ -95,6 +96,16 @@ def test_segments_that_share_a_graph_leave_each_others_results(method, on_a_cpu)
     assert_agree(expected, found, ROUNDED_TWICE, "a later segment overwrites an earlier one's")
 
 
+def test_all_methods_drop_the_same_in_joined_segments(on_a_cpu):
+    """Memory replay draws again what its first pass drew: encoders before decoders."""
+    model, segments, state = setting("memformer", "encoder-decoder")
+    several = [join(segments[1:3]), join(segments[2:4])]
+    expected = check_back_propagation(model, several, state)
+    for method in METHODS:
+        found = back_propagated(CapturedBackprop(model, method), model, several, state)
+        assert_agree(expected, found, ROUNDED_TWICE, f"{method}, recorded")
+
+
 @pytest.mark.parametrize("method", METHODS)
 @over(ONE_OF_EACH)
 def test_gradients_are_added_to_those_that_are_there(paper, name, method, on_a_cpu):
@@ -170,6 +181,8 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     model, segments, state = setting(paper, name)
     model.float().cuda()
     segments = [segment.to(torch.device("cuda")) for segment in segments]
+    if name == "encoder-decoder":
+        segments = [join(segments[1:])]  # the first one has no task
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
     backprop = backprop_of(model, config)
