@@ -49,16 +49,6 @@ def test_the_gradients_are_the_same_with_dropout(paper, name, dtype):
         assert torch.equal(torch.get_rng_state(), random[method]), method
 
 
-def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
-    """As --compile has it, without its code generator. A layer takes seconds to compile: one."""
-    model, *given = setting("memformer", "decoder-only", decoder_layers=1)
-    expected = back_propagated("through_time", model, *given)
-    recompute(model)
-    model.read = torch.compile(model.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    found = back_propagated("through_time", model, *given)
-    assert_agree(expected, found, TOLERANCE)
-
-
 def saved_bytes(model, segment, state):
     """Bytes that are kept for the backward pass of a segment, beside the parameters."""
     sizes = {}  # of each storage, which several tensors may share

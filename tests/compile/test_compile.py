@@ -5,19 +5,18 @@ They are compiled in the first two iterations only.
 
 import itertools
 import shutil
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from accelerated.attention import heads
-from accelerated.data.lanes import Segment
-from accelerated.memory_replay import detach
-from accelerated.protocol import Model, Reading, computing_in, evaluating
+from accelerated.attention.heads import ParameterModule
+from accelerated.memory_replay import detach, drawn_seeds, replay, seeded
+from accelerated.protocol import computing_in, evaluating
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.rollouts import back_propagated, gradients, setting
+from tests.helpers.rollouts import gradients, setting
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
 
 METHODS = itertools.cycle(["through_time", "memory_replay"])
@@ -107,50 +106,20 @@ def test_layers_that_are_computed_again_use_compiled_methods(paper, name, graphs
     assert_agree(trained(paper, name, "through_time", "none"), actual, 1e-12)
 
 
-class Total(NamedTuple):
-    rows: torch.Tensor  # (B, D)
-
-
-class Dropping(Model):
-    """The least model of the protocol whose memory drops out."""
-
-    attention_reach = 0
+class Dropping(ParameterModule):
+    """A step whose memory drops out, in a compilable method."""
 
     def __init__(self):
-        super().__init__(config=None)
-        self.embedding = torch.nn.Parameter(torch.randn(5, 3))
+        super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(3))
-
-    def describe(self):
-        return "all that was read, summed"
-
-    def state_shapes(self, batch):
-        return {"rows": (batch, 3)}
-
-    def output_matrix(self):
-        return self.embedding
-
-    def initial_state(self, batch):
-        return Total(torch.zeros(batch, 3).to(self.embedding))
 
     @heads.compilable
     def kept(self, rows):
         return torch.nn.functional.dropout(rows, 0.5, self.training)
 
-    def read(self, tokens, state):
-        kept = self.kept(state.rows + self.scale * self.embedding[tokens].sum(1))
-        hidden = kept[:, None].expand(-1, tokens.shape[1], -1)
-        return Reading(hidden, Total(kept), {})
-
-    def advance(self, tokens, state):
-        return self.read(tokens, state).state
-
-
-def some_segments(count):
-    """Segments for it, of four tokens in two lanes."""
-    nowhere = torch.zeros(2, dtype=torch.bool)
-    drawn = torch.randint(5, (count, 2, 4))
-    return [Segment(each, each, each >= 0, nowhere) for each in drawn]
+    def forward(self, x, state):
+        after = self.kept(state + self.scale * x)
+        return after.square().sum(), after
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
@@ -159,11 +128,17 @@ def test_both_passes_of_memory_replay_drop_the_same(nothing_compiled):
 
     Otherwise memory replay would not recompute the states that it stored.
     """
-    model = Dropping().train()
-    given = (model, some_segments(3), model.initial_state(2))
-    found = []
-    for method in ("through_time", "memory_replay"):
-        backprop_of(model, TrainingConfig(compile="inductor", backprop=method))
-        found.append(back_propagated(method, *given))
-    assert found[0]["loss"].isfinite()
-    assert_agree(*found, 1e-11)
+    step = Dropping()
+    step.compiled = True
+    inputs = torch.randn(3, 2, 3)
+    first = torch.zeros(2, 3)
+    torch.manual_seed(0)
+    expected = 0.0
+    state = first
+    for x, seed in zip(inputs, drawn_seeds(3), strict=True):
+        with seeded(seed, torch.device("cpu")):
+            loss, state = step(x, state)
+        expected = expected + loss
+    torch.manual_seed(0)
+    found, last = replay(step, inputs, first)
+    assert_agree({"loss": expected, "state": state}, {"loss": found, "state": last}, 1e-11)

@@ -51,10 +51,10 @@ def new_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-def needs_kernels():
-    """Skip unless kernels can run here."""
-    if not ON_A_GPU and not os.environ.get(INTERPRETED):
-        pytest.skip(f"runs with {INTERPRETED}=1: see test_kernels_by_the_interpreter")
+needs_kernels = pytest.mark.skipif(
+    not ON_A_GPU and not os.environ.get(INTERPRETED),
+    reason=f"runs with {INTERPRETED}=1: see test_kernels_by_the_interpreter",
+)
 
 
 @pytest.mark.skipif(ON_A_GPU or bool(os.environ.get(INTERPRETED)), reason="they run as they are")
@@ -125,6 +125,7 @@ def assert_small(errors, tolerance=TOLERANCE):
     assert not wrong
 
 
+@needs_kernels
 @pytest.mark.parametrize(
     "case,rate",
     [
@@ -136,7 +137,6 @@ def assert_small(errors, tolerance=TOLERANCE):
 )
 def test_the_kernel_equals_attention_written_out(case, rate):
     """The output and all gradients; with dropout both have the same mask."""
-    needs_kernels()
     from accelerated.fast.attention_gpu import attend, drawn_for
 
     _, _, _, _, _, _, shift, *own = CASES[case]
@@ -180,10 +180,10 @@ def both_paths(shapes, plain, by_kernel, monkeypatch):
     assert_small(errors, 4 * TOLERANCE)  # 16-bit sums around the kernel round, too
 
 
+@needs_kernels
 @pytest.mark.parametrize("has_own", [True, False], ids=["own distances", "one row a distance"])
 def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeypatch):
     """The output and every gradient; compressed rows may have distances of their own."""
-    needs_kernels()
     from accelerated.attention import relative_shift
     from accelerated.attention.relative_shift import Heads
 
@@ -209,9 +209,9 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
     both_paths(shapes, plain, by_kernel, monkeypatch)
 
 
+@needs_kernels
 def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     """The output and every gradient; of the offsets by distance the kernel takes W."""
-    needs_kernels()
     from accelerated.attention import sliding_window
 
     window = 16
@@ -232,9 +232,9 @@ def test_sliding_attention_by_the_kernel_equals_the_plain_path(monkeypatch):
     both_paths(shapes, plain, by_kernel, monkeypatch)
 
 
+@needs_kernels
 def test_dropout_draws_each_weight_alone():
     """Its share is dropped, whatever lane, head, call, neighbouring key or query it is."""
-    needs_kernels()
     from accelerated.fast.attention_gpu import drawn_for
 
     queries = 64
@@ -261,10 +261,10 @@ def test_dropout_draws_each_weight_alone():
         assert abs(share - (1 - rate) ** 2) < 0.02, f"weights know of each other: {name}"
 
 
+@needs_kernels
 @pytest.mark.parametrize("rows, words, columns", [(5, 7, 7), (3, 4096, 4160), (4, 9001, 9024)])
 def test_the_losss_kernel_equals_the_plain_path(rows, words, columns):
     """Nats and gradient: of the first and the last word, of an ignored row, of extreme logits."""
-    needs_kernels()
     from accelerated.fast import loss
     from accelerated.fast.loss_gpu import loss_in_place
 
