@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from accelerated.data.tokenizers import Tokenizer
-from accelerated.data.windows import Document, cut
+from accelerated.data.windows import Document
 from accelerated.evaluation import view
 from accelerated.evaluation.score import evaluate, token_nats
 from accelerated.program.errors import InputError
-from accelerated.protocol import overlap_of
 from tests.conftest import ROOT
-from tests.helpers.reading import trained_run
+from tests.helpers.reading import read_alone, trained_run
 from tests.helpers.texts import BYTES, MERGED, SINGLE_BYTES, document_from
 from tests.helpers.variants import pairs
 from tests.house.browser import BROWSER
@@ -97,28 +96,21 @@ def test_every_token_has_the_losses_of_scoring(case):
         losses = np.array(losses_of(data, which), float)
         np.testing.assert_allclose(losses, nats / BIT, atol=5.1e-5, err_msg=f"losses, {key}")
         bits = total.nats / BIT
-        exact = {"page": data["bits"][which], "record": case.record[key]["nats"] / BIT}
-        assert exact == pytest.approx(dict.fromkeys(exact, bits), rel=1e-9), key
+        exact = [data["bits"][which], case.record[key]["nats"] / BIT]
+        assert exact == pytest.approx([bits] * 2, rel=1e-9), f"of the page and the record, {key}"
         assert f"{total.bits_per_byte:.4f}" in case.lines
-        rounded = {
-            "bars": sum(bar[which] for bar in bars),
-            "segments": sum(segment["bits"][which] for segment in segments),
-        }
-        assert rounded == pytest.approx(dict.fromkeys(rounded, bits), abs=5e-3), key
-    tokens = {"page": data["scored"], "record": case.record["tokens"]}
-    assert tokens == dict.fromkeys(tokens, total.tokens), "tokens that are scored"
-    text = {
-        "page": data["bytes"],
-        "bars": sum(bar[2] for bar in bars),
-        "segments": sum(segment["bytes"] for segment in segments),
-    }
-    assert text == dict.fromkeys(text, total.text_bytes), "bytes of the text that is scored"
+        of_bars = sum(bar[which] for bar in bars)
+        of_segments = sum(segment["bits"][which] for segment in segments)
+        assert [of_bars, of_segments] == pytest.approx([bits] * 2, abs=5e-3), f"sums, {key}"
+    assert data["scored"] == case.record["tokens"] == total.tokens, "tokens that are scored"
+    of_bars = sum(bar[2] for bar in bars)
+    of_segments = sum(segment["bytes"] for segment in segments)
+    assert data["bytes"] == of_bars == of_segments == total.text_bytes, "bytes that are scored"
 
 
 def test_a_page_shows_all_tokens_of_the_longest_document(case):
     data = case.data
-    found = {"document": case.record["document"], "of": data["documents"]}
-    assert found == {"document": 3, "of": 4}, "the longest of four"
+    assert (case.record["document"], data["documents"]) == (3, 4), "the longest of four"
     assert case.record["segments"] == [1, data["count"]], "all segments are shown"
     tokens = []
     for segment in data["segments"]:
@@ -127,23 +119,18 @@ def test_a_page_shows_all_tokens_of_the_longest_document(case):
     assert text_of(data) == TEXT, "the document's text"
 
 
+@torch.no_grad()
 def test_the_likeliest_tokens_are_those_of_the_logits(case):
     """With memory carried and cleared."""
-    model = case.run.model
-    config = model.config
-    inputs = case.document.inputs
-    state = model.initial_state(1)
-    windows = cut(len(inputs) + 1, config.segment, overlap_of(config))
-    for segment, window in zip(case.data["segments"], windows, strict=True):
-        read = torch.tensor(inputs[window.start : window.stop].astype(int))
-        tokens = torch.zeros(1, config.segment, dtype=torch.long)
-        tokens[0, : len(read)] = read
-        cleared = model(tokens, model.initial_state(1)).logits
-        carried, state, _ = model(tokens, state)
-        assert segment["at"] == window.first, "the first token that a segment shows"
-        rows = slice(window.first - 1 - window.start, window.stop - window.start)
-        for (ids, shown), logits in zip(segment["likely"], (carried, cleared), strict=True):
-            probabilities, expected = logits[0, rows].softmax(-1).topk(5)
+    text = case.document.inputs[None]
+    ways = [
+        read_alone(case.run.model, text, lambda _, clear=clear: clear) for clear in (False, True)
+    ]
+    for segment, *readings in zip(case.data["segments"], *ways, strict=True):
+        for (ids, shown), (window, logits, _) in zip(segment["likely"], readings, strict=True):
+            assert segment["at"] == window.first, "the first token that a segment shows"
+            rows = logits[0, window.first - 1 - window.start :]
+            probabilities, expected = rows.softmax(-1).topk(5)
             assert ids == expected.tolist(), "the five likeliest tokens"
             rounded = (probabilities * 10_000).round().long().tolist()
             assert shown == rounded, "their probabilities, in 1/10,000"
@@ -158,8 +145,7 @@ def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
         trained_run("memformer", "decoder-only", [document]), tmp_path / "page.html"
     )
     assert text_of(data) == "B4,?B4.?B4\0"
-    found = {"tokens": data["scored"], "bytes": data["bytes"]}
-    assert found == {"tokens": 2, "bytes": 2}, "two answers are scored"
+    assert data["scored"] == data["bytes"] == 2, "two answers of a byte are scored"
     assert [place for place, loss in enumerate(losses_of(data, 0)) if loss] == [4, 8]
 
 
@@ -173,32 +159,26 @@ def test_joined_documents_add_up_to_the_split(tmp_path):
     nats = evaluate(run.model, run.documents, BYTES, 1).nats
     assert record["memory_carried"]["nats"] == pytest.approx(nats, rel=1e-9)
     assert record["tokens"] == run.count_predictions(), "tokens of the split"
-    found = {name: data[name] for name in ("joined", "documents")}
-    assert found == {"joined": True, "documents": 1}
+    assert data["joined"]
+    assert data["documents"] == 1
     meeting = "nothing is scored where documents meet; the one of a single token is left out"
     assert losses_of(data, 0).count(None) == 3, meeting
 
 
 def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
-    """The losses of the whole document stay. It has 8 segments of 8 tokens."""
-    run = trained_run("compressive", "conv-bptt", [document_from(TEXT, BYTES)])
+    """The losses of the whole document stay. Windows overlap, and each shows four new tokens."""
+    run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
     _, _, whole = page_of(run, tmp_path / "whole.html")
     record, lines, some = page_of(run, tmp_path / "some.html", first=4, segments=3)
     assert record["segments"] == [4, 6]
     assert "segments 4 to 6 are in" in lines[-1]
-    expected = {"segments": whole["segments"][3:6], "first": 4, "before": TEXT[24], "count": 8}
-    expected |= {name: whole[name] for name in ("overview", "bits")}
+    before = TEXT[some["segments"][0]["at"] - 1]
+    expected = {"segments": whole["segments"][3:6], "first": 4, "before": before}
+    expected |= {name: whole[name] for name in ("count", "overview", "bits")}
     assert {name: some[name] for name in expected} == expected, "of segments 4 to 6"
     monkeypatch.setattr(view, "TOKENS", 30)
     record, _, _ = page_of(run, tmp_path / "few.html", first=2)
-    assert record["segments"] == [2, 4], "as many as have 30 tokens"
-
-
-def test_windows_that_overlap_follow_the_token_before_them(tmp_path):
-    run = trained_run("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)])
-    _, _, data = page_of(run, tmp_path / "page.html", first=3, segments=1)
-    [segment] = data["segments"]
-    assert data["before"] == TEXT[segment["at"] - 1]
+    assert record["segments"] == [2, 8], "as many as have 30 tokens"
 
 
 def test_the_strongest_shade_is_that_of_the_largest_gains_or_losses():
