@@ -284,13 +284,9 @@ def differences(first, second, besides=()):
     besides: what they may differ in
     """
     found = []
-    pairs = [(saved(first), saved(second))]
-    best = [run / "best.pt" for run in (first, second) if (run / "best.pt").exists()]
-    if len(best) == 1:
-        found.append("best.pt")
-    elif best:
-        pairs.append([load_checkpoint(path) for path in best])
-    for one, other in pairs:
+    for file in ("checkpoint.pt", "best.pt"):
+        paths = (first / file, second / file)
+        one, other = (load_checkpoint(path) if path.exists() else {} for path in paths)
         names = one.keys() | other.keys()
         found += [name for name in names if not equal(one.get(name), other.get(name))]
     found = [name for name in found if name not in besides]

@@ -91,11 +91,6 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
     assert saved(run)["step"] < 10**6
 
 
-def command_for(run, options):
-    """What resumes the run if it has a checkpoint, and otherwise begins it."""
-    return ["--resume", run] if checkpoint_path(run).exists() else [*options, "--out", run]
-
-
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tmp_path, moment):
     if moment == "tokenising":
@@ -107,6 +102,7 @@ def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tm
     begin = [*options, f"--out {run} --data-dir {data}"]
     assert killed(hanging(begin, tmp_path, *MOMENTS[moment]))
     train(*options, f"--out {whole} --data-dir {tmp_path}/other")
-    train(*command_for(run, options), "--data-dir", data)
+    again = ["--resume", run] if checkpoint_path(run).exists() else [*options, "--out", run]
+    train(*again, "--data-dir", data)
     assert not differences(whole, run)
     assert not [*run.glob("*.writing"), *data.rglob("*.writing")]

@@ -1,6 +1,8 @@
-"""The measurements of a run: their units, and lines that a resumed run drops."""
+"""The measurements of a run: their units, and lines that are none.
 
-import json
+Which lines a resumed run drops: tests/test_one_run.py.
+"""
+
 import math
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from accelerated.training.run import Run
 
 
 def test_a_validation_has_its_units(tmp_path):
+    Log(tmp_path, writing=False).write(step=1)  # another process than the first
     run = SimpleNamespace(step=2, log=Log(tmp_path))
     Run.log_validation(run, Score(6.0, 3, 2, 12), Score(6.0, 3, 1, 4), final=True)
     [found] = read_metrics(tmp_path)
@@ -38,19 +41,11 @@ def test_a_line_that_is_no_record_of_a_step_is_left_out(tmp_path, line):
     assert read_metrics(tmp_path) == [{"step": 1}]
 
 
-@pytest.mark.parametrize("validated", [True, False])
-def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path, validated):
-    """It also drops a line that a crash cut off; another process than the first writes nothing.
-
-    A validation that comes again is logged once.
-    """
-    records = [{"step": 6, "loss": 2.0}, {"step": 6, "validation_loss": 1.5}]
-    lines = "".join(json.dumps(record) + "\n" for record in [*records, {"step": 7, "loss": 1.0}])
-    (tmp_path / "metrics.jsonl").write_text(f'{lines}{{"step": 8, "lo')
-    for writing in (False, True):
-        log = Log(tmp_path, writing)
+def test_a_validation_that_comes_again_is_logged_once(tmp_path):
+    """A resumed run drops that of its step, unless the checkpoint is of after it."""
+    record = {"step": 6, "validation_loss": 1.5}
+    log = Log(tmp_path)
+    log.write(**record)
+    for validated, kept in ((True, [record]), (False, [])):
         log.drop_after(6, validated)
-        log.write(step=7, loss=3.0)
-        later = {"step": 7, "loss": 3.0 if writing else 1.0}
-        kept = records if validated or not writing else records[:1]
-        assert read_metrics(tmp_path) == [*kept, later]
+        assert read_metrics(tmp_path) == kept, f"drop_after, validated {validated}"

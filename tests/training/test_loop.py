@@ -13,12 +13,14 @@ import io
 import math
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import train as train_script
 from accelerated.data.lanes import Lanes, joined_for_lanes
 from accelerated.evaluation.options import parse as parse_evaluation
 from accelerated.evaluation.score import token_nats
@@ -190,15 +192,20 @@ def check(step, kind, found, expected, name=""):
 
 
 def begin(folder, name, *options, dropout=0.0):
-    """A run of a small model: its folder, its log, what it printed, {step: a checkpoint}."""
+    """A run of a small model: its folder, its log, what it printed, {step: a checkpoint}.
+
+    Also the names of the checkpoints, in the order in which they were written.
+    """
     sizes = dataclasses.asdict(config_of(name, dropout))
     del sizes["vocabulary"]
     save = runs.save_checkpoint
     kept = {}
+    written = []
     printed = io.StringIO()
 
     def saving(path, contents):
         save(path, contents)
+        written.append(path.name)
         if path.name == "checkpoint.pt":
             kept[contents["step"]] = copy.deepcopy(contents)
 
@@ -206,8 +213,10 @@ def begin(folder, name, *options, dropout=0.0):
         patch.setitem(presets_of(name).PRESETS, "tested", sizes)
         patch.setattr(runs, "save_checkpoint", saving)
         train("--model", name, "--preset", "tested", *RECIPE, *options, "--out", folder)
-    log = read_metrics(folder)
-    return SimpleNamespace(folder=folder, log=log, printed=printed.getvalue(), kept=kept)
+    run = SimpleNamespace(folder=folder, kept=kept, written=written)
+    run.log = read_metrics(folder)
+    run.printed = printed.getvalue()
+    return run
 
 
 def check_steps(run, steps):
@@ -273,15 +282,6 @@ def test_a_run_begins_with_the_weights_of_another(data, tmp_path):
     check_steps(begun, steps)
 
 
-def test_documents_that_are_joined_are_read_as_one_text(data, tmp_path):
-    """--carry-over-documents: in a shuffled order, cut into one part for each lane."""
-    config = config_of("compressive")
-    documents = joined_for_lanes(LANES, data.documents["train"], SEED)
-    steps = written_out("compressive", config, initial_params("compressive", config), documents)
-    options = ["--seed", SEED, "--carry-over-documents"]
-    check_steps(begin(tmp_path / "run", "compressive", *data.options, *options), steps)
-
-
 def test_memory_that_is_cleared_is_so_in_training_and_in_validation(data, tmp_path):
     """--clear-memory: every segment begins with the initial state."""
     config = config_of("compressive")
@@ -341,12 +341,37 @@ def test_back_propagation_is_the_one_that_is_asked_for(method, data, tmp_path, c
     assert [call.method for call in found] == expected, f"--backprop {method} is not what was done"
 
 
-def test_a_gradient_that_is_not_a_number_stops_the_run(data, tmp_path, monkeypatch):
-    """Before it is stepped with, though the loss is one."""
-    nan = torch.tensor(math.nan)
-    monkeypatch.setattr("accelerated.training.optimization.average_and_clip", lambda *given: nan)
-    with pytest.raises(InputError, match="the gradient's norm is nan at step 1"):
+ZERO = torch.tensor(0.0)
+NAN = ZERO / 0
+
+
+def without_loss(model, segments, state, **_):
+    """A way of back-propagation whose loss is NaN."""
+    return NAN, {}, state
+
+
+def set_nan(optimizer, rate):
+    """Instead of a rate set a parameter."""
+    optimizer.param_groups[0]["params"][0].data.view(-1)[3] = NAN
+
+
+BROKEN = {  # {what becomes NaN or infinite: (function, what takes its place)}
+    "loss": ("accelerated.training.optimization.BACKPROP", {"through_time": without_loss}),
+    "gradient's norm": ("accelerated.training.optimization.average_and_clip", lambda *_: 1 / ZERO),
+    "parameters": ("accelerated.training.optimization.set_learning_rate", set_nan),
+    "layers.0.compression": ("accelerated.compressive.Layer.compression_loss", lambda *_: NAN),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_not_a_number_stops_the_run(what, data, tmp_path, monkeypatch):
+    """What was saved before stays, and nothing is saved after it."""
+    monkeypatch.setattr(*BROKEN[what])
+    words = f"the {what} is (nan|inf) at step 1; what was saved before stays; try a lower"
+    with pytest.raises(InputError, match=words):
         begin(tmp_path / "run", "compressive", *data.options)
+    kept = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
+    assert kept["step"] == 0, "a model that is not a number was saved"
 
 
 def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path, calls):
@@ -375,7 +400,9 @@ def finished(data, tmp_path_factory):
         patch.setattr(
             "train.sample", lambda run: sampled.update(copy.deepcopy(run.model.state_dict()))
         )
+        patch.setattr("train.validation_score", Mock(wraps=train_script.validation_score))
         run = begin(folder, "compressive", *data.options, *options, "--sample", 1, dropout=0.3)
+        run.scored = train_script.validation_score.call_count
     run.sampled = sampled
     run.documents = data.documents
     run.params = {}
@@ -428,6 +455,8 @@ def test_each_validation_is_that_of_its_step(finished):
 def test_the_best_checkpoint_is_that_of_the_lowest_validation(finished):
     best = min(finished.bits, key=finished.bits.get)
     assert best not in (1, 5), "a fault that keeps the first or the last must show: change the rate"
+    first = finished.written[2:4]  # after the first validation
+    assert first == ["best.pt", "checkpoint.pt"], "a kill between the two would lose the best"
     kept = load_checkpoint(finished.folder / "best.pt")
     said = f"best.pt is of step {kept['step']}, and step {best} has the lowest validation"
     assert kept["step"] == best, said
@@ -442,6 +471,7 @@ def test_the_last_report_has_the_memory_carried_and_cleared(finished):
     carried = finished.bits[5]
     cleared = bits_per_byte(finished, 5, clear=True)
     assert abs(carried - cleared) > 0.01, "the memory matters to this model"
+    assert finished.scored == len(UPDATES) + 1, "it measures again what the last validation has"
     last = finished.log[-1]
     assert last["final"]
     check(5, "validation_bits_per_byte", last["validation_bits_per_byte"], carried, "at the end")

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_checkpoint, load_moments, save_checkpoint
 from accelerated.training.optimization import (
     LARGE,
     average_and_clip,
     backprop_of,
-    check_finite,
     compiles_methods,
     learning_rate,
     make_optimizer,
@@ -126,13 +124,11 @@ def test_adafactors_momentum_averages_its_updates():
     torch's.
     """
     rng = np.random.default_rng(3)
-    value = torch.tensor(rng.normal(size=(4, 6)))
     gradients = torch.tensor(rng.normal(size=(3, 4, 6)))
     base = dataclasses.replace(BASE, optimizer="adafactor", weight_decay=0.0, learning_rate=0.01)
     model = torch.nn.Linear(6, 4, bias=False).double()
     own = make_optimizer(model, dataclasses.replace(base, optimizer="adafactor_momentum"))
-    model.weight.data.copy_(value)
-    average = torch.zeros_like(value)
+    average = torch.zeros_like(model.weight)
     plain = torch.nn.Linear(6, 4, bias=False).double()
     other = make_optimizer(plain, base)
     for gradient in gradients:
@@ -144,7 +140,6 @@ def test_adafactors_momentum_averages_its_updates():
         average = 0.9 * average + 0.1 * (before - plain.weight.detach())
 
         model.weight.grad = gradient.clone()
-        own.load_state_dict(own.state_dict())  # as if the run resumed
         own.step()
         assert_agree(before - average, model.weight, 1e-12, "0.9 of the average, 0.1 of the update")
 
@@ -208,14 +203,6 @@ def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
     assert apart < 2e-3, said
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinite_values_stop_a_run(value):
-    check_finite(3, {"loss": 1e30})
-    said = f"the gradient's norm is {value} at step 3; what was saved before stays; try"
-    with pytest.raises(InputError, match=said):
-        check_finite(3, {"loss": 2.0, "gradient's norm": value})
-
-
 def test_layers_that_are_computed_again_drop_the_same_entries():
     """--checkpoint-layers; all models and methods: tests/compile/test_checkpoint_layers.py."""
     model, *given = setting("memformer", "decoder-only")
@@ -233,8 +220,7 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
 
 def test_layers_are_compiled_if_it_is_asked_for():
     """By default on a GPU alone."""
-    model = torch.nn.ParameterDict({"embedding": torch.zeros(LARGE // 4, 4)})
-    found = {}
-    for name in CHOICES["compile"]:
-        found[name] = compiles_methods(TrainingConfig(compile=name), model)
-    assert found == {"auto": False, "none": False, "inductor": True, "cudagraphs": False}
+    model = torch.nn.ParameterDict({"embedding": torch.empty(LARGE // 4, 4)})
+    asked = {name: TrainingConfig(compile=name) for name in CHOICES["compile"]}
+    found = [name for name, training in asked.items() if compiles_methods(training, model)]
+    assert found == ["inductor"]

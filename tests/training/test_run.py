@@ -88,13 +88,18 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
     assert due == expected
 
 
-def test_a_checkpoint_that_is_due_between_updates_stays_due():
-    training = TrainingConfig(save_every=3, validate_every=0)
+@pytest.mark.parametrize("every", [0, 3])
+def test_what_is_due_between_updates_waits_for_the_next(every):
+    """A checkpoint, and a validation with a line of the log before it."""
+    training = TrainingConfig(save_every=3, validate_every=every, log_every=100)
     run = SimpleNamespace(settings=SimpleNamespace(training=training), ended=False)
     run.validation_due = run.save_due = False
-    for run.step in (3, 4):
+    for run.step, run.since_update in ((3, 1), (4, 0)):
         Run.mark_what_is_due(run)
         assert run.save_due, "a checkpoint is written each third step, or at the next update"
+        assert run.validation_due == bool(every), "a validation waits, too"
+        has_line = every == 3 and run.step == 4
+        assert Run.log_due(run) == has_line, "a line stands before each validation"
 
 
 def test_a_signal_saves_before_it_stops():

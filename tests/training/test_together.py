@@ -11,8 +11,12 @@ import pytest
 import torch
 
 import train
+from accelerated.data.lanes import Lanes
 from accelerated.training import process
+from accelerated.training.options import parse
+from tests.helpers.programs import COMPRESSIVE, words
 from tests.helpers.rollouts import setting
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
@@ -37,8 +41,14 @@ def other(monkeypatch):
     return given
 
 
-def test_a_process_has_its_own_lanes(other):
-    assert process.own_lanes(6) == slice(3, 6), "the second of two reads the first one's documents"
+def test_a_process_reads_its_own_lanes_and_counts_what_all_read(other):
+    settings, _ = parse(words(*COMPRESSIVE, "--batch 2"))
+    reader = Lanes(documents_of([30, 30]), 2, 8, 0)
+    expected = Lanes(documents_of([30, 30]), 2, 8, 0).rollout(1)
+    run = SimpleNamespace(settings=settings, reader=reader, tokenizer=BYTES, tokens=0)
+    [segment], scored, _ = train.next_segments(run)
+    assert torch.equal(segment.tokens, expected[0].tokens[1:]), "it reads the first one's lane"
+    assert run.tokens == scored == 2 * 8, "tokens of this process alone: look at next_segments"
 
 
 def test_losses_are_summed_and_all_else_is_averaged(other):
