@@ -6,14 +6,12 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from accelerated.compressive import Compressive
-from accelerated.replay import IGNORED, cross_entropy_sum, target_cross_entropy
+from accelerated.replay import target_cross_entropy
 from reference import compressive as ref
 from reference.variants import compressive as variants
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import gradients
 from tests.helpers.variants import PAPERS
 
 SMALL = PAPERS["compressive"].small
@@ -56,50 +54,22 @@ def torchs(config, params):
 
 @given(settings())
 def test_the_softmax_is_torchs(setting):
-    """Log-probabilities of all words on both sides."""
+    """Log-probabilities of all words on both sides, and the loss of targets.
+
+    Its gradients, and targets that do not count: test_loss.py.
+    """
     config, params, model, rng = setting
     x = rng.standard_normal((2, 5, config.width))
-    expected = torchs(config, params).log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
+    targets = torch.tensor(rng.integers(config.vocabulary, size=(2, 5)))
+    module = torchs(config, params)
+    rows = torch.tensor(x).flatten(0, 1)
+    logs = module.log_prob(rows).view(2, 5, -1)
+    nats = -module(rows, targets.flatten()).output.sum()
     by_numpy, _ = variants.adaptive_softmax_forward(params, config, x)
-    by_torch = model.output_matrix().log_probabilities(torch.tensor(x))
-    assert_agree(
-        {"NumPy": expected, "PyTorch": expected}, {"NumPy": by_numpy, "PyTorch": by_torch}, 1e-12
-    )
-
-
-def by_log_probabilities(x, matrix, targets):
-    """The loss of targets with all log-probabilities written out."""
-    logs = matrix.log_probabilities(x)
-    return functional.nll_loss(logs, targets, reduction="sum", ignore_index=IGNORED)
-
-
-@given(settings(), st.floats(0, 1))
-def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
-    """With the gradients of the rows and of every parameter.
-
-    Ignored targets, and tails without a target, count nothing.
-    """
-    config, _, model, rng = setting
-    rows = rng.standard_normal((10, config.width))
-    targets = torch.tensor(rng.integers(config.vocabulary, size=10))
-    targets[torch.tensor(rng.random(10)) < ignored] = IGNORED
-
-    def results(loss_of):
-        model.zero_grad()
-        x = torch.tensor(rows, requires_grad=True)
-        loss = loss_of(x, model.output_matrix(), targets)
-        loss.backward()
-        return {"loss": loss, "x": x.grad} | gradients(model)
-
-    def by_tails(x, matrix, aims):
-        rows_of_tails = matrix.rows_of_tails(aims.numpy(), x.device)
-        return matrix.cross_entropy_sum(x, aims, rows_of_tails, cross_entropy_sum)
-
-    expected = results(by_log_probabilities)
-    assert_agree(
-        expected, results(lambda x, m, t: target_cross_entropy(x[None], m, t[None])), 1e-12
-    )
-    assert_agree(expected, results(by_tails), 1e-12)
+    matrix = model.output_matrix()
+    found = {"NumPy": by_numpy, "PyTorch": matrix.log_probabilities(torch.tensor(x))}
+    found["loss"] = target_cross_entropy(torch.tensor(x), matrix, targets)
+    assert_agree({"NumPy": logs, "PyTorch": logs, "loss": nats}, found, 1e-12)
 
 
 @given(settings())

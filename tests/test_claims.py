@@ -9,16 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.protocol import require_gradient
 from reference.gradients import fields_of
-from tests.helpers.rollouts import check_back_propagation, random_rows, starting, torch_segments
+from tests.helpers.rollouts import both_sides, check_back_propagation, random_rows, torch_segments
 from tests.helpers.variants import PAPERS, variant
 
 
 def test_states_that_start_alike_stay_alike_without_ids():
     """Block-Recurrent 3.3: the IDs let each state ask something else; without, S states are one."""
     own = PAPERS["block_recurrent"]
-    config = own.small
-    rng = np.random.default_rng(2)
-    params = own.random_params(config, rng)
+    config, rng, params, *_ = both_sides("block_recurrent", "fixed-skip")
     tokens = rng.integers(config.vocabulary, size=(1, 24))
     start = "layers.1.state.initial"
     params[start] = np.tile(params[start][:1], (config.states, 1))
@@ -112,10 +110,10 @@ def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
     if paper == "memformer":
         config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
     rng = np.random.default_rng(4)
-    rows = random_rows(config, rng, lanes=1, count=horizon)
-    for _, _, scored in rows[:-1]:
-        scored[:] = False
-    segments = torch_segments(paper, rows, starting(0, count=horizon, lanes=1))
+    rows = random_rows(config, rng, lanes=1, count=horizon, begins=[0])
+    for row in rows[:-1]:
+        row.scored[:] = False
+    segments = torch_segments(paper, rows)
     model = own.model_with(own.random_params(config, rng), config)
     check_back_propagation(model, segments, model.initial_state(1), "memory_replay")
 

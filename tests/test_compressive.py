@@ -199,10 +199,8 @@ def test_attention_reconstruction_equals_algorithm_2(change):
     Squares are averaged over lanes, heads, queries and E. The norm is that of a lane, over heads,
     queries and E; lanes are averaged.
     """
-    config = changed(**change)
-    rng = np.random.default_rng(4)
-    params = PAPER.random_params(config, rng)
-    state = PAPER.random_state(config, rng, 2)
+    name = "conv-attention_reconstruction"
+    config, rng, params, state, *_ = both_sides("compressive", name, **change)
     tokens = rng.integers(V, size=(2, N))
     _, _, cache = ref.forward(params, config, tokens, state)
     expected = {}

@@ -23,8 +23,6 @@ from tests.helpers.rollouts import (
     gradients,
     random_rows,
     random_segments,
-    reference_gradients,
-    starting,
 )
 from tests.helpers.variants import (
     EVERY_VARIANT,
@@ -36,6 +34,8 @@ from tests.helpers.variants import (
     pairs,
     variant,
 )
+from tests.start_here.strategies import Setting, by_numpy, logits_by_segments
+from tests.start_here.test_mrbp import rows_of_training
 
 
 def random_tokens(config, rng, lanes=2):
@@ -91,12 +91,13 @@ def test_a_references_loss_of_a_document_is_that_of_a_rollout(paper, name):
     """With its gradients, which pass from segment to segment as far as the paper lets them."""
     config, rng, params, *_ = both_sides(paper, name)
     ref = PAPERS[paper].reference
-    rows = random_rows(config, rng)
-    expected = reference_gradients(paper, params, config, rows, starting(0))
-    document = [ref.Window(*row) if hasattr(ref, "Window") else row[:2] for row in rows]
+    rows = random_rows(config, rng, begins=[0])
+    setting = Setting(ref, config, params, ref.initial_state(params, config, 2), None, rng)
+    expected = rows_of_training(by_numpy(setting, rows), len(rows))
+    document = [ref.Window(*row[:3]) if hasattr(ref, "Window") else row[:2] for row in rows]
     loss, *others = ref.loss_and_gradients(params, config, document)
     [grads] = [each for each in others if isinstance(each, dict)]
-    found = {"loss": loss} | grads
+    found = {"loss": loss} | {f"gradient of {key}": grad for key, grad in grads.items()}
     title = f"loss_and_gradients of reference/{paper}.py"
     assert_agree({key: expected[key] for key in found}, found, 1e-12, title)
 
@@ -159,23 +160,18 @@ def read_with_dropout(ref, sides, tokens, rng):
 
 
 def read_whole(model, tokens, state):
-    """Scored logits of tokens (B, n), segment by segment, and the state after each segment.
+    """Scored logits of tokens (B, n), segment by segment; windows may overlap.
 
-    Windows may overlap. `advance` must return the same states.
+    `advance` must return the same states.
     """
-    config = model.config
-    overlap = getattr(config, "overlap", 0)
-    logits = []
-    states = []
-    for start in range(0, tokens.shape[1] - overlap, config.segment - overlap):
-        segment = tokens[:, start : start + config.segment]
-        output = model(segment, state)
-        advanced = model.advance(segment, state)
+
+    def read(segment, before):
+        output = model(segment, before)
+        advanced = model.advance(segment, before)
         assert_agree(named("state", output.state), named("state", advanced), 1e-12, "advance")
-        state = output.state
-        states.append(state)
-        logits.append(output.logits if start == 0 else output.logits[:, overlap:])
-    return torch.cat(logits, 1), states
+        return output
+
+    return logits_by_segments(read, model.config, tokens, state)
 
 
 def read_on(model, tokens, stream):
@@ -195,29 +191,30 @@ def read_on(model, tokens, stream):
     return torch.stack(logits, 1), streams
 
 
-# The losses of a compression change nothing that is read
-READING = [one for one in EVERY_VARIANT if not one[1].endswith(("-auto_encoding", "-none"))]
+# Variants that a Stepper or `advance` reads otherwise; start_here/test_generation.py draws all
+READING = [*MORE_KINDS, *listed("other_types")]
+READING += pairs(
+    block_recurrent="two-recurrent feedback-of-two xl states-outnumber-window",
+    compressive="short-memory nothing-remembered memory-by-layer",
+    memformer="encoder-decoder-clipped encoder-decoder-biased decoder-only-biased",
+    pretrained_recurrence="disjoint all-but-one-shared at-every-layer advance",
+)
 
 
 @over(READING)
 @torch.no_grad()
 def test_step_and_advance_equal_forward(paper, name):
-    """From mid-document into a third segment, and by steps also from a state that was returned."""
+    """From mid-document into a third segment. Other places: start_here/test_generation.py."""
     config, rng, _, _, model, state = both_sides(paper, name)
     stride = config.segment - getattr(config, "overlap", 0)
     tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride)))
     before = copy.deepcopy(state)
-    expected, states = read_whole(model, tokens, state)
+    expected = read_whole(model, tokens, state)
     count = config.segment + stride + 1
     logits, streams = read_on(model, tokens[:, :count], state)
     stepper = type(stepper_of(model))
     who = f"{stepper.__module__}.{stepper.__qualname__}, by lane, token and word"
     assert_agree(expected[:, :count], logits, 1e-11, who)
-
-    second = tokens[:, stride : stride + config.segment]
-    expected = model(second, states[0]).logits[:, :2]
-    later, _ = read_on(model, second[:, :2], states[0])
-    assert_agree(expected, later, 1e-11, f"{who}, from a state that was returned")
 
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1, "a token costs more in a longer text: a stream's rows grow"
@@ -293,13 +290,11 @@ def test_types_are_kept(paper, name, dtype, tolerance):
     for kind in ("keys", "values"):
         for rows in getattr(streams[-1].rows, kind, ()):
             assert rows.dtype == dtype, f"{kind} of a stream are {rows.dtype}"
-    assert output.logits.isfinite().all(), "the logits are not finite"
-    for field, value in output.state._asdict().items():
-        assert value.isfinite().all(), f"{field} of the state is not finite"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            assert parameter.grad.dtype == torch.float32, f"the gradient of {name} is not float32"
-            assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+    grads = gradients(model)
+    for name, grad in grads.items():
+        assert grad.dtype == torch.float32, f"the gradient of {name} is not float32"
+    for name, value in {"logits": output.logits, **output.state._asdict(), **grads}.items():
+        assert value.isfinite().all(), f"{name} is not finite"
 
 
 def types_of_fields(paper, initial, dtype):
@@ -346,11 +341,11 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
     state = ref.initial_state(params, config, 1)
     for length, words in PAPERS[paper].wrong_lengths.items():
         tokens = np.zeros((1, length), int)
-        with pytest.raises(ValueError, match=words):
-            ref.forward(params, config, tokens, state)
-        for read in (model, model.advance):
+        in_torch = torch.tensor(tokens), model.initial_state(1)
+        calls = [(ref.forward, params, config, tokens, state)]
+        for read, *given in [*calls, (model, *in_torch), (model.advance, *in_torch)]:
             with pytest.raises(ValueError, match=words):
-                read(torch.tensor(tokens), model.initial_state(1))
+                read(*given)
 
 
 def refuses(model, tokens, state, words="."):

@@ -4,39 +4,40 @@ import numpy as np
 import torch
 
 from accelerated import replay
+from reference.rollout import Segment
 from tests.helpers.comparison import LADDER, as_array, assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
     in_lane_1,
     random_rows,
-    reference_gradients,
-    starting,
     torch_segments,
 )
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
+from tests.start_here.strategies import Setting, by_numpy
+from tests.start_here.test_mrbp import in_pytorch, rows_of_training
 
 
-def agreed(paper, config, params, segments, starts, methods):
-    """The reference's rows, after checking the methods against them.
+def agreed(paper, config, params, segments, *methods):
+    """The reference's rows from a document's start, after checking the methods against them.
 
     NumPy may not overflow or divide by 0. All gradients are one row: some are zero and have only
     rounding.
     """
+    own = PAPERS[paper]
+    state = own.reference.initial_state(params, config, 2)
+    setting = Setting(own.reference, config, params, state, own.model_with(params, config), None)
     with np.errstate(all="raise", under="ignore"):
-        expected = reference_gradients(paper, params, config, segments, starts)
+        expected = rows_of_training(by_numpy(setting, segments), len(segments))
 
     def rows_to_compare(rows):
         rows = {name: row for name, row in rows.items() if "auxiliary" not in name}
-        flat = [as_array(rows.pop(name)).ravel() for name in params]
+        flat = [as_array(rows.pop(f"gradient of {name}")).ravel() for name in params]
         return rows | {"gradients": np.concatenate(flat)}
 
-    model = PAPERS[paper].model_with(params, config)
-    state = model.initial_state(len(starts[0]))
-    read = torch_segments(paper, segments, starts)
     for method in methods:
-        found = back_propagated(method, model, read, state)
-        assert_agree(rows_to_compare(expected), rows_to_compare(found), LADDER, f"{method}")
+        found = in_pytorch(method, setting, segments)
+        assert_agree(rows_to_compare(expected), rows_to_compare(found), LADDER, method.__name__)
     return expected
 
 
@@ -65,8 +66,10 @@ def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(pape
     """
     config, _, params, *_ = both_sides(paper, name)
     tokens = np.full((2, config.segment), config.vocabulary - 1)
-    rows = [(tokens, tokens, np.ones(tokens.shape, bool))] * 3
-    agreed(paper, config, params, rows, in_lane_1(rows), ["through_time"])
+    scored = np.ones(tokens.shape, bool)
+    starts = in_lane_1(range(3))
+    segments = [Segment(tokens, tokens, scored, begins) for begins in starts]
+    agreed(paper, config, params, segments, replay.through_time)
 
 
 @over(ONE_OF_EACH)
@@ -74,10 +77,9 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
     """Logits of 10,000; then scores of as much: all weight is on one key, in float32 too."""
     config, _, params, *_ = both_sides(paper, name)
     ref = PAPERS[paper].reference
-    rows = random_rows(config, np.random.default_rng(0))
-    starts = starting(0, 2)
+    rows = random_rows(config, np.random.default_rng(0), begins=[0, 2])
     larger = scaled(params, 1e5, "embedding")
-    expected = agreed(paper, config, larger, rows, starts, ["through_time"])
+    expected = agreed(paper, config, larger, rows, replay.through_time)
     assert expected["loss"] > 1e4
 
     if not PAPERS[paper].has_softmax:
@@ -94,10 +96,10 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
         return softmax(scores)
 
     monkeypatch.setattr(ref, "softmax_forward", noted)
-    agreed(paper, config, params, rows, starts, ["through_time"])
+    agreed(paper, config, params, rows, replay.through_time)
     assert max(largest) > 1e4
     model = PAPERS[paper].model_with(params, config).float()
-    segments = torch_segments(paper, rows, starts)
+    segments = torch_segments(paper, rows)
     found = back_propagated("through_time", model, segments, model.initial_state(2), torch.float32)
     for key, row in found.items():
         assert row.isfinite().all(), f"{key} is not finite in float32"
@@ -116,9 +118,9 @@ def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, 
     An auxiliary loss trains its own alone.
     """
     config, rng, params, _, model, _ = both_sides(paper, name)
-    rows = []
-    for tokens, targets, scored in random_rows(config, rng):
-        rows.append((tokens, targets, scored & False))
+    rows = random_rows(config, rng, begins=[0, 2])
+    for row in rows:
+        row.scored[:] = False
     auxiliary = {id(parameter) for parameter in model.auxiliary_parameters()}
     own = {name for name, parameter in model.named_parameters() if id(parameter) in auxiliary}
 
@@ -127,7 +129,6 @@ def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, 
             patch.setattr(replay, "on_host", lambda tensor: False)
             return replay.through_time(*given)
 
-    methods = [*replay.BACKPROP, masked]
-    found = agreed(paper, config, params, rows, starting(0, 2), methods)
+    found = agreed(paper, config, params, rows, *replay.BACKPROP.values(), masked)
     assert found["loss"] == 0
-    assert {name for name in params if found[name].any()} == own
+    assert {name for name in params if found[f"gradient of {name}"].any()} == own

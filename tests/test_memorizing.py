@@ -4,32 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
-from accelerated.memorizing import Memorizing
 from reference import block_recurrent
 from reference import memorizing as ref
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
 SMALL = PAPER.small
 V = SMALL.vocabulary
 N = SMALL.segment
-
-
-def test_empty_rows_are_found_last_and_add_nothing():
-    """Decision 6: of two keys one points away from the query; empty rows come after even that one.
-
-    An empty row takes part of the softmax.
-    """
-    query = np.array([1.0, 0.0])[None, None, None]
-    keys = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])[None, None]
-    values = np.array([[0.0, 0.0], [5.0, 1.0], [0.0, 0.0], [7.0, 7.0]])[None, None]
-    assert set(ref.nearest_keys(query, keys, 2).flat) == {1, 3}
-    found, _ = ref.retrieval_forward(query, keys, values, np.array([np.log(3)]), 3)
-    expected = (3 * values[0, 0, 1] + values[0, 0, 3] / 3) / (3 + 1 + 1 / 3)
-    np.testing.assert_allclose(found.ravel(), expected)
 
 
 def newest(rows, parts):
@@ -41,9 +26,7 @@ def newest(rows, parts):
 @pytest.mark.parametrize("name", PAPER.variants)
 def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
     """Decision 5: from a document's start, a segment reads what earlier ones left."""
-    config = PAPER.variant(name)
-    rng = np.random.default_rng(5)
-    params = PAPER.random_params(config, rng)
+    config, rng, params, *_ = both_sides("memorizing", name)
     state = ref.initial_state(params, config, 2)
     assert not any(field.any() for field in state), "decision 6"
     keys = [state.memory_keys]
@@ -63,10 +46,7 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
 
     Without memory, or with its gate at sigmoid(-60); open, they differ.
     """
-    config = dataclasses.replace(SMALL, memory=memory)
-    rng = np.random.default_rng(6)
-    params = PAPER.random_params(config, rng)
-    state = PAPER.random_state(config, rng, 2)
+    config, rng, params, state, *_ = both_sides("memorizing", "ten-of-thirteen", memory=memory)
     tokens = rng.integers(V, size=(2, N))
     of_xl = dict(params)
     closed = params
@@ -91,12 +71,3 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
     if memory:
         logits, _, _ = ref.forward(params, config, tokens, state)
         assert np.abs(logits - expected).max() > 1e-3, "an open gate lets nothing through"
-
-
-def test_the_memory_is_no_part_of_the_graph():
-    model = Memorizing(SMALL)
-    state = model.initial_state(2)
-    for _ in range(2):
-        _, state, _ = model(torch.randint(V, (2, N)), state)
-        in_graph = [name for name, field in state._asdict().items() if field.requires_grad]
-        assert in_graph == ["keys", "values"]

@@ -20,7 +20,6 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.block_recurrent import GATES
-from accelerated.compressive import mean_square
 from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.options import parse
@@ -32,11 +31,6 @@ from tests.helpers.variants import PAPERS, variant
 @pytest.fixture(autouse=True)
 def float32():
     torch.set_default_dtype(torch.float32)
-
-
-def normal(*shape):
-    """Normal random numbers in bfloat16, always the same ones."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
 # Copies of parameters
@@ -118,20 +112,11 @@ def test_a_gradient_of_simplified_positions_is_added_up_in_float32():
 
 def test_a_unit_norm_is_computed_in_float32():
     """A sum of squares that bfloat16 adds up term by term would be off by much."""
-    x = normal(5, 512)
+    x = torch.randn(5, 512).bfloat16()
     found = unit_norm(x)
     assert found.dtype == torch.bfloat16
     expected = x.double() / x.double().norm(dim=-1, keepdim=True)
     assert_agree(expected, found.double(), 2**-7)
-
-
-def test_a_mean_square_is_float32():
-    """In bfloat16 they would be rounded to 8 bits."""
-    x, y = normal(2, 4, 50)
-    loss = mean_square(x, y)
-    assert loss.dtype == torch.float32
-    expected = (x.double() - y.double()).square().mean()
-    assert_agree(expected, loss.double(), 1e-6, "loss")
 
 
 @pytest.mark.parametrize("kind", GATES)

@@ -3,7 +3,6 @@
 Then where it is called, and how.
 """
 
-import math
 import sys
 
 import pytest
@@ -34,28 +33,11 @@ def drawn(**shapes):
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
-def sliding_inputs(batch, heads, blocks, window, width):
-    """What sliding attention takes; the first block's keys are zeros, as a document's are."""
+def sliding_inputs(batch, heads, blocks, window, width, offset):
+    """What sliding attention takes, with an offset of this shape."""
     rows = (batch, heads, (blocks + 1) * window, width)
-    inputs = drawn(
-        query=(batch, heads, blocks * window, width),
-        keys=rows,
-        values=rows,
-        offset=(heads, window, 2 * window),
-    )
-    for name in ("keys", "values"):
-        inputs[name][:, :, :window] = 0
-    _, seen = sliding_window.tables_by_distance(window, 4, 8)
-    seen = sliding_window.by_query_and_key(seen, window)
-    inputs["offset"] = inputs["offset"].masked_fill(~seen, -math.inf)
-    return inputs
-
-
-def by_distance(inputs):
-    """The same with an offset by distance, as sliding_attention takes it."""
-    offset = inputs.pop("offset")
-    heads, window, _ = offset.shape
-    return inputs | {"by_distance": torch.randn(heads, 3 * window - 1)}
+    query = (batch, heads, blocks * window, width)
+    return drawn(query=query, keys=rows, values=rows, offset=offset)
 
 
 def relative_inputs(batch, heads, length, before, width):
@@ -107,7 +89,7 @@ def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
 
 def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     """A GPU's kernel refuses another type; a CPU's does not."""
-    inputs = {name: x.float() for name, x in sliding_inputs(2, 3, 2, 8, 16).items()}
+    inputs = {name: x.float() for name, x in sliding_inputs(2, 3, 2, 8, 16, (3, 8, 16)).items()}
     rough = [x.bfloat16() if name != "offset" else x for name, x in inputs.items()]
     out = sliding_window.sliding_attention_sdpa(*rough)
     assert out.dtype == torch.bfloat16
@@ -130,7 +112,8 @@ def rates(calls):
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_attention_is_one_call_off_the_cpu(rate, calls):
     """The device meta stands for a GPU. Only the plain path has the weights that usage needs."""
-    sliding_window.sliding_attention(*on("meta", by_distance(sliding_inputs(2, 3, 2, 4, 5))), rate)
+    sliding = on("meta", sliding_inputs(2, 3, 2, 4, 5, (3, 11)))
+    sliding_window.sliding_attention(*sliding, rate)
     assert rates(calls) == [rate]
     relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
     _, usage = relative_shift.relative_attention(Heads(*relative), rate)
@@ -160,11 +143,9 @@ def test_one_key_takes_the_plain_path(device, calls):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_usage_is_measured_only_if_it_is_asked_for(dropout):
+def test_usage_is_the_mean_weight_in_float32(dropout):
     """Before weights are dropped."""
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
-    _, usage = relative_shift.relative_attention(Heads(*inputs), dropout)
-    assert usage is None
     _, usage = relative_shift.relative_attention(Heads(*inputs), dropout, measure=True)
     _, expected = relative_shift.relative_attention_plain(Heads(*inputs), measure=True)
     assert usage.shape == (2, 9)

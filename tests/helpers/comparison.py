@@ -10,12 +10,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-# Of fast paths and devices against plain paths on the CPU: relative error of outputs and gradients,
-# by device and dtype. The comment is the worst error measured
+# Of a GPU against plain paths on the CPU: relative error of outputs and gradients, by dtype
 TOLERANCE = {
-    ("cpu", torch.float64): 1e-12,  # 1e-15
-    ("cpu", torch.float32): 2e-5,  # 2e-6
-    ("cpu", torch.bfloat16): 3e-2,  # 2.6e-2
     ("cuda", torch.float32): 1e-4,
     ("cuda", torch.bfloat16): 3e-2,
 }

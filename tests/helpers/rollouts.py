@@ -1,8 +1,6 @@
 """A rollout by a reference and by its accelerated model: everything that must agree, by name.
 
-A rollout is consecutive segments: (tokens, targets, scored) arrays (lanes, n), with a reference's
-Task if the segment has one. `starts` says for each segment in which lanes (lanes,) a document
-starts. The objective is that of reference/rollout.py.
+A rollout is consecutive segments, and the objective is that of reference/rollout.py.
 """
 
 import dataclasses
@@ -12,13 +10,12 @@ import numpy as np
 import torch
 
 from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.protocol import computing_in, state_from
-from reference import rollout
+from reference.rollout import Segment
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.culprit import blaming
 from tests.helpers.variants import PAPERS
-from tests.start_here.strategies import Setting, by_numpy, plain_bptt
+from tests.start_here.strategies import Setting, by_numpy, in_torch, plain_bptt
 
 # What is read
 
@@ -47,7 +44,8 @@ def both_sides(paper, name, lanes=2, seed=5, **changes):
 def random_segments(paper, name, rng):
     """Three segments, the last one short if the model reads short ones.
 
-    If it reads tasks, one more, so that every pair of tasks stands side by side.
+    A document starts in lane 1 of the second. If it reads tasks, one more, so that every pair of
+    tasks stands side by side.
     """
     own = PAPERS[paper]
     config = own.variant(name)
@@ -62,22 +60,22 @@ def random_segments(paper, name, rng):
     for length, task in zip(lengths, tasks, strict=True):
         tokens, targets = rng.integers(config.vocabulary, size=(2, 2, length))
         scored = rng.random(tokens.shape) < 0.7
-        segments.append((tokens, targets, scored, *task))
+        starts = np.array([False, len(segments) == 1])
+        segments.append(Segment(tokens, targets, scored, starts, *task))
     return segments
 
 
-def random_rows(config, rng, lanes=2, count=3):
-    """`count` segments with every prediction scored and no task."""
+def random_rows(config, rng, lanes=2, count=3, begins=()):
+    """`count` segments with every prediction scored and no task.
+
+    In those whose numbers `begins` has, a document starts in every lane.
+    """
     segments = []
-    for _ in range(count):
+    for number in range(count):
         tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))
-        segments.append((tokens, targets, np.ones(tokens.shape, bool)))
+        starts = np.full(lanes, number in begins)
+        segments.append(Segment(tokens, targets, np.ones(tokens.shape, bool), starts))
     return segments
-
-
-def starting(*numbers, count=3, lanes=2):
-    """The starts of `count` segments: in all lanes of the numbered ones."""
-    return [np.full(lanes, number in numbers) for number in range(count)]
 
 
 def in_lane_1(segments):
@@ -85,21 +83,11 @@ def in_lane_1(segments):
     return [np.array([False, number == 1]) for number in range(len(segments))]
 
 
-def torch_segments(paper, segments, starts):
-    """[Segment] of segments in arrays."""
-    found = []
-    for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
-        rows = (torch.tensor(array) for array in (tokens, targets, scored, begins))
-        found.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-    return found
-
-
-def reference_segments(segments, starts):
-    """The segments as the reference's rollout reads them."""
-    found = []
-    for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
-        found.append(rollout.Segment(tokens, targets, scored, begins, *task))
-    return found
+def torch_segments(paper, segments, starts=None):
+    """The segments in tensors; documents start in other lanes if `starts` says so."""
+    if starts:
+        segments = [segment._replace(starts=s) for segment, s in zip(segments, starts, strict=True)]
+    return [in_torch(segment, PAPERS[paper].module.State) for segment in segments]
 
 
 def setting(paper, name, dropout=0.3, **changes):
@@ -109,8 +97,7 @@ def setting(paper, name, dropout=0.3, **changes):
     """
     sides = both_sides(paper, name, dropout=dropout, **changes)
     segments = random_segments(paper, name, sides.rng)
-    read = torch_segments(paper, segments, in_lane_1(segments))
-    return sides.model.train(), read, sides.torch_state
+    return sides.model.train(), torch_segments(paper, segments), sides.torch_state
 
 
 # Rows that are compared
@@ -142,35 +129,14 @@ def back_propagated(method, model, segments, state, dtype=torch.float64):
     return {"loss": loss} | losses | gradients(model) | named("state", after)
 
 
-def reference_gradients(paper, params, config, segments, starts):
-    """The same rows by the reference, from a document's start."""
-    ref = PAPERS[paper].reference
-    segments = reference_segments(segments, starts)
-    count = len(segments)
-    state = ref.initial_state(params, config, len(starts[0]))
-    rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
-    grads, _ = rollout.rollout_backward(ref, params, config, caches)
-
-    nats = sum(rows[f"{k}/loss"] for k in range(count))
-    found = {"loss": nats / rollout.count_scored(segments)}
-    for name in [key.removeprefix("0/") for key in rows if key.startswith("0/auxiliary")]:
-        total = sum(rows[f"{k}/{name}"] for k in range(count))
-        found[name] = total / count
-    return found | grads | named("state", after)
-
-
 # Both sides compared
 
 
 def check_rollout(paper, sides, segments, title):
-    """Compare everything over the segments; a document starts in the second.
-
-    Returns the reference's rows.
-    """
+    """Compare everything over the segments. Returns the reference's rows."""
     setting = Setting(
         PAPERS[paper].reference, sides.config, sides.params, sides.state, sides.model, rng=None
     )
-    segments = reference_segments(segments, in_lane_1(segments))
     rows = by_numpy(setting, segments)
     found = plain_bptt(setting, segments)
     with blaming(setting, segments, plain_bptt):

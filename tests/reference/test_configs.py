@@ -62,8 +62,10 @@ def test_starting_values(paper, case):
         mean = value.mean()
         limit = 5 * deviation / math.sqrt(value.size)
         assert abs(mean) <= limit, f"{name} has a mean of {mean:.4g}, expected 0"
-        is_drawn_once = deviation == 0 or np.unique(value).size == value.size
-        assert is_drawn_once, f"{name} has numbers that were drawn once for several places"
+        for axis, size in enumerate(value.shape if deviation else ()):
+            sums = np.moveaxis(value, axis, 0).reshape(size, -1).sum(1)
+            said = f"{name} has numbers that were drawn once for several places along axis {axis}"
+            assert len({*sums}) == size, said
 
 
 MAY_BE_0 = ("memory", "compressed_memory", "encoder_layers", "vectors", "module_layers", "overlap")

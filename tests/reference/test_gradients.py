@@ -4,7 +4,7 @@ tests/test_contract.py holds the gradients of all others to autograd's.
 """
 
 from reference.gradients import Case
-from tests.helpers.rollouts import both_sides, in_lane_1, random_segments, reference_segments
+from tests.helpers.rollouts import both_sides, random_segments
 from tests.helpers.variants import MORE_KINDS, PAPERS, listed, over
 from tests.start_here.test_gradients import check_gradients
 
@@ -18,6 +18,5 @@ def test_model_gradient(paper, name):
     """
     config, rng, params, state, *_ = both_sides(paper, name)
     segments = random_segments(paper, name, rng)[:3]
-    segments = reference_segments(segments, in_lane_1(segments))
     case = Case(PAPERS[paper].reference, config, params, state, segments)
     check_gradients(f"{paper} {name}", case, rng)

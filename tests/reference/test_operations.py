@@ -6,13 +6,13 @@ paper has of its own is differentiated in whole models, in all variants (test_gr
 
 import ast
 import collections
-import importlib
 import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reference import compressive
 from reference.gradients import function_of, stopped
 from tests.helpers.comparison import check_operation
 from tests.tools import operators
@@ -123,14 +123,12 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
         assert alike, f"{name} is not the same in {', '.join(sources[name])}"
 
 
-@pytest.mark.parametrize("paper", VARIANTS)
-def test_a_target_outside_the_vocabulary_is_an_error(paper):
+def test_a_target_outside_the_vocabulary_is_an_error():
     """It would count nothing in the loss, and its row's gradient would be wrong."""
-    reference = importlib.import_module(f"reference.{paper}")
     logits = np.zeros((2, 3, 5))
     scored = np.ones((2, 3), bool)
     targets = np.full((2, 3), 4)
-    reference.cross_entropy_forward(logits, targets, scored)
+    compressive.cross_entropy_forward(logits, targets, scored)
     targets[1, 2] = 5
     with pytest.raises(IndexError, match="5 is out of bounds"):
-        reference.cross_entropy_forward(logits, targets, scored)
+        compressive.cross_entropy_forward(logits, targets, scored)

@@ -144,7 +144,7 @@ def test_a_gate_keeps_its_bound(gate, shape, seed, size):
         )
 
 
-@pytest.mark.parametrize("gate", [FIXED, LSTM], ids=["fixed", "LSTM"])
+@both_gates
 @pytest.mark.parametrize("configuration", variants.CONFIGURATIONS)
 @examples(5)
 @given(data=st.data(), seed=SEEDS)
