@@ -647,9 +647,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -702,8 +701,8 @@ def mlp_backward(dout, cache):
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    log_sums = np.logaddexp.reduce(logits, -1, keepdims=True)  # of exponentials, (B, N, 1)
+    log_probabilities = logits - log_sums  # (B, N, V)
     one_hot = np.eye(logits.shape[-1], dtype=bool)[targets]  # (B, N, V)
     loss = -log_probabilities[one_hot & scored[..., None]].sum()
     return loss, (log_probabilities, one_hot, scored)
@@ -786,8 +785,8 @@ def init_linear(rng, fan_out, fan_in, gain=1.0):
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
-    deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
+    truncated = 0.8796256610342398  # the deviation of what was a normal of deviation 1
+    return draw * (gain * fan_in**-0.5 / truncated)
 
 
 def init_norm(name, width):

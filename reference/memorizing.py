@@ -341,8 +341,8 @@ def tile_mask(window):
 
 def tile_distance(window):
     """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
-    query_position = np.arange(window)[:, None] + window
-    key_position = np.arange(2 * window)[None, :]
+    query_position = np.arange(window, 2 * window)[:, None]
+    key_position = np.arange(2 * window)
     return query_position - key_position
 
 
@@ -446,10 +446,8 @@ def token_mlp_forward(p, config, x, rng):
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dout = dy * dropout_mask
-    dhidden, doutput = linear_backward(dout, output_cache)
-    dbefore = dhidden * (hidden > 0)
-    dnormed, dweight = linear_backward(dbefore, hidden_cache)
+    dhidden, doutput = linear_backward(dy * dropout_mask, output_cache)
+    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
     dinput, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
@@ -499,9 +497,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -533,8 +530,8 @@ def sigmoid(x):
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    log_sums = np.logaddexp.reduce(logits, -1, keepdims=True)  # of exponentials, (B, N, 1)
+    log_probabilities = logits - log_sums  # (B, N, V)
     one_hot = np.eye(logits.shape[-1], dtype=bool)[targets]  # (B, N, V)
     loss = -log_probabilities[one_hot & scored[..., None]].sum()
     return loss, (log_probabilities, one_hot, scored)
@@ -599,8 +596,8 @@ def init_linear(rng, fan_out, fan_in, gain=1.0):
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
-    deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
+    truncated = 0.8796256610342398  # the deviation of what was a normal of deviation 1
+    return draw * (gain * fan_in**-0.5 / truncated)
 
 
 def init_norm(name, width):
