@@ -809,7 +809,8 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = {"gate": "fixed", "configuration": "skip", "feedback": False, "output_dropout": False}
+# Fields whose defaults are the published method
+VARIED = ("gate", "configuration", "feedback", "output_dropout")
 
 
 def operations_with(**replaced):
@@ -819,10 +820,9 @@ def operations_with(**replaced):
 
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    if all(getattr(config, name) == value for name, value in PUBLISHED.items()):
+    if all(getattr(config, name) == getattr(Config, name) for name in VARIED):
         return operations_with()
-    variants = importlib.import_module("reference.variants.block_recurrent")
-    return variants.operations_of(config)
+    return importlib.import_module("reference.variants.block_recurrent").operations_of(config)
 
 
 def check_config(config):

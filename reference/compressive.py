@@ -557,7 +557,7 @@ def content_attention_backward(dout, cache):
 
 def causal_mask(n, k):
     """(N, K): query i sees the K - N keys before the segment and the segment's up to itself."""
-    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
+    return np.arange(k) <= np.arange(n)[:, None] + k - n
 
 
 def distance_sinusoids(length, width):
@@ -795,15 +795,16 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = {
-    "compression": "conv",
-    "compression_loss": "attention_reconstruction",
-    "dilations": (1, 2, 4),
-    "positions": "transformer_xl",
-    "cutoffs": (),
-    "memories": (),
-    "authors_code": False,
-}
+# Fields whose defaults are the published method
+VARIED = (
+    "compression",
+    "compression_loss",
+    "dilations",
+    "positions",
+    "cutoffs",
+    "memories",
+    "authors_code",
+)
 
 
 def layer_config(config, layer):
@@ -826,15 +827,10 @@ def operations_with(**replaced):
     return SimpleNamespace(**(globals() | replaced))
 
 
-def is_published(config):
-    """Whether a config asks for no variant."""
-    published = all(getattr(config, name) == value for name, value in PUBLISHED.items())
-    return published and config.compressed_memory > 0
-
-
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    if is_published(config):
+    is_default = all(getattr(config, name) == getattr(Config, name) for name in VARIED)
+    if is_default and config.compressed_memory > 0:
         return operations_with()
     return importlib.import_module("reference.variants.compressive").operations_of(config)
 
@@ -850,9 +846,10 @@ def stopped(config):
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name, kind in Config.__annotations__.items():
+        value = getattr(config, name)
         least = 0 if name in ("memory", "compressed_memory") else 1
-        if kind is int and getattr(config, name) < least:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+        if kind is int and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
     operations_of(config)  # raises ValueError for an unknown variant
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(

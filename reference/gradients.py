@@ -170,7 +170,7 @@ def held_functions(case: Case) -> Iterator[tuple]:
 def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
     """Inside the block: the objective, a function of what `inputs_of` returns.
 
-    What is stopped keeps the values that it had in the first call.
+    What is stopped keeps the values that it has in the case itself.
     """
     with held_functions(case) as (_, counts):
 
@@ -181,6 +181,7 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
             rows, _, _ = rollout_forward(case.reference, params, case.config, case.segments, state)
             return float(rows["objective"])
 
+        objective(inputs_of(case.params, case.state))
         yield objective
 
 
@@ -189,7 +190,6 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
     found = {}
     inputs = inputs_of(case.params, case.state)
     with holding_what_is_stopped(case) as objective:
-        objective(inputs)  # the values at which what is stopped is held
         for name in inputs:
             direction = rng.standard_normal(inputs[name].shape)
             *_, found[name] = compared(objective, inputs, name, grads[name], direction)
@@ -222,7 +222,6 @@ def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
     inputs = inputs_of(case.params, case.state)
     found = []
     with holding_what_is_stopped(case) as objective:
-        objective(inputs)
         for index in np.ndindex(gradient.shape):
             one = np.zeros(gradient.shape)
             one[index] = 1.0
@@ -466,7 +465,7 @@ def show(paper: str) -> bool:
     """The demonstration: check the largest case without variants, and fit a model like it."""
     cases = {name: read_case(paper, name) for name in case_names(paper) or [""]}
     published = [name for name, case in cases.items() if is_published(case)]
-    name = max(published, key=lambda name: sum(map(np.size, cases[name].params.values())))
+    name = max(published, key=lambda name: len(cases[name].params))
     is_right = check(paper, name) <= TOLERANCE
     if is_right:
         config = replace(cases[name].config, vocabulary=11, width=16, feed_forward=32)

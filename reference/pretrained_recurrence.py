@@ -637,8 +637,8 @@ def operations_of(config):
     asked_for = (config.pooling, config.pool, config.pool_final_norm)
     if asked_for == PUBLISHED and config.vectors > 0:
         return operations_with()
-    variants = importlib.import_module("reference.variants.pretrained_recurrence")
-    return variants.operations_of(config)
+    variants = "reference.variants.pretrained_recurrence"
+    return importlib.import_module(variants).operations_of(config)
 
 
 def check_config(config):

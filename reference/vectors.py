@@ -68,9 +68,8 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
     """
     overlap = getattr(config, "overlap", 0)
     is_last = k == SEGMENTS - 1
-    reads_short_ones = hasattr(config, "max_positions")
     length = config.segment
-    if is_last and reads_short_ones:
+    if is_last and hasattr(config, "max_positions"):
         length = max(1, length - 2)
     tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
     scored = rng.random(tokens.shape) < 0.8
