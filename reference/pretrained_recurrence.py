@@ -248,12 +248,15 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state. dnext_state None stands for zeros."""
     tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache = cache
+    fresh = initial_state(params, config, len(tokens))
+    if dnext_state is None:
+        dnext_state = fresh
+
+    pool_backward = config.operations.pool_backward
+    doutputs, grads = pool_backward(config, dnext_state.pooled, pool_cache)  # (L, B, N, D)
     dhidden, dembedding = linear_backward(dlogits, output_cache)
-    dlast, grads = layer_norm_backward(dhidden, norm_cache)
-    doutputs = np.zeros((config.layers, *dlast.shape))  # (L, B, N, D)
-    if dnext_state is not None:
-        doutputs, dparams = config.operations.pool_backward(config, dnext_state.pooled, pool_cache)
-        add_into(grads, dparams)
+    dlast, dnorm_params = layer_norm_backward(dhidden, norm_cache)
+    add_into(grads, dnorm_params)
     doutputs[-1] += dlast
     dx, dinserted, dlayer_params = layers_backward(config, doutputs, layer_caches)
     grads |= dlayer_params
@@ -265,9 +268,8 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
     dpooled, dparams = config.operations.module_backward(dinserted, module_cache)
     add_into(grads, prefixed("module.", dparams))
-    dstate = initial_state(params, config, len(tokens))._replace(pooled=dpooled)
     zeros = {name: np.zeros_like(value) for name, value in params.items()}
-    return zeros | grads, dstate
+    return zeros | grads, fresh._replace(pooled=dpooled)
 
 
 def initial_state(params, config, batch):
