@@ -292,7 +292,7 @@ def all_layers_backward(config, dh, dnext_state, caches):
     dstate = State(*map(np.zeros_like, dnext_state))
     grads = {}
     for layer in reversed(range(config.layers)):
-        layer_cache, compression_cache, _, _, _ = caches[layer]
+        layer_cache, compression_cache, *_ = caches[layer]
         _, dnext_compressed = operations.layer_state(config, dnext_state, layer)
         dcompressed, dcompression = operations.remember_backward(
             config, dnext_compressed, compression_cache

@@ -328,9 +328,7 @@ def prediction_forward(params, config, tokens, encoded, rng):
 
 
 def prediction_backward(params, config, dhidden, cache):
-    batch, length, width = dhidden.shape
-    drows = np.zeros((batch, length + 1, width))
-    drows[:, 1:] = dhidden
+    drows = np.pad(dhidden, ((0, 0), (1, 0), (0, 0)))  # (B, N + 1, D)
     return decoder_backward(params, config, drows, cache)
 
 

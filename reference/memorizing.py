@@ -191,13 +191,11 @@ def forward(params, config, tokens, state, rng=None):
     x = params["embedding"][tokens]  # (B, N, D)
     keys = np.zeros_like(state.keys)
     values = np.zeros_like(state.values)
+    memory = (state.memory_keys, state.memory_values)
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
         previous = np.stack([state.keys[:, layer], state.values[:, layer]])
-        memory = None
-        if config.memory and layer + 1 == config.memory_layer:
-            memory = (state.memory_keys, state.memory_values)
         x, last, cache = layer_forward(p, config, x, previous, memory, rng)
         keys[:, layer], values[:, layer] = last
         caches.append(cache)
@@ -225,7 +223,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     fresh = initial_state(params, config, len(tokens))
     dstate = State(*map(np.zeros_like, fresh))
     if dnext_state is None:
-        dnext_state = State(*map(np.zeros_like, fresh))
+        dnext_state = fresh  # zeros
 
     dscaled, dembedding = linear_backward(dlogits, output_cache)
     dnormed = dscaled * config.width**-0.5 * dropout_mask
@@ -242,7 +240,8 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 def layer_forward(p, config, x, previous, memory, rng):
     """y (B, N, D), the segment's keys and values (2, B, H, N, E), and the cache.
 
-    previous: the last segment's keys and values. memory: keys and values (B, H, M, E), or None.
+    previous: the last segment's keys and values. memory: keys and values (B, H, M, E), which the
+    memory layer reads.
     """
     projected, projection_cache = projection_forward(p, config, x, rng)
     query = projected["query"]
@@ -251,7 +250,7 @@ def layer_forward(p, config, x, previous, memory, rng):
     attended, local_cache = local_attention_forward(p, config, query, keys, values, rng)
 
     memory_cache = None
-    if memory is not None:
+    if "memory_gate" in p:
         memory_keys, memory_values = memory
         found, retrieval_cache = retrieval_forward(
             query, memory_keys, memory_values, p["scale"], config.retrieved
@@ -271,15 +270,15 @@ def layer_backward(config, dy, dlast, cache):
     dattended, grads["output"] = linear_backward(dx, output_cache)
     dattended = split_heads(dattended, config.heads)
 
-    if memory_cache is None:
-        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
-    else:
+    dquery_found = 0.0
+    dscale_found = 0.0
+    if memory_cache is not None:
         retrieval_cache, gate_cache = memory_cache
         dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
-        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
         dquery_found, dscale_found = retrieval_backward(dfound, retrieval_cache)
-        dquery = dquery + dquery_found
-        dlocal["scale"] = dlocal["scale"] + dscale_found
+    dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
+    dquery = dquery + dquery_found
+    dlocal["scale"] = dlocal["scale"] + dscale_found
 
     n = dy.shape[1]
     dkeys_and_values = np.stack([dkeys, dvalues])  # (2, B, H, 2N, E)

@@ -206,11 +206,11 @@ def window_projections_backward(dquery, dkey, dvalue, cache):
 def window_mask(length, vectors, present):
     """Which of [inserted | tokens] each token sees: no later ones, (B, 1, N, S + N)."""
     batch = len(present)
+    mask = np.empty((batch, length, vectors + length), bool)
     # decision 5: nothing inserted in a first window; S is 0 at layers without insertion
-    sees_inserted = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
-    causal = np.tril(np.ones((length, length), bool))
-    tokens = np.broadcast_to(causal, (batch, length, length))
-    return np.concatenate([sees_inserted, tokens], axis=-1)[:, None]
+    mask[:, :, :vectors] = present.reshape(batch, 1, -1)
+    mask[:, :, vectors:] = np.tri(length, dtype=bool)
+    return mask[:, None]
 
 
 # ----------------------------------------------------------------------------
