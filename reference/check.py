@@ -39,10 +39,12 @@ STAGES = {  # in the order of work: what a name begins with
     "steps": "sgd/|adamw/",
     "replay": REPLAY,
 }
+ORDER = [*STAGES]
 FORWARD = 2  # the last stage of the forward pass
 # By lane: their axis 0. A document starts in lane 2 at segment 0, in lane 1 at segment 1
 BY_LANE = r"(\d+/)?(inner_grad/|inner/(?!position_bias|gate$|distance_key)|logits|next|grad_state)"
 LANES = 3
+SEGMENTS = 3
 STARTS = {0: 2, 1: 1}  # the lane that starts, by segment
 
 
@@ -161,9 +163,8 @@ def wanted(expected: dict, stage: str) -> dict:
     found = {name: row for name, row in expected.items() if not name.startswith(GIVEN)}
     if any(name.startswith(REPLAY) for name in found):  # whose gradients must be the same
         found |= {REPLAY + name: row for name, row in found.items() if name.startswith("grad")}
-    last = [*STAGES].index(stage or "replay")
-    stages = [*STAGES][: last + 1]
-    return {name: row for name, row in found.items() if stage_of(name) in stages}
+    last = ORDER.index(stage or "replay")
+    return {name: row for name, row in found.items() if ORDER.index(stage_of(name)) <= last}
 
 
 def compare(expected: dict, actual: dict, stage: str = "") -> list[Row]:
@@ -289,14 +290,13 @@ def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
     pairs = pairs_of(vectors, theirs)
     written = [pair for pair in pairs if pair[1].is_file() or vectors.is_file()]
     failed = []  # (place, file, rows)
-    stages = [*STAGES]
     last = 0  # stage that is compared
     for path, other in written:
         rows, unknown = read_both(path, other, stage)
         for row in rows if vectors.is_file() else ():
             mark = "" if row.passes else "  FAIL"
             print(f"  {row.name:<52} {row.words}{mark}")
-        last = max(last, *(stages.index(stage_of(row.name)) for row in rows))
+        last = max(last, *(ORDER.index(stage_of(row.name)) for row in rows))
         count = sum(not row.passes for row in rows)
         if count:
             failed.append((place_of(path, rows), path, rows))
@@ -308,9 +308,9 @@ def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
         f"{len(written) - len(failed)} of {len(written)} cases agree; {absent} are not in {theirs}"
     )
     verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
-    verdict |= {"cases": len(written), "missing": absent, "level": stages[last]}
+    verdict |= {"cases": len(written), "missing": absent, "level": ORDER[last]}
     if not failed:
-        print(f"all agree: vectors {VERSION}, {vectors.name}, level {stages[last]}")
+        print(f"all agree: vectors {VERSION}, {vectors.name}, level {ORDER[last]}")
         return verdict | {"begin_with": None}
     _, path, rows = min(failed, key=lambda each: each[:2])
     return verdict | {"begin_with": begin_with(path, rows)}
@@ -323,7 +323,7 @@ def place_of(path: Path, rows: list[Row]) -> tuple:
     comes first, as it locates the mistake best, then the largest.
     """
     first = first_wrong(rows)
-    stage = max([*STAGES].index(stage_of(first.name)), FORWARD)
+    stage = max(ORDER.index(stage_of(first.name)), FORWARD)
     number = segment_of(first.name)
     backwards = stage_of(first.name) == "gradients"  # which begin with the last segment
     inside = sum(row.name.startswith(INNER) for row in rows)
@@ -342,7 +342,7 @@ def begin_with(path: Path, rows: list[Row]) -> dict:
     first = first_wrong(rows)
     now = stage_of(first.name)
     hint = hint_of(path, first)
-    print(f"stage {[*STAGES].index(now) + 1} of {len(STAGES)}, {now}, is not done")
+    print(f"stage {ORDER.index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {first.name}: {first.words}")
     print(f"look at: {hint}")
     if all(row.passes or row.name.startswith(INNER) for row in rows):

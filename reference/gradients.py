@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.check import CheckError, exit_code, load
+from reference.check import SEGMENTS, CheckError, exit_code, load
 from reference.demonstration import demonstrate
 from reference.memformer import subtree
 from reference.rollout import Segment, rollout_backward, rollout_forward
@@ -73,8 +73,7 @@ def read_case(paper: str, name: str) -> Case:
     params = subtree(rows, "given/param/")
     fresh = reference.initial_state(params, config, len(rows["given/0/starts"]))
     state = fresh._replace(**subtree(rows, "given/state/"))
-    count = sum(row.startswith("given/") and row.endswith("/tokens") for row in rows)
-    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(count)]
+    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(SEGMENTS)]
     return Case(reference, config, params, state, segments)
 
 

@@ -833,8 +833,7 @@ def init_writer(config, rng):
     p = init_norm("memory_norm", d) | init_norm("norm", d)
     p |= init_affine(rng, "query", inner, d)
     p |= init_affine(rng, "key", inner, d)
-    p |= init_affine(rng, "value", d, d)
-    return p
+    return p | init_affine(rng, "value", d, d)
 
 
 def init_mlp(config, rng):

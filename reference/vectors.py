@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from reference.check import GIVEN, LANES, STARTS, VERSION, CheckError, exit_code
+from reference.check import GIVEN, LANES, SEGMENTS, STARTS, VERSION, CheckError, exit_code
 from reference.gradients import Case, fields_of
 from reference.rollout import Segment, named, rollout_forward, segments_backward
 
-SEGMENTS = 3
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
-SINGLE = TYPES | {"f": ("F32", "<f4")}  # for frameworks without float64
 
 
 # ----------------------------------------------------------------------------
