@@ -78,11 +78,11 @@ def load(path: Path) -> tuple[dict, dict]:
 
     Such a file is the length of a header in 8 bytes, the header in JSON, and the arrays.
     """
-    if not Path(path).is_file():
+    if not path.is_file():
         raise CheckError(f"{path}: no such file")
     arrays = {}
     try:
-        content = Path(path).read_bytes()
+        content = path.read_bytes()
         begin = 8 + int.from_bytes(content[:8], "little")
         header = json.loads(content[8:begin])
         metadata = header.pop("__metadata__", {})
@@ -380,17 +380,13 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
 def main(argv: list | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
-    vectors = "a file of docs/vectors, or a folder of them"
-    theirs = "what the port wrote: a file, or a folder of files so named"
-    stage = "compare what is computed up to this stage of work"
-    parser = argparse.ArgumentParser(prog="python -m reference.check", description=words)
-    parser.add_argument("vectors", metavar="VECTORS", type=Path, help=vectors)
-    parser.add_argument("theirs", metavar="THEIRS", type=Path, help=theirs)
-    parser.add_argument("--stage", choices=STAGES, default="", help=stage)
-    strict = "fail if a case of VECTORS is not in THEIRS"
-    parser.add_argument("--strict", action="store_true", help=strict)
-    machine = "print the verdict as one JSON object, the text on standard error"
-    parser.add_argument("--json", action="store_true", help=machine)
+    parser = argparse.ArgumentParser("python -m reference.check", description=words)
+    add = parser.add_argument
+    add("vectors", metavar="VECTORS", type=Path, help="a file of docs/vectors, or a folder of them")
+    add("theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder")
+    add("--stage", choices=STAGES, default="", help="compare what is computed up to this stage")
+    add("--strict", action="store_true", help="fail if a case of VECTORS is not in THEIRS")
+    add("--json", action="store_true", help="print one JSON object; text is on standard error")
     options: Any = parser.parse_args(argv)
 
     def work() -> bool:

@@ -476,9 +476,9 @@ def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
     words = "Without options: the demonstration."
     parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words)
-    differences = "compare gradients with finite differences"
-    parser.add_argument("--check", action="store_true", help=differences)
-    parser.add_argument("--case", metavar="NAME", help="the case to check (default: all)")
+    add = parser.add_argument
+    add("--check", action="store_true", help="compare gradients with finite differences")
+    add("--case", metavar="NAME", help="the case to check (default: all)")
     options = parser.parse_args(argv)
 
     def work() -> bool:

@@ -195,15 +195,17 @@ def main(argv: list | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m reference.vectors", description="Vectors of a config."
     )
-    parser.add_argument("--model", required=True, help="a reference, such as memformer")
-    parser.add_argument("--config", required=True, help="its Config's fields, in JSON")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
-    parser.add_argument("--out", required=True, type=Path, help="the file, NAME.safetensors")
+    add = parser.add_argument
+    add("--model", required=True, help="a reference, such as memformer")
+    add("--config", required=True, help="its Config's fields, in JSON")
+    add("--seed", type=int, default=0, help="of all random numbers (default: 0)")
+    add("--out", required=True, type=Path, help="the file, NAME.safetensors")
     options = parser.parse_args(argv)
-    return exit_code(
-        "reference.vectors",
-        lambda: generate(options.model, options.config, options.seed, options.out),
-    )
+
+    def work() -> bool:
+        return generate(options.model, options.config, options.seed, options.out)
+
+    return exit_code("reference.vectors", work)
 
 
 if __name__ == "__main__":
