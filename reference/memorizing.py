@@ -529,8 +529,8 @@ def sigmoid(x):
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    log_sums = np.logaddexp.reduce(logits, -1, keepdims=True)  # of exponentials, (B, N, 1)
-    log_probabilities = logits - log_sums  # (B, N, V)
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
     one_hot = np.eye(logits.shape[-1], dtype=bool)[targets]  # (B, N, V)
     loss = -log_probabilities[one_hot & scored[..., None]].sum()
     return loss, (log_probabilities, one_hot, scored)

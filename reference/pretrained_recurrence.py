@@ -248,15 +248,12 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state. dnext_state None stands for zeros."""
     tokens, module_cache, dropout_mask, layer_caches, norm_cache, output_cache, pool_cache = cache
-    fresh = initial_state(params, config, len(tokens))
-    if dnext_state is None:
-        dnext_state = fresh
-
-    pool_backward = config.operations.pool_backward
-    doutputs, grads = pool_backward(config, dnext_state.pooled, pool_cache)  # (L, B, N, D)
     dhidden, dembedding = linear_backward(dlogits, output_cache)
-    dlast, dnorm_params = layer_norm_backward(dhidden, norm_cache)
-    add_into(grads, dnorm_params)
+    dlast, grads = layer_norm_backward(dhidden, norm_cache)
+    doutputs = np.zeros((config.layers, *dlast.shape))  # (L, B, N, D)
+    if dnext_state is not None:
+        doutputs, dparams = config.operations.pool_backward(config, dnext_state.pooled, pool_cache)
+        add_into(grads, dparams)
     doutputs[-1] += dlast
     dx, dinserted, dlayer_params = layers_backward(config, doutputs, layer_caches)
     grads |= dlayer_params
@@ -268,8 +265,9 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
     dpooled, dparams = config.operations.module_backward(dinserted, module_cache)
     add_into(grads, prefixed("module.", dparams))
+    dstate = initial_state(params, config, len(tokens))._replace(pooled=dpooled)
     zeros = {name: np.zeros_like(value) for name, value in params.items()}
-    return zeros | grads, fresh._replace(pooled=dpooled)
+    return zeros | grads, dstate
 
 
 def initial_state(params, config, batch):
@@ -528,8 +526,8 @@ def dropout(x, rate, rng):
 
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    log_sums = np.logaddexp.reduce(logits, -1, keepdims=True)  # of exponentials, (B, N, 1)
-    log_probabilities = logits - log_sums  # (B, N, V)
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
     one_hot = np.eye(logits.shape[-1], dtype=bool)[targets]  # (B, N, V)
     loss = -log_probabilities[one_hot & scored[..., None]].sum()
     return loss, (log_probabilities, one_hot, scored)
