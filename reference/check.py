@@ -27,6 +27,7 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
 SMALL = 1e-6  # float32's rounding, in a tensor of float64
 LARGE = 1e-3  # what no rounding is
+NOTHING = 1e-15  # a tensor without a larger number is a sum that cancels: zero, and its rounding
 GIVEN = "given/"
 INNER = "inner/"
 REPLAY = "replay/"
@@ -110,6 +111,8 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
         return Row(name, np.inf, tolerance, f"{not_finite} of {actual.size} NaN or infinite")
 
     scale = np.abs(expected).max()
+    if scale < NOTHING:
+        scale = 0.0
     # Of what is exactly zero, the error itself
     difference = np.abs(actual - expected) / (scale or 1.0)
     error = float(difference.max())
