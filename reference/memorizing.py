@@ -595,8 +595,8 @@ def init_linear(rng, fan_out, fan_in, gain=1.0):
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
-    truncated = 0.8796256610342398  # the deviation of what was a normal of deviation 1
-    return draw * (gain * fan_in**-0.5 / truncated)
+    deviation = gain * fan_in**-0.5
+    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
 
 
 def init_norm(name, width):
