@@ -79,11 +79,11 @@ def load(path: Path) -> tuple[dict, dict]:
 
     Such a file is the length of a header in 8 bytes, the header in JSON, and the arrays.
     """
-    if not path.is_file():
+    if not Path(path).is_file():
         raise CheckError(f"{path}: no such file")
     arrays = {}
     try:
-        content = path.read_bytes()
+        content = Path(path).read_bytes()
         begin = 8 + int.from_bytes(content[:8], "little")
         header = json.loads(content[8:begin])
         metadata = header.pop("__metadata__", {})
