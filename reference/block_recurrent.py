@@ -433,8 +433,8 @@ def tile_mask(window):
 
 def tile_distance(window):
     """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
-    query_position = np.arange(window)[:, None] + window
-    key_position = np.arange(2 * window)[None, :]
+    query_position = np.arange(window, 2 * window)[:, None]
+    key_position = np.arange(2 * window)
     return query_position - key_position
 
 
@@ -489,10 +489,8 @@ def token_mlp_forward(p, config, x, rng):
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dout = dy * dropout_mask
-    dhidden, doutput = linear_backward(dout, output_cache)
-    dbefore = dhidden * (hidden > 0)
-    dnormed, dweight = linear_backward(dbefore, hidden_cache)
+    dhidden, doutput = linear_backward(dy * dropout_mask, output_cache)
+    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
     dinput, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
@@ -648,9 +646,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -812,7 +809,8 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = {"gate": "fixed", "configuration": "skip", "feedback": False, "output_dropout": False}
+# Fields whose defaults are the published method
+VARIED = ("gate", "configuration", "feedback", "output_dropout")
 
 
 def operations_with(**replaced):
@@ -822,10 +820,9 @@ def operations_with(**replaced):
 
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    if all(getattr(config, name) == value for name, value in PUBLISHED.items()):
+    if all(getattr(config, name) == getattr(Config, name) for name in VARIED):
         return operations_with()
-    variants = importlib.import_module("reference.variants.block_recurrent")
-    return variants.operations_of(config)
+    return importlib.import_module("reference.variants.block_recurrent").operations_of(config)
 
 
 def check_config(config):

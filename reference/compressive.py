@@ -292,7 +292,7 @@ def all_layers_backward(config, dh, dnext_state, caches):
     dstate = State(*map(np.zeros_like, dnext_state))
     grads = {}
     for layer in reversed(range(config.layers)):
-        layer_cache, compression_cache, _, _, _ = caches[layer]
+        layer_cache, compression_cache, *_ = caches[layer]
         _, dnext_compressed = operations.layer_state(config, dnext_state, layer)
         dcompressed, dcompression = operations.remember_backward(
             config, dnext_compressed, compression_cache
@@ -557,7 +557,7 @@ def content_attention_backward(dout, cache):
 
 def causal_mask(n, k):
     """(N, K): query i sees the K - N keys before the segment and the segment's up to itself."""
-    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
+    return np.arange(k) <= np.arange(n)[:, None] + k - n
 
 
 def distance_sinusoids(length, width):
@@ -647,9 +647,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -796,15 +795,16 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = {
-    "compression": "conv",
-    "compression_loss": "attention_reconstruction",
-    "dilations": (1, 2, 4),
-    "positions": "transformer_xl",
-    "cutoffs": (),
-    "memories": (),
-    "authors_code": False,
-}
+# Fields whose defaults are the published method
+VARIED = (
+    "compression",
+    "compression_loss",
+    "dilations",
+    "positions",
+    "cutoffs",
+    "memories",
+    "authors_code",
+)
 
 
 def layer_config(config, layer):
@@ -827,15 +827,10 @@ def operations_with(**replaced):
     return SimpleNamespace(**(globals() | replaced))
 
 
-def is_published(config):
-    """Whether a config asks for no variant."""
-    published = all(getattr(config, name) == value for name, value in PUBLISHED.items())
-    return published and config.compressed_memory > 0
-
-
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    if is_published(config):
+    is_default = all(getattr(config, name) == getattr(Config, name) for name in VARIED)
+    if is_default and config.compressed_memory > 0:
         return operations_with()
     return importlib.import_module("reference.variants.compressive").operations_of(config)
 
@@ -851,9 +846,10 @@ def stopped(config):
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name, kind in Config.__annotations__.items():
+        value = getattr(config, name)
         least = 0 if name in ("memory", "compressed_memory") else 1
-        if kind is int and getattr(config, name) < least:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+        if kind is int and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
     operations_of(config)  # raises ValueError for an unknown variant
     if config.positions == "transformer_xl" and config.width % 2:
         raise ValueError(

@@ -20,7 +20,11 @@ def demonstrate(reference: ModuleType, config: Any) -> None:
     rng = np.random.default_rng(0)
     params = reference.init_params(config, rng)
     initial = reference.initial_state(params, config, LANES)
-    segments = [random_segment(config, rng, is_first=k == 0) for k in range(SEGMENTS)]
+    segments = []
+    for k in range(SEGMENTS):
+        tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, config.segment))
+        starts = np.full(LANES, k == 0)
+        segments.append(Segment(tokens, targets, np.ones(tokens.shape, bool), starts))
     one_bit = LANES * config.segment * np.log(2)  # for each token of a segment
     for step in range(1, SHOWN[-1] + 1):
         rows, caches, _ = rollout_forward(reference, params, config, segments, initial)
@@ -38,9 +42,3 @@ def demonstrate(reference: ModuleType, config: Any) -> None:
     for cleared, read in ({"nothing": state} | parts | {"all": fresh}).items():
         rows, _, _ = rollout_forward(reference, params, config, [last], read)
         print(f"last segment, {cleared} cleared: {rows['0/loss'] / one_bit:.3f} bits per token")
-
-
-def random_segment(config: Any, rng: np.random.Generator, is_first: bool) -> Segment:
-    """A segment of random tokens and targets; documents start in the first one."""
-    tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, config.segment))
-    return Segment(tokens, targets, np.ones(tokens.shape, bool), np.full(LANES, is_first))

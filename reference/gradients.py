@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.check import CheckError, exit_code, load
+from reference.check import SEGMENTS, CheckError, exit_code, load
 from reference.demonstration import demonstrate
 from reference.memformer import subtree
 from reference.rollout import Segment, rollout_backward, rollout_forward
@@ -73,8 +73,7 @@ def read_case(paper: str, name: str) -> Case:
     params = subtree(rows, "given/param/")
     fresh = reference.initial_state(params, config, len(rows["given/0/starts"]))
     state = fresh._replace(**subtree(rows, "given/state/"))
-    count = sum(row.startswith("given/") and row.endswith("/tokens") for row in rows)
-    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(count)]
+    segments = [segment_of(reference, subtree(rows, f"given/{k}/")) for k in range(SEGMENTS)]
     return Case(reference, config, params, state, segments)
 
 
@@ -170,7 +169,7 @@ def held_functions(case: Case) -> Iterator[tuple]:
 def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
     """Inside the block: the objective, a function of what `inputs_of` returns.
 
-    What is stopped keeps the values that it had in the first call.
+    What is stopped keeps the values that it has in the case itself.
     """
     with held_functions(case) as (_, counts):
 
@@ -181,6 +180,7 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
             rows, _, _ = rollout_forward(case.reference, params, case.config, case.segments, state)
             return float(rows["objective"])
 
+        objective(inputs_of(case.params, case.state))
         yield objective
 
 
@@ -189,7 +189,6 @@ def errors_of(case: Case, grads: dict, rng: np.random.Generator) -> dict:
     found = {}
     inputs = inputs_of(case.params, case.state)
     with holding_what_is_stopped(case) as objective:
-        objective(inputs)  # the values at which what is stopped is held
         for name in inputs:
             direction = rng.standard_normal(inputs[name].shape)
             *_, found[name] = compared(objective, inputs, name, grads[name], direction)
@@ -222,7 +221,6 @@ def worst_entry(case: Case, name: str, gradient: np.ndarray) -> tuple:
     inputs = inputs_of(case.params, case.state)
     found = []
     with holding_what_is_stopped(case) as objective:
-        objective(inputs)
         for index in np.ndindex(gradient.shape):
             one = np.zeros(gradient.shape)
             one[index] = 1.0
@@ -466,7 +464,7 @@ def show(paper: str) -> bool:
     """The demonstration: check the largest case without variants, and fit a model like it."""
     cases = {name: read_case(paper, name) for name in case_names(paper) or [""]}
     published = [name for name, case in cases.items() if is_published(case)]
-    name = max(published, key=lambda name: sum(map(np.size, cases[name].params.values())))
+    name = max(published, key=lambda name: len(cases[name].params))
     is_right = check(paper, name) <= TOLERANCE
     if is_right:
         config = replace(cases[name].config, vocabulary=11, width=16, feed_forward=32)
@@ -478,9 +476,9 @@ def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
     words = "Without options: the demonstration."
     parser = argparse.ArgumentParser(f"python -m reference.{paper}", description=words)
-    differences = "compare gradients with finite differences"
-    parser.add_argument("--check", action="store_true", help=differences)
-    parser.add_argument("--case", metavar="NAME", help="the case to check (default: all)")
+    add = parser.add_argument
+    add("--check", action="store_true", help="compare gradients with finite differences")
+    add("--case", metavar="NAME", help="the case to check (default: all)")
     options = parser.parse_args(argv)
 
     def work() -> bool:

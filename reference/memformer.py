@@ -328,9 +328,7 @@ def prediction_forward(params, config, tokens, encoded, rng):
 
 
 def prediction_backward(params, config, dhidden, cache):
-    batch, length, width = dhidden.shape
-    drows = np.zeros((batch, length + 1, width))
-    drows[:, 1:] = dhidden
+    drows = np.pad(dhidden, ((0, 0), (1, 0), (0, 0)))  # (B, N + 1, D)
     return decoder_backward(params, config, drows, cache)
 
 
@@ -550,7 +548,7 @@ def clipped_distances(config, causal):
 
 
 # ----------------------------------------------------------------------------
-# through segments: memory replay, the paper's way to train, and full back-propagation
+# through segments: memory replay, the paper's way to train
 def memory_replay(params, config, segments, state, seed=None):
     """Algorithm 1 (decision 14: K segments, 0 to K - 1), with one segment's cache at a time.
 
@@ -582,24 +580,6 @@ def memory_replay(params, config, segments, state, seed=None):
     return loss, grads, dstate, next_state  # l.14
 
 
-def through_time(params, config, segments, state, seed=None):
-    """The same by full back-propagation through time, which holds the caches of all segments."""
-    share = 1 / sum(targets.size for _, targets in segments)
-    loss = 0.0
-    caches = []
-    for t, segment in enumerate(segments):
-        part, state, cache = segment_forward(params, config, segment, state, segment_rng(seed, t))
-        loss = loss + share * part
-        caches.append(cache)
-
-    grads = {}
-    dstate = None
-    for cache in reversed(caches):
-        dparams, dstate = segment_backward(params, config, share, dstate, cache)
-        add_into(grads, dparams)
-    return loss, grads, dstate, state
-
-
 def segment_forward(params, config, segment, state, rng):
     """(summed loss, next state, cache) of one segment."""
     tokens, targets = segment
@@ -629,10 +609,8 @@ def projections_forward(p, heads, x, source):
     query, query_cache = affine_forward(p, "query", x)
     key, key_cache = affine_forward(p, "key", source)
     value, value_cache = affine_forward(p, "value", source)
-    query = split_heads(query, heads)
-    key = split_heads(key, heads)
-    value = split_heads(value, heads)
-    return query, key, value, (query_cache, key_cache, value_cache)
+    by_head = [split_heads(rows, heads) for rows in (query, key, value)]
+    return *by_head, (query_cache, key_cache, value_cache)
 
 
 # q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
@@ -730,9 +708,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -856,8 +833,7 @@ def init_writer(config, rng):
     p = init_norm("memory_norm", d) | init_norm("norm", d)
     p |= init_affine(rng, "query", inner, d)
     p |= init_affine(rng, "key", inner, d)
-    p |= init_affine(rng, "value", d, d)
-    return p
+    return p | init_affine(rng, "value", d, d)
 
 
 def init_mlp(config, rng):

@@ -191,13 +191,11 @@ def forward(params, config, tokens, state, rng=None):
     x = params["embedding"][tokens]  # (B, N, D)
     keys = np.zeros_like(state.keys)
     values = np.zeros_like(state.values)
+    memory = (state.memory_keys, state.memory_values)
     caches = []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
         previous = np.stack([state.keys[:, layer], state.values[:, layer]])
-        memory = None
-        if config.memory and layer + 1 == config.memory_layer:
-            memory = (state.memory_keys, state.memory_values)
         x, last, cache = layer_forward(p, config, x, previous, memory, rng)
         keys[:, layer], values[:, layer] = last
         caches.append(cache)
@@ -225,7 +223,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     fresh = initial_state(params, config, len(tokens))
     dstate = State(*map(np.zeros_like, fresh))
     if dnext_state is None:
-        dnext_state = State(*map(np.zeros_like, fresh))
+        dnext_state = fresh  # zeros
 
     dscaled, dembedding = linear_backward(dlogits, output_cache)
     dnormed = dscaled * config.width**-0.5 * dropout_mask
@@ -242,7 +240,8 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 def layer_forward(p, config, x, previous, memory, rng):
     """y (B, N, D), the segment's keys and values (2, B, H, N, E), and the cache.
 
-    previous: the last segment's keys and values. memory: keys and values (B, H, M, E), or None.
+    previous: the last segment's keys and values. memory: keys and values (B, H, M, E), which the
+    memory layer reads.
     """
     projected, projection_cache = projection_forward(p, config, x, rng)
     query = projected["query"]
@@ -251,7 +250,7 @@ def layer_forward(p, config, x, previous, memory, rng):
     attended, local_cache = local_attention_forward(p, config, query, keys, values, rng)
 
     memory_cache = None
-    if memory is not None:
+    if "memory_gate" in p:
         memory_keys, memory_values = memory
         found, retrieval_cache = retrieval_forward(
             query, memory_keys, memory_values, p["scale"], config.retrieved
@@ -271,15 +270,15 @@ def layer_backward(config, dy, dlast, cache):
     dattended, grads["output"] = linear_backward(dx, output_cache)
     dattended = split_heads(dattended, config.heads)
 
-    if memory_cache is None:
-        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
-    else:
+    dquery_found = 0.0
+    dscale_found = 0.0
+    if memory_cache is not None:
         retrieval_cache, gate_cache = memory_cache
         dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
-        dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
         dquery_found, dscale_found = retrieval_backward(dfound, retrieval_cache)
-        dquery = dquery + dquery_found
-        dlocal["scale"] = dlocal["scale"] + dscale_found
+    dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
+    dquery = dquery + dquery_found
+    dlocal["scale"] = dlocal["scale"] + dscale_found
 
     n = dy.shape[1]
     dkeys_and_values = np.stack([dkeys, dvalues])  # (2, B, H, 2N, E)
@@ -341,8 +340,8 @@ def tile_mask(window):
 
 def tile_distance(window):
     """i - j of the W queries of a block and the 2W keys of its tile (Figure 2), (W, 2W)."""
-    query_position = np.arange(window)[:, None] + window
-    key_position = np.arange(2 * window)[None, :]
+    query_position = np.arange(window, 2 * window)[:, None]
+    key_position = np.arange(2 * window)
     return query_position - key_position
 
 
@@ -446,10 +445,8 @@ def token_mlp_forward(p, config, x, rng):
 # y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dout = dy * dropout_mask
-    dhidden, doutput = linear_backward(dout, output_cache)
-    dbefore = dhidden * (hidden > 0)
-    dnormed, dweight = linear_backward(dbefore, hidden_cache)
+    dhidden, doutput = linear_backward(dy * dropout_mask, output_cache)
+    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
     dinput, dnorm = layer_norm_backward(dnormed, norm_cache)
     return dy + dinput, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
@@ -499,9 +496,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 

@@ -206,11 +206,11 @@ def window_projections_backward(dquery, dkey, dvalue, cache):
 def window_mask(length, vectors, present):
     """Which of [inserted | tokens] each token sees: no later ones, (B, 1, N, S + N)."""
     batch = len(present)
+    mask = np.empty((batch, length, vectors + length), bool)
     # decision 5: nothing inserted in a first window; S is 0 at layers without insertion
-    sees_inserted = np.broadcast_to(present.reshape(batch, 1, -1), (batch, length, vectors))
-    causal = np.tril(np.ones((length, length), bool))
-    tokens = np.broadcast_to(causal, (batch, length, length))
-    return np.concatenate([sees_inserted, tokens], axis=-1)[:, None]
+    mask[:, :, :vectors] = present.reshape(batch, 1, -1)
+    mask[:, :, vectors:] = np.tri(length, dtype=bool)
+    return mask[:, None]
 
 
 # ----------------------------------------------------------------------------
@@ -510,9 +510,8 @@ def layer_norm_backward(dy, cache):
     correlation = (dstandard * standard).mean(-1, keepdims=True)
     dx = inverse * (dstandard - mean - standard * correlation)
 
-    sum_axes = tuple(range(dy.ndim - 1))  # all but the last
-    dscale = (dy * standard).sum(sum_axes)
-    dbias = dy.sum(sum_axes)
+    dscale = (dy * standard).sum((0, 1))
+    dbias = dy.sum((0, 1))
     return dx, {f"{name}.scale": dscale, f"{name}.bias": dbias}
 
 
@@ -638,8 +637,8 @@ def operations_of(config):
     asked_for = (config.pooling, config.pool, config.pool_final_norm)
     if asked_for == PUBLISHED and config.vectors > 0:
         return operations_with()
-    variants = importlib.import_module("reference.variants.pretrained_recurrence")
-    return variants.operations_of(config)
+    variants = "reference.variants.pretrained_recurrence"
+    return importlib.import_module(variants).operations_of(config)
 
 
 def check_config(config):

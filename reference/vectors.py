@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from reference.check import GIVEN, LANES, STARTS, VERSION, CheckError, exit_code
+from reference.check import GIVEN, LANES, SEGMENTS, STARTS, VERSION, CheckError, exit_code
 from reference.gradients import Case, fields_of
 from reference.rollout import Segment, named, rollout_forward, segments_backward
 
-SEGMENTS = 3
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
 TYPES = {"f": ("F64", "<f8"), "i": ("I64", "<i8"), "b": ("BOOL", "?")}
-SINGLE = TYPES | {"f": ("F32", "<f4")}  # for frameworks without float64
 
 
 # ----------------------------------------------------------------------------
@@ -68,9 +66,8 @@ def random_segment(config: Any, k: int, before: list, rng: np.random.Generator) 
     """
     overlap = getattr(config, "overlap", 0)
     is_last = k == SEGMENTS - 1
-    reads_short_ones = hasattr(config, "max_positions")
     length = config.segment
-    if is_last and reads_short_ones:
+    if is_last and hasattr(config, "max_positions"):
         length = max(1, length - 2)
     tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
     scored = rng.random(tokens.shape) < 0.8
@@ -198,15 +195,17 @@ def main(argv: list | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m reference.vectors", description="Vectors of a config."
     )
-    parser.add_argument("--model", required=True, help="a reference, such as memformer")
-    parser.add_argument("--config", required=True, help="its Config's fields, in JSON")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
-    parser.add_argument("--out", required=True, type=Path, help="the file, NAME.safetensors")
+    add = parser.add_argument
+    add("--model", required=True, help="a reference, such as memformer")
+    add("--config", required=True, help="its Config's fields, in JSON")
+    add("--seed", type=int, default=0, help="of all random numbers (default: 0)")
+    add("--out", required=True, type=Path, help="the file, NAME.safetensors")
     options = parser.parse_args(argv)
-    return exit_code(
-        "reference.vectors",
-        lambda: generate(options.model, options.config, options.seed, options.out),
-    )
+
+    def work() -> bool:
+        return generate(options.model, options.config, options.seed, options.out)
+
+    return exit_code("reference.vectors", work)
 
 
 if __name__ == "__main__":

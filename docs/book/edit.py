@@ -129,7 +129,6 @@ def along_a_direction(
     directions = {name: rng.standard_normal(array.shape) for name, array in inputs.items()}
     by_hand = np.array(sum((grads[name] * directions[name]).sum() for name in inputs))
     with gradients.holding_what_is_stopped(case) as objective:
-        objective(inputs)  # the values at which what is stopped is held
 
         def objective_along(given: dict) -> float:
             return objective({n: inputs[n] + given["far"] * directions[n] for n in inputs})

@@ -11,7 +11,7 @@ import numpy as np
 from docs.book.record import Recorder
 from docs.book.text import code_html
 from reference.check import load
-from reference.gradients import Case, case_names, gradients_of, path_of, read_case
+from reference.gradients import Case, case_names, function_of, gradients_of, path_of, read_case
 
 MANY = 12  # values inside a layer
 
@@ -36,7 +36,7 @@ def whole_rollouts(case: Case) -> Iterator[tuple]:
     if hasattr(reference, "memory_replay"):
         pairs = [(segment.tokens, segment.targets) for segment in case.segments]
         yield reference.memory_replay, *given, pairs, case.state
-        yield reference.through_time, *given, pairs, case.state
+        yield function_of(reference, "through_time"), *given, pairs, case.state
     elif hasattr(reference, "windows_of"):
         document = np.concatenate([segment.tokens for segment in case.segments], axis=1)
         windows = reference.windows_of(case.config, document)

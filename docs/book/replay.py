@@ -13,6 +13,7 @@ import numpy as np
 from docs.book.record import Values, functions_of, parts_of, snapshot
 from docs.book.text import code_html
 from reference import memformer as reference
+from reference.gradients import function_of
 
 SEGMENTS = 6
 LANES = 2
@@ -132,7 +133,7 @@ def replay_data() -> dict:
     values = Values()
     methods = []
     for name, title in METHODS.items():
-        steps = steps_of(getattr(reference, name), values, *given)
+        steps = steps_of(function_of(reference, name), values, *given)
         function = functions[name]
         code = code_html(function.source)
         methods.append({"title": title, "line": function.first, "code": code, "steps": steps})

@@ -9,6 +9,8 @@
     slot_normalization  biased: a slot is read with a length of 1 (decision 17: biased slots)
     positions           transformer_xl: sinusoids, and two vectors for all queries (Eq. 1)
 
+`through_time` trains by full back-propagation.
+
 Glossary, beside that of the paper's file: code symbol, meaning, symbol, shape
     reading           what the encoder reads, masked when infilling                (B, N)
     readable          where reading is no padding                                  (B, N) bool
@@ -476,6 +478,27 @@ def init_transformer_xl_attention(config, rng, distances):
     for name in ("content_bias", "distance_bias"):
         p[name] = rng.normal(0, 0.02, (config.heads, config.head_width))
     return p | paper.init_affine(rng, "output", d, inner)
+
+
+# ----------------------------------------------------------------------------
+# through segments: full back-propagation, which memory replay is compared with (Table 3)
+def through_time(params, config, segments, state, seed=None):
+    """The loss and gradients of `memory_replay`, by the caches of all segments at once."""
+    share = 1 / sum(targets.size for _, targets in segments)
+    loss = 0.0
+    caches = []
+    for t, segment in enumerate(segments):
+        rng = paper.segment_rng(seed, t)
+        part, state, cache = paper.segment_forward(params, config, segment, state, rng)
+        loss = loss + share * part
+        caches.append(cache)
+
+    grads = {}
+    dstate = None
+    for cache in reversed(caches):
+        dparams, dstate = paper.segment_backward(params, config, share, dstate, cache)
+        paper.add_into(grads, dparams)
+    return loss, grads, dstate, state
 
 
 # ----------------------------------------------------------------------------

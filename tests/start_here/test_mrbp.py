@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from accelerated import replay
 from accelerated.models import NAMES
 from reference import memformer
+from reference.variants import memformer as variants
 from tests.conftest import examples
 from tests.start_here.strategies import compare, largest, plain_bptt, rollouts, settings_of
 
@@ -61,7 +62,7 @@ def one_document(setting, rollout):
 
 
 def in_numpy(method, setting, rollout, seed=None):
-    """{name: array} by a method of reference/memformer.py; a seed turns dropout on."""
+    """{name: array} by a method for reference/memformer.py; a seed turns dropout on."""
     pairs = [(segment.tokens, segment.targets) for segment in rollout]
     loss, grads, dstate, after = method(setting.params, setting.config, pairs, setting.state, seed)
     assert dstate is not None, (
@@ -96,7 +97,7 @@ def test_numpys_replay_drops_the_same_entries_both_times(data):
     """The second computation of a segment is the first one's, with the same dropout."""
     setting = data.draw(settings_of("memformer", dropout=0.2))
     rollout = one_document(setting, data.draw(rollouts(setting)))
-    expected = in_numpy(memformer.through_time, setting, rollout, seed=1)
+    expected = in_numpy(variants.through_time, setting, rollout, seed=1)
     found = in_numpy(memformer.memory_replay, setting, rollout, seed=1)
     compare_all("NumPy with dropout", found, expected)
 
