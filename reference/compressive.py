@@ -135,7 +135,7 @@ def remember_forward(p, config, h, memory, compressed, weights):
     """
     n = h.shape[1]
     compressed_rows = compressed.shape[1]  # C
-    # stop: memory and what is evicted are data (decision 2: inputs without gradient)
+    # stop: memory and evicted rows are detached (decision 2: inputs without gradient)
     queue = np.concatenate([memory, h], axis=1)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
     next_memory = queue[:, n:].copy()  # l.10
@@ -187,11 +187,11 @@ def groups_backward(dgroups, n):
 
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
-    """The loss of one layer: what attention finds in new, less what it finds in evicted (Alg. 2).
+    """Loss of one layer: error of attention over new against attention over evicted (Alg. 2).
 
     It is the mean square over lanes, heads, queries, E (decision 10: mean squares per head).
     """
-    # stop: h, evicted and the attention parameters are data (l.3-5); l.7 is in remember_forward
+    # stop: h, evicted and the attention parameters are detached (l.3-5); l.7: remember_forward
     query, _ = project_heads_forward(h, p["query"], config.heads)
     evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
     evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
@@ -240,7 +240,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state.
 
     dnext_state None stops the gradient at the segment's end; dnext_state.memory is not read, as
-    memory is data.
+    memory is detached.
     """
     embedding_cache, caches, logits_cache = cache
     if dnext_state is None:
@@ -533,7 +533,7 @@ def initial_state(params, config, batch):
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: attention, positions, heads, norm, softmax, feed-forward; known before
+# what every Transformer has: attention, positions, norm, softmax, feed-forward; skip if familiar
 NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon is 1e-6)
 
 
@@ -781,12 +781,12 @@ def init_conv(config, rng):
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """A matrix (out, in) from a normal truncated at two sigma, of deviation gain / sqrt(in)."""
+    """Truncated-normal matrix (out, in), cut at two sigma; standard deviation gain / sqrt(in)."""
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
     deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
+    return draw * (deviation / 0.8796256610342398)  # standard deviation of N(0, 1) cut at 2
 
 
 def init_norm(name, width):
@@ -836,7 +836,7 @@ def operations_of(config):
 
 
 def stopped(config):
-    """{function: its arguments that are data}, for --check; "return.1" is its second result."""
+    """{function: arguments that it detaches}, for --check; "return.1" is its second result."""
     remember = ("h", "memory", "weights")
     if config.operations.remember_backward is remember_backward:
         remember += ("return.1",)

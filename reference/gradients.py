@@ -1,10 +1,10 @@
 """python -m reference.<paper> [--check] [--case NAME]: gradients beside finite differences.
 
 A case is a file of docs/vectors: a config, parameters, a state and three segments. Along a random
-direction of each tensor the objective of rollout.py is differentiated numerically; what the paper
-stops is held at its value meanwhile. A reference says what that is by `stopped(config)`:
-{function: the arguments that are data to it; "return.1" is its second result}. If a tensor is
-wrong, every backward function is checked by itself, on random numbers, and the guilty one is named.
+direction of each tensor the objective of rollout.py is differentiated numerically; values whose
+gradient the paper stops are held fixed meanwhile. A reference names them by `stopped(config)`:
+{function: the arguments that it detaches; "return.1" is its second result}. If a tensor is wrong,
+every backward function is checked by itself, on random numbers, and the guilty one is named.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def function_of(reference: ModuleType, name: str) -> Callable:
 
 
 def stopped(case: Case) -> dict:
-    """{function: the arguments that are data to it}."""
+    """{function: the arguments that it detaches}."""
     return getattr(case.reference, "stopped", lambda config: {})(case.config)
 
 

@@ -299,7 +299,7 @@ def initial_state(params, config, batch):
 
 
 # ----------------------------------------------------------------------------
-# what every Transformer has: attention with T5's positions, projections, norm, MLP; known before
+# what every Transformer has: attention with T5's positions, norm, MLP; skip if familiar
 NORM_EPSILON = 1e-6  # of layer_norm and unit_norm, below the roots (decision 1: epsilon is 1e-6)
 
 
@@ -591,12 +591,12 @@ def init_layer(config, rng, layer):
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """A matrix (out, in) from a normal truncated at two sigma, of deviation gain / sqrt(in)."""
+    """Truncated-normal matrix (out, in), cut at two sigma; standard deviation gain / sqrt(in)."""
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
     deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
+    return draw * (deviation / 0.8796256610342398)  # standard deviation of N(0, 1) cut at 2
 
 
 def init_norm(name, width):
@@ -635,7 +635,7 @@ def check_config(config):
 
 
 def stopped(config):
-    """{function: its arguments that are data}, for --check."""
+    """{function: arguments that it detaches}, for --check: no gradient flows into them."""
     return {"retrieval_forward": ("memory_keys", "memory_values")}
 
 

@@ -24,9 +24,9 @@ from reference import compressive as paper
 # ----------------------------------------------------------------------------
 # compressions: other functions f_c (3.2)
 def max_pooling_forward(p, config, evicted, usage):
-    """The largest of c rows, feature by feature; of equals the first.
+    """Element-wise maximum of every c rows; of equal values the first gets the gradient.
 
-    usage (B, N), which every compression is given, is for most_used alone (3.2).
+    usage (B, N), which every compression takes, is read only by most_used (3.2).
     """
     groups, n = paper.groups_forward(evicted, config.compression_rate)  # (B, N/c, c, D)
     largest = groups.argmax(2)[:, :, None]  # (B, N/c, 1, D)
@@ -102,9 +102,9 @@ def dilated_layer_backward(dy, cache):
 
 
 def most_used_forward(p, config, evicted, usage):
-    """The N/c rows with the largest usage (B, N); of equals the older.
+    """The N/c rows with the largest usage (B, N); ties go to the older row.
 
-    They stay in their order in time (decision 9: order in time).
+    They stay in temporal order (decision 9: order in time).
     """
     count = evicted.shape[1] // config.compression_rate
     most = np.argsort(-usage, axis=1, kind="stable")[:, :count]
@@ -460,9 +460,9 @@ def authors_mlp(p, config, x, rng):
 
 
 def authors_attend_forward(p, config, h, remembered, rng):
-    """As the paper's attend, with larger u and v, an output bias, own distances of compressed rows.
+    """The paper's attend, with larger u and v, an output bias and compressed rows' own distances.
 
-    To these, memory is not in between (decision 6: not divided).
+    These distances do not count the memory in between (decision 6: not divided).
     """
     query, key, value, projections_cache = paper.all_projections_forward(p, config, h, remembered)
     compressed_rows = remembered[0].shape[1]  # C

@@ -93,7 +93,7 @@ def recall(previous, earlier):
 
 
 def config_of_task(config, chosen):
-    """The config of one segment that does a task: attention leaves the padding out.
+    """A copy of the config, for one segment, whose operations do its task and mask the padding.
 
     Raises ValueError for the decoder-only model, which can only continue a text.
     """

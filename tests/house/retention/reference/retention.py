@@ -169,12 +169,12 @@ def init_params(config, rng):
 
 
 def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """A matrix (out, in) from a normal truncated at two sigma, of deviation gain / sqrt(in)."""
+    """Truncated-normal matrix (out, in), cut at two sigma; standard deviation gain / sqrt(in)."""
     draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(outside.sum())
     deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # a normal of deviation 1 has this if truncated
+    return draw * (deviation / 0.8796256610342398)  # standard deviation of N(0, 1) cut at 2
 
 
 # ----------------------------------------------------------------------------
