@@ -60,10 +60,10 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(seed, weight
         own = [field[lane, :steps] for field in (logits, *rollout[1:4])]
         expected += objective_of_lane(*own, weight) / acted.sum()
     found = agent.objective(logits, rollout, 0.7, weight)
-    assert torch.isclose(found, expected, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     [wanted] = torch.autograd.grad(expected, [logits])
     [gradient] = torch.autograd.grad(found, [logits])
-    assert torch.allclose(gradient, wanted, atol=1e-12)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-12)
 
 
 @cores
