@@ -9,7 +9,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+needs_a_browser = pytest.mark.skipif(not BROWSER, reason="apt-get install chromium")
 WIDTHS = (393, 1024, 1440, 1920)
 # a frame of each width in turn, because a window is never as narrow as a phone
 AROUND = """<!doctype html><body><script>

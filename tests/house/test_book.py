@@ -21,7 +21,7 @@ from docs.excerpts import definitions
 from reference.gradients import read_case
 from reference.rollout import rollout_forward
 from tests.conftest import ROOT
-from tests.house.browser import BROWSER, measured
+from tests.house.browser import measured, needs_a_browser
 
 BOOK = pytest.importorskip(
     "docs.book.site",
@@ -193,9 +193,7 @@ def text_pages():
     return [stem for stem in stems if stem not in METHODS]
 
 
-@pytest.mark.skipif(
-    not BROWSER, reason="looking at pages needs a browser: apt-get install chromium"
-)
+@needs_a_browser
 @pytest.mark.parametrize(
     "pages",
     [*([method] for method in METHODS), text_pages()],

@@ -30,13 +30,7 @@ LANES = "--horizon 2 --steps 200 --learning-rate 0.01"
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
     """A folder of short texts: lanes start documents inside the ten steps."""
-    folder = tmp_path_factory.mktemp("texts")
-    text = "a page that was scraped and written again. " * 250
-    for number in range(60):
-        length = 60 + 7 * (number % 5)
-        begin = 150 * number
-        (folder / f"{number}.txt").write_text(text[begin : begin + length])
-    return folder
+    return programs.write_texts(tmp_path_factory.mktemp("texts") / "texts")
 
 
 @pytest.fixture(scope="module", params=SMALL)

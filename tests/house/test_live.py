@@ -9,7 +9,7 @@ import pytest
 from docs.excerpts import ROOT, excerpt
 from docs.practice.tasks import blocks
 from reference.check import load
-from tests.house.browser import BROWSER, Around, answer_of
+from tests.house.browser import BROWSER, Around, answer_of, needs_a_browser
 
 pytest.importorskip(
     "docs.book.site",
@@ -137,7 +137,7 @@ def test_a_task_is_solved_in_the_page_and_an_endless_loop_is_ended(tmp_path):
     assert found["kept"]["memformer.slot_scores"]["status"] == "✓ done"
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs a browser: apt-get install chromium")
+@needs_a_browser
 def test_without_pythons_parts_a_recorded_run_is_shown_and_a_line_says_how_to_get_them(
     tmp_path, monkeypatch
 ):
@@ -151,7 +151,7 @@ def test_without_pythons_parts_a_recorded_run_is_shown_and_a_line_says_how_to_ge
         same_answers(side["found"], try_one.read(0, 1000)["answers"])
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs a browser: apt-get install chromium")
+@needs_a_browser
 @pytest.mark.parametrize("width", [393, 1440])
 def test_the_toys_begin_with_the_numbers_of_the_text(width, tmp_path):
     """And change when a slider is moved; no chapter is wider than the screen."""

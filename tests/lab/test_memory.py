@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from accelerated.lab import memory
-from accelerated.program.errors import InputError
+from tests.helpers.programs import refusal
+from tests.helpers.reading import read_alone
 
 ROW = "Block-Recurrent, LSTM gate"
 
@@ -27,7 +28,6 @@ def experiment(monkeypatch, tmp_path):
         memory.main([*folders, *words.split(), "--rows", ROW])
         return json.loads((tmp_path / "memory.json").read_text())
 
-    conducted.folder = tmp_path
     return conducted
 
 
@@ -78,24 +78,18 @@ def test_predictions_are_those_of_reading_everything(row):
     model = memory.make_model(row, 0)
     documents = memory.documents_of({"begin": 70, "distance": 32})
     found = memory.predictions(model, documents)
-    length = documents.inputs.shape[1]
-    whole = length // memory.SEGMENT * memory.SEGMENT
-    state = model.initial_state(len(found))
-    for start in range(0, whole, memory.SEGMENT):
-        part = slice(start, start + memory.SEGMENT)
-        tokens = torch.from_numpy(documents.inputs[:, part].astype(np.int64))
-        output = model(tokens, state)
-        state = output.state
+    for window, logits, _ in read_alone(model, documents.inputs):
+        part = slice(window.start, window.stop)
         scored = documents.scored[:, part]
-        assert (output.logits.argmax(-1).numpy()[scored] == found[:, part][scored]).all()
-    assert documents.scored[:, :whole].any()
+        assert (logits.argmax(-1).numpy()[scored] == found[:, part][scored]).all()
+    assert documents.scored.any()
 
 
-def test_a_run_goes_on_after_its_last_stage_to_the_same_end(experiment, monkeypatch):
+def test_a_run_goes_on_after_its_last_stage_to_the_same_end(experiment, monkeypatch, tmp_path):
     whole = experiment("--seeds 0")["runs"][ROW]["0"]
     assert [stage["stage"] for stage in whole] == list(memory.STAGES)
 
-    path = experiment.folder / "memory.json"
+    path = tmp_path / "memory.json"
     record = json.loads(path.read_text())
     record["runs"] = {row: {} for row in memory.ROWS}
     path.write_text(json.dumps(record))
@@ -115,50 +109,30 @@ def test_a_run_goes_on_after_its_last_stage_to_the_same_end(experiment, monkeypa
     again = experiment("--seeds 0")["runs"][ROW]["0"]
     for name in ("stage", "bits", "right"):
         assert [stage[name] for stage in again] == [stage[name] for stage in whole]
+    monkeypatch.setattr(memory, "train", lambda *_: pytest.fail("a finished run is trained again"))
+    assert experiment("--seeds 0")["runs"][ROW]["0"] == again
 
 
-def test_a_finished_run_is_not_trained_again(experiment, monkeypatch):
-    whole = experiment("--seeds 0")
-    monkeypatch.setattr(memory, "train", None)
-    assert experiment("--seeds 0") == whole
-
-
-def test_a_record_of_other_settings_is_refused(experiment, monkeypatch):
-    experiment("--seeds 0")
-    monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 9}})
-    with pytest.raises(InputError, match="runs of other settings; give another --out"):
-        experiment("--seeds 0")
-
-
-def test_a_row_can_be_added_to_a_record(experiment, monkeypatch):
-    before = experiment("--seeds 0")
+def test_a_record_is_of_todays_settings_and_a_row_can_be_added_to_it(monkeypatch, tmp_path):
+    before = memory.new_record()
+    before["runs"][ROW]["0"] = ["a stage"]
+    path = tmp_path / "memory.json"
+    path.write_text(json.dumps(before))
     monkeypatch.setitem(memory.ROWS, "another", memory.ROWS[ROW])
-    after = memory.record_at(experiment.folder / "memory.json")
+    after = memory.record_at(path)
     assert after["runs"] == before["runs"] | {"another": {}}
     assert after["settings"]["rows"]["another"] == before["settings"]["rows"][ROW]
+    monkeypatch.setattr(memory, "TESTS", {"near": {"distance": 9}})
+    assert "runs of other settings; give another --out" in refusal(memory.record_at, path)
 
 
-def test_weights_of_seed_0_are_kept_small_after_each_stage(experiment):
-    experiment("--seeds 0")
-    kept = sorted(experiment.folder.glob("weights/*[a-z].safetensors"))
-    assert len(kept) == len(memory.STAGES)
-    assert all(path.stat().st_size < 500_000 for path in kept)
-
-
-def test_kept_weights_answer_as_the_model_did(experiment, capsys):
-    """The record's shares are those of the weights before they were rounded to float16."""
+def test_weights_of_seed_0_are_small_and_answer_as_the_model_did(experiment, capsys, tmp_path):
+    """Of each stage. The record's shares are those of the weights before rounding to float16."""
     recorded = experiment("--seeds 0")["runs"][ROW]["0"][0]["right"]["near"]
-    path = experiment.folder / "weights" / f"{memory.slug(ROW)}-facts-first.safetensors"
-    memory.main(["--ask", str(path)])
+    kept = sorted(tmp_path.glob("weights/*[a-z].safetensors"))
+    assert len(kept) == len(memory.STAGES)
+    assert max(path.stat().st_size for path in kept) < 500_000
+    memory.main(["--ask", str(kept[0].with_name(f"{memory.slug(ROW)}-facts-first.safetensors"))])
     said = capsys.readouterr().out
     share = float(re.search(r"^near +([\d.]+)%$", said, re.M)[1]) / 100
     assert abs(share - recorded) < 0.02, said
-
-
-@pytest.mark.parametrize("content", [b"no weights", None])
-def test_what_has_no_weights_is_not_asked(tmp_path, content):
-    path = tmp_path / "weights.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match="has no weights of a row"):
-        memory.main(["--ask", str(path)])

@@ -6,6 +6,7 @@ Their folders are written by that package's save_pretrained, with random weights
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-import accelerated
 from accelerated.gpt2_weights import load_decoder, renamed
+from accelerated.lab.systems.roberta import load_roberta
 from accelerated.pretrained_recurrence import PretrainedRecurrence, State
 from accelerated.training.checkpoint import load_weights
 from accelerated.training.folder import read_settings
 from accelerated.training.settings import settings_from
+from reference.memformer import subtree
 from reference.pretrained_recurrence import Config
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.programs import differences, equal, evaluate, printed, refusal, saved, train
@@ -27,9 +29,7 @@ from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torc
 transformers = pytest.importorskip(
     "transformers", reason="other decoders need the package transformers: .[decoders]"
 )
-tokenizers = pytest.importorskip(
-    "tokenizers", reason="a folder's tokenizer needs the package tokenizers: .[decoders]"
-)
+tokenizers = pytest.importorskip("tokenizers")  # it comes with transformers
 
 TEXT = "She had written the first page on a wet morning, and washed it off. " * 40
 SIZES = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -45,6 +45,7 @@ DECODERS = {
     "mistral": transformers.MistralConfig(**SIZES, **INNER, **GROUPED, sliding_window=4),
     "bert": transformers.BertConfig(**SIZES, **INNER),  # its tokens see later ones
     "capped": transformers.Gemma2Config(**SIZES, **INNER, head_dim=8, final_logit_softcapping=1.0),
+    "roberta": transformers.RobertaConfig(**SIZES, **INNER),  # of accelerated.lab
 }
 OTHERS = ("llama", "neox", "opt", "mistral")
 WINDOWS = "--segment 12 --module-width 16 --batch 2 --horizon 2 --sample 0"
@@ -142,12 +143,8 @@ def test_gpt2_by_transformers_is_ours(folders, variant):
     expected = back_propagated("memory_replay", ours, windows, ours.initial_state(2))
     found = back_propagated("memory_replay", theirs, windows, theirs.initial_state(2))
 
-    of_decoder = {}
-    others = {}
-    for name, array in found.items():
-        part = of_decoder if name.startswith("decoder.") else others
-        part[name.removeprefix("decoder.")] = array
-    actual = renamed(of_decoder, config.layers) | others
+    others = {name: found[name] for name in found if not name.startswith("decoder.")}
+    actual = renamed(subtree(found, "decoder."), config.layers) | others
     actual["embedding"] = actual["embedding"][:290]
     for name in [name for name in actual if name.endswith("key_bias")]:
         assert actual.pop(name).abs().max() < 1e-12, "softmax cancels it"
@@ -205,20 +202,6 @@ def test_such_a_run_is_trained_resumed_and_exported(folders, book, tmp_path, cap
     assert equal(saved(more)["parameters"], saved(whole)["parameters"])
 
 
-def test_bfloat16_keeps_rotary_frequencies(folders, book, tmp_path, capsys):
-    """In bfloat16 the last position of a long window would be turned by another angle."""
-    from accelerated.protocol import computing_in
-
-    model, _, _ = accelerated.load(folders["llama"][1])
-    positions = torch.tensor([[4000]])
-    x = torch.zeros(1)
-    expected, _ = model.decoder.rotary_emb(x, positions)
-    with computing_in(model, torch.bfloat16):
-        assert model.embedding.dtype == torch.bfloat16
-        actual, _ = model.decoder.rotary_emb(x, positions)
-    assert torch.equal(expected, actual)
-
-
 @pytest.mark.parametrize("name", ["gpt2", *OTHERS])
 def test_dropout_and_the_modules_first_weights_are_those_of_the_run(folders, name):
     """GPT-2's own rates are 0.1: with --dropout 0 nothing may be dropped, with 0.5 much must be.
@@ -245,11 +228,13 @@ REFUSED = [line.split(" => ") for line in LISTED.splitlines() if line[0] != "#"]
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(changed, row, message):
     """Each is a row of decoders.txt."""
     head, brace, fields = row.partition("{")
-    name, *missing = head.split()
+    name, *damaged = head.split()
     folder = changed(name, **json.loads(brace + fields or "{}"))
-    for file in missing:
-        (folder / file).unlink()
-    assert message in refusal(load_weights, folder)
+    for file in damaged:
+        file, _, content = file.partition("=")
+        (folder / file).write_text(content) if content else (folder / file).unlink()
+    load = partial(load_roberta, recurrent=True, seed=0) if name == "roberta" else load_weights
+    assert message in refusal(load, folder)
 
 
 @pytest.mark.parametrize("mistaken", ["package_config", "with_vectors", "fields_of"])

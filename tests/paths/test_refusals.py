@@ -13,6 +13,11 @@ import pytest
 
 import accelerated
 import eval as evaluation_script
+from accelerated.data.named_sets import table_source
+from accelerated.data.sources import source_of_path
+from accelerated.lab import memory
+from accelerated.lab.systems import speech
+from accelerated.lab.systems.hotpotqa import read_questions
 from accelerated.training import opening
 from docs.ports import archive, end_to_end
 from docs.practice import __main__ as practice
@@ -21,7 +26,9 @@ from tests.conftest import ROOT
 from tests.helpers.programs import evaluate, refusal, train
 
 LISTED = Path(__file__).with_name("refusals.txt").read_text()
-ROWS = [line.split(" => ") for line in LISTED.splitlines() if line and line[0] != "#"]
+LINES = [line for line in LISTED.splitlines() if line and line[0] != "#"]
+ROWS = [line.split(" => ") for line in LINES if " => " in line]
+FILES = [line.split(" <= ") for line in LINES if " <= " in line]
 NAMES = {
     "NUL": "a\0b",
     "LONG": "a" * 5_000,
@@ -33,13 +40,27 @@ MAINS = {  # programs that take their words in a list
     "archive": archive,
     "check": check,
     "end_to_end": end_to_end,
+    "memory": memory,
     "practice": practice,
+    "speech": speech,
     "vectors": vectors,
 }
+
+
+def generate(run, prompt, name="seed", value=0):
+    """A text by a run, with one option by its name."""
+    model, tokenizer, _ = accelerated.load(run)
+    return accelerated.generate(model, tokenizer, prompt, **{name: float(value)})
+
+
 PROGRAMS = {
     "train": lambda *argv: train(shlex.join(argv)),
     "eval": lambda *argv: evaluate(shlex.join(argv)),
-    "load": lambda path, device="cpu": accelerated.load(path, device=device),
+    "load": accelerated.load,
+    "generate": generate,
+    "hotpotqa": lambda path: read_questions(Path(path)),
+    "source": source_of_path,
+    "table": table_source,
     "gradients": lambda paper, *argv: gradients.main(paper, ["--check", *argv]),
 }
 
@@ -50,6 +71,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("book").write_text("some words of a book. " * 900, "utf-8")
     os.mkfifo("pipe")
+    for name, content in FILES:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode().decode("unicode_escape").encode("latin-1"))
     for name in ("dangling", "dangling.safetensors", "dangling.html"):
         Path(name).symlink_to("nowhere")
     return tmp_path

@@ -161,9 +161,3 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     assert not differences(whole, run, besides=["data", "metrics.jsonl"])
     assert read_metrics(run)[-2]["loss"] == read_metrics(whole)[-2]["loss"]
     assert saved(run)["data"]["data"] == str(new)
-
-
-# A checkpoint that lies
-
-
-# (field, a function from the saved value to one of the right type that does not fit the run)

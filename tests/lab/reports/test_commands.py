@@ -1,5 +1,7 @@
 """The laboratory's reports, run by eval.py as a user runs them."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -31,22 +33,16 @@ def test_documents_add_up_to_the_score_of_their_split(runs, capsys):
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
     train(*COMPRESSIVE, *BRIEF, f"--data {runs.book} --dtype bfloat16 --out {tmp_path}")
-    embed = compressive.embed
-    seen = set()
-
-    def noted(tokens, matrix):
-        seen.add(matrix.dtype)
-        return embed(tokens, matrix)
-
-    monkeypatch.setattr(compressive, "embed", noted)
+    embed = Mock(wraps=compressive.embed)
+    monkeypatch.setattr(compressive, "embed", embed)
     for report, dtype in (
         ("score", torch.bfloat16),
         ("compression", torch.float32),
         ("dynamic --learning-rate 1e-4", torch.float32),
     ):
         printed(capsys, report, tmp_path)
-        assert seen == {dtype}, report
-        seen.clear()
+        assert {matrix.dtype for (_, matrix), _ in embed.call_args_list} == {dtype}, report
+        embed.reset_mock()
 
 
 def test_the_report_of_attention_says_what_was_averaged(runs, capsys):

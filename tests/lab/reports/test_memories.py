@@ -11,6 +11,7 @@ from accelerated.lab.reports import memories
 from reference import compressive as reference
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import refusal
+from tests.helpers.reading import read_alone
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS, variant
 
@@ -24,19 +25,6 @@ def counting_documents(lengths):
     drawn = [rng.integers(11, size=len(document.inputs)) for document in documents]
     pairs = zip(documents, drawn, strict=True)
     return [document._replace(inputs=ids.astype(np.uint8)) for document, ids in pairs]
-
-
-def read_alone(model, documents, first=40):
-    """{(document, place): (tokens, state)} of segments that are scored whole, from `first` on."""
-    found = {}
-    for number, document in enumerate(documents):
-        state = model.initial_state(1)
-        for at in range(0, len(document.inputs) - 7, 8):
-            tokens = torch.tensor(document.inputs[at : at + 8].astype(int))[None]
-            if at >= first:
-                found[number, at] = (tokens, state)
-            state = model.advance(tokens, state)
-    return found
 
 
 @pytest.mark.parametrize("lengths", [[30, 40], [49, 30]])
@@ -76,36 +64,38 @@ def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
     monkeypatch.setattr(reference, "layer_forward", noted)
     documents = counting_documents([8 * 8 + 1, 8 * 7 + 1])
     parts = (model.config.compressed_memory, 12, 8)  # keys, oldest first
-    rows = []
-    alone = read_alone(model, documents, 40 if model.config.compressed_memory else 16)
-    for place in sorted(alone, key=lambda place: place[::-1]):  # lanes side by side
-        tokens, state = alone[place]
-        state = reference.State(*(field.numpy() for field in state))
-        weights.clear()
-        reference.forward(params, model.config, tokens.numpy(), state)
-        of_keys = np.split(np.mean(weights, (0, 1, 2, 3)), np.cumsum(parts)[:-1])
-        buckets = [(own.repeat(6) / 6).reshape(6, -1).sum(1) for own in of_keys]
-        rows.append(np.concatenate(buckets))
+    rows = {}  # {(place, document): its buckets}: lanes stand side by side
+    for number, document in enumerate(documents):
+        state = reference.initial_state(params, model.config, 1)
+        for at in range(0, len(document.inputs) - 7, 8):
+            weights.clear()
+            tokens = document.inputs[None, at : at + 8]
+            _, state, _ = reference.forward(params, model.config, tokens, state)
+            of_keys = np.split(np.mean(weights, (0, 1, 2, 3)), np.cumsum(parts)[:-1])
+            if at >= (40 if model.config.compressed_memory else 16):
+                buckets = [(own.repeat(6) / 6).reshape(6, -1).sum(1) for own in of_keys]
+                rows[at, number] = np.concatenate(buckets)
     found = memories.attention_by_bucket(model, documents, 2, 100)
     assert not found.requires_grad
-    assert_agree({"weights": np.array(rows)}, {"weights": found}, 1e-9)
+    expected = np.array([rows[place] for place in sorted(rows)])
+    assert_agree({"weights": expected}, {"weights": found}, 1e-9)
 
 
-@pytest.mark.parametrize(
-    "segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)]
-)
-def test_compression_by_layer_weighs_segments_equally(segments, count):
+@pytest.mark.parametrize("segments", [[6, 6], [8, 6], [7, 7, 3.75, 6.5, 6], [9, 6, 6]])
+def test_compression_by_layer_weighs_segments_equally(segments):
     """As if each document were read alone, though of two lanes one begins in the other's middle."""
     model = Compressive(SMALL).eval()
     documents = counting_documents([int(8 * n) + 1 for n in segments])
-    alone = read_alone(model, documents).values()
-    assert len(alone) == count
-    by_segment = [torch.stack([*model(*each).auxiliary.values()]) for each in alone]  # (L,) each
+    alone = []  # the losses (L,) of segments that are scored whole, with full memories
+    for document in documents:
+        for window, logits, auxiliary in read_alone(model, document.inputs[None]):
+            if window.start >= 40 and logits.shape[1] == 8:
+                alone.append(torch.stack([*auxiliary.values()]))
     losses = memories.compression_by_layer(model, documents, 2, 100)
     assert not losses.requires_grad
-    assert_agree({"losses": torch.stack(by_segment).mean(0)}, {"losses": losses}, 1e-12)
+    assert_agree({"losses": torch.stack(alone).mean(0)}, {"losses": losses}, 1e-12)
     taken = memories.full_memories(model, documents, 2, 3)
-    assert sum(len(tokens) for tokens, _ in taken) == min(count, 3)
+    assert sum(len(tokens) for tokens, _ in taken) == min(len(alone), 3)
 
 
 def test_the_table_has_means_and_their_standard_errors():

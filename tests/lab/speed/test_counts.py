@@ -141,14 +141,17 @@ def counted(step):
 
 @pytest.mark.parametrize("model", MOST)
 def test_a_step_costs_no_more_and_its_products_are_aligned(model):
-    """Except a few of a table's size: the decoder of Memformer reads 65 tokens, not 64."""
+    """Except a few of a table's size: the decoder of Memformer reads 65 tokens, not 64.
+
+    If it costs much less, MOST has to say so, or else nothing is counted.
+    """
     torch.set_default_dtype(torch.float32)
     config = config_of(model, presets_of(model).BENCHMARK["preset"])
     found = counted(meta_step(model, config, 1))
     kernels, megabytes = MOST[model]
-    assert len(found.names) <= kernels
-    assert found.saved_bytes <= 1e6 * megabytes
-    assert found.unaligned <= 2e-3 * found.flops
+    assert 0.9 * kernels <= len(found.names) <= kernels
+    assert 0.9 * megabytes <= found.saved_bytes / 1e6 <= megabytes
+    assert found.unaligned <= 2e-3 * found.flops > 0
 
 
 @pytest.mark.parametrize("method", ["through_time", "memory_replay"])
@@ -166,20 +169,3 @@ def test_decoders_in_one_batch_save_kernels(method):
     kernels = len(counted(step).names)
     one_by_one = len(counted(meta_step("memformer", config, 16, method=method)).names)
     assert kernels <= 0.6 * one_by_one, f"{kernels} of {one_by_one}: are decoders in one batch?"
-
-
-def test_what_is_counted():
-    """One product, two casts, a view and an allocation: three kernels.
-
-    The product saves the copies.
-    """
-    x = torch.empty(4, 8, device="meta", dtype=torch.float32, requires_grad=True)
-    y = torch.empty(4, 8, device="meta", dtype=torch.float32, requires_grad=True)
-    found = Dispatched()
-    with found, torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
-        low = y.to(torch.bfloat16)
-        out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
-        torch.empty_like(out)
-    assert found.names == ["_to_copy.default", "_to_copy.default", "mm.default"]
-    assert found.saved_bytes == 128
-    assert found.flops == 256

@@ -1,7 +1,5 @@
 """The agent: V-trace is the paper's sum, losses are those of definitions, what acts learns."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -14,38 +12,31 @@ from accelerated.lab.systems.agent import ACTIONS, OUTPUTS
 cores = pytest.mark.parametrize("row", agent.ROWS)
 
 
-def equation_1(behaviour, target, rewards, discounts, values):
-    """v_s of one lane as Espeholt et al. write it, and what grad log pi is multiplied by.
-
-    v_s is a sum over t of products over i.
-    """
-    ratio = np.minimum(1, np.exp(target - behaviour))
-    following = [*values[1:], 0]
-    targets = []
-    for s in range(len(values)):
-        total = values[s]
-        for t in range(s, len(values)):
-            delta = ratio[t] * (rewards[t] + discounts[t] * following[t] - values[t])
-            total += np.prod([discounts[i] * ratio[i] for i in range(s, t)]) * delta
-        targets.append(total)
-    following = np.array([*targets[1:], 0])
-    return np.array(targets), ratio * (rewards + discounts * following - values)
+def after(x):
+    """x (T,) of the step after each, and 0 after the last."""
+    return torch.cat([x[1:], torch.zeros(1)])
 
 
 def objective_of_lane(logits, actions, log_probs, rewards, weight):
-    """The sum over the steps of a lane, logits (T, OUTPUTS), that section 4.2 minimises."""
-    steps = len(actions)
+    """The sum over the steps of a lane, logits (T, OUTPUTS), that section 4.2 minimises.
+
+    v_s is that of Espeholt et al., equation 1: a sum over t of products over i.
+    """
+    steps = range(len(actions))
     log_policy = logits[:, :ACTIONS].log_softmax(-1)
+    target = log_policy[steps, actions]
     values = logits[:, ACTIONS]
-    target = log_policy[range(steps), actions]
-    discounts = 0.7 * (np.arange(steps) < steps - 1)
-    wanted, advantages = equation_1(
-        log_probs, target.detach().numpy(), rewards, discounts, values.detach().numpy()
-    )
+    known = values.detach()
+    ratio = (target.detach() - log_probs).exp().clamp(max=1)
+    deltas = ratio * (rewards + 0.7 * after(known) - known)
+    wanted = known.clone()
+    for s in steps:
+        for t in steps[s:]:
+            wanted[s] += 0.7 ** (t - s) * ratio[s:t].prod() * deltas[t]
+    advantages = ratio * (rewards + 0.7 * after(wanted) - known)
     entropy = -(log_policy.exp() * log_policy).sum(1)
-    policy = -target * torch.tensor(advantages)
-    value = 0.5 * (torch.tensor(wanted) - values) ** 2
-    return (policy + value - weight * entropy).sum()
+    value = 0.5 * (wanted - values) ** 2
+    return (value - target * advantages - weight * entropy).sum()
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 5.0]))
@@ -61,18 +52,18 @@ def test_the_objective_and_its_gradient_are_those_of_the_definition(seed, weight
     log_probs = np.log(rng.uniform(0.05, 0.9, shape))
     rewards = rng.normal(size=shape) * acted
     logits = torch.tensor(rng.normal(size=(*shape, OUTPUTS)), requires_grad=True)
+    tokens = actions  # which nothing reads
+    rollout = agent.Rollout(*map(torch.tensor, (tokens, actions, log_probs, rewards, acted)))
 
     expected = 0.0
     for lane, steps in enumerate(acted.sum(1)):
-        own = [array[lane, :steps] for array in (logits, actions, log_probs, rewards)]
+        own = [field[lane, :steps] for field in (logits, *rollout[1:4])]
         expected += objective_of_lane(*own, weight) / acted.sum()
-    tokens = actions  # which nothing reads
-    fields = (tokens, actions, log_probs, rewards, acted)
-    found = agent.objective(logits, agent.Rollout(*map(torch.tensor, fields)), 0.7, weight)
-    assert torch.isclose(found, expected, atol=1e-12)
+    found = agent.objective(logits, rollout, 0.7, weight)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     [wanted] = torch.autograd.grad(expected, [logits])
     [gradient] = torch.autograd.grad(found, [logits])
-    assert torch.allclose(gradient, wanted, atol=1e-12)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-12)
 
 
 @cores
@@ -118,35 +109,28 @@ def test_a_rollout_is_whole_episodes():
     assert {*rollout.actions.flatten().tolist()} == {*range(ACTIONS)}
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """The rollouts that training plays, and the halls of their episodes."""
-    play = agent.play
-    seen = SimpleNamespace(rollouts=[], halls=[])
-
-    def noted(core, lanes, hall, *draws):
-        seen.halls.append(hall)
-        seen.rollouts.append(play(core, lanes, hall, *draws))
-        return seen.rollouts[-1]
-
-    monkeypatch.setattr(agent, "play", noted)
-    return seen
-
-
-def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss(watched, monkeypatch):
+def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss(monkeypatch):
     """Of one rollout behind: actors have played the next one already.
 
     Nothing is left of the gradient before; it is clipped as the settings say; a seed gives the same
     agent again.
     """
     settings = agent.SETTINGS | {"lanes": 3, "updates": 3, "clip": 0.5, "hall": 2 / 3}
+    play = agent.play
     clip = agent.average_and_clip
+    rollouts = []
+    halls = []
     updates = []
+
+    def noted(core, lanes, hall, *draws):
+        halls.append(hall)
+        rollouts.append(play(core, lanes, hall, *draws))
+        return rollouts[-1]
 
     def checked(model, iterations, limit):
         assert (iterations, limit) == (1, 0.5)
-        assert len(watched.rollouts) == len(updates) + 2
-        rollout = watched.rollouts[len(updates)]
+        assert len(rollouts) == len(updates) + 2
+        rollout = rollouts[len(updates)]
         logits, auxiliary = agent.read_episode(model, rollout.tokens)
         loss = agent.objective(logits, rollout, settings["discount"], settings["entropy"])
         wanted = torch.autograd.grad(loss + auxiliary, [*model.parameters()])
@@ -157,9 +141,10 @@ def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss(watched, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(agent, "average_and_clip", checked)
+        patch.setattr(agent, "play", noted)
         successes = agent.train(agent.make_core("rate-4", 0), 0, settings, "")
-    assert watched.halls == [0, 6, 12, 12], "of 13 lengths, in two updates of three"
-    rewarded = [(rollout.rewards > 0).any(1).double() for rollout in watched.rollouts[:3]]
+    assert halls == [0, 6, 12, 12], "of 13 lengths, in two updates of three"
+    rewarded = [(rollout.rewards > 0).any(1).double() for rollout in rollouts[:3]]
     assert successes == pytest.approx([each.mean().item() for each in rewarded])
     (before, grad), (after, _), _ = updates
     step = settings["learning_rate"] * grad / (grad.abs() + 1e-8)

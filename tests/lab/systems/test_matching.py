@@ -22,16 +22,23 @@ def play(worlds, choose):
     return np.array(seen), np.array(rewards)
 
 
+ENTERED = 2 * CELLS  # what is seen at the entrance of the second room
+ENDINGS = {  # {how the second room goes: (actions, what is seen meanwhile, the last reward)}
+    "the first object": ([DOWN], [ENTERED, OBJECT + 3], -1),
+    "the other one": ([DOWN, RIGHT], [ENTERED, OBJECT + 3, OBJECT + 1], 1),
+    "the time is over": ([UP] * STEPS, [ENTERED] * STEPS, 0),
+}
+
+
 @pytest.mark.parametrize("hall", [0, 3, STEPS])
-@pytest.mark.parametrize(
-    "way, reward", [([DOWN], -1), ([DOWN, RIGHT], 1)], ids=["the first object", "the other one"]
-)
-def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_episode_is_the_game_that_its_page_describes(ending, hall):
     """Object 3 is right of the entrance in the first room.
 
     In the second one it is below it, and object 1 beside it. Walls stop the agent; only objects of
     the second room are taken. Nothing is seen after the end.
     """
+    way, second, reward = ENDINGS[ending]
     objects = np.array([[3, 1]])
     places = np.array([[1, 2, 3]])
     world = matching.World(hall, 0, np.array([ENTRANCE]), objects, places, np.array([False]))
@@ -43,20 +50,10 @@ def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
 
     first = [0, 0, *[OBJECT + 3] * (STEPS - 2)]
     in_the_hall = [CELLS, *[CELLS + 2] * (STEPS - 1)][:hall]
-    second = [2 * CELLS, OBJECT + 3, OBJECT + 1][: 1 + len(way)]
     expected = first + in_the_hall + second
-    left = LENGTH - len(expected)  # steps after what was taken
+    left = LENGTH - len(expected)  # steps after the end
     assert seen[:, 0].tolist() == expected + [NOTHING] * left
     assert rewards[:, 0].tolist() == [0] * (len(expected) - 1) + [reward] + [0] * left
-
-
-def test_an_episode_ends_when_the_time_in_the_second_room_is_over():
-    world = matching.begin(2, 5, np.random.default_rng(0))
-    for clock in range(LENGTH):
-        is_over = clock >= 2 * STEPS + 5
-        assert (matching.observe(world) == NOTHING).all() == is_over
-        assert world.ended.all() == is_over
-        world, _ = matching.act(world, np.array([UP, UP]))
 
 
 @given(st.integers(0, 10**6))

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems import questions, reader, two_hops
-from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import Question, f1, normalised
 from tests.helpers.texts import MERGED
 
@@ -126,9 +126,16 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 def test_yes_and_no_are_kinds_and_a_span_stands_in_the_last_supporting_sentence():
     """Though the text has these words, and the answer elsewhere too."""
     text = " yes, no, my cat, my dog, my cat. no cat"
-    question = Question("x", text, "cat", ((17, 25), (25, 33)))
-    at = len(["<CLS>", "x", "<SEP>"]) + text.index("cat.")  # each letter is a token
-    assert reader.cut(question, MERGED, 60).answer == (0, at, at + 2)
+    question = Question("x", text, "cat", ())
+    starts = {  # {hops: the character at which the span begins}
+        ((9, 17), (25, 33)): 29,
+        ((25, 33), (17, 25)): 29,  # in the last one that has it
+        ((17, 25),): 13,  # in none of them
+    }
+    for hops, start in starts.items():
+        at = len(["<CLS>", "x", "<SEP>"]) + start  # each letter is a token
+        found = reader.cut(question._replace(hops=hops), MERGED, 60)
+        assert found.answer == (0, at, at + 2), hops
     for number, answer in enumerate(("yes", "no"), 1):
         example = reader.cut(question._replace(answer=answer), MERGED, 40)
         assert example.answer == (number, 0, 0)
@@ -145,13 +152,18 @@ def test_the_best_span_is_the_best_of_all(length, longest, seed):
     assert reader.best_span(start, end, longest) == best
 
 
-def small_roberta(seed=0, dropout=0.0):
-    """A RoBERTa with recurrence for windows of SEGMENT tokens of MERGED."""
-    transformers = pytest.importorskip("transformers", reason="it computes the RoBERTa: .[all]")
-    sizes = SIZES | {"hidden_dropout_prob": dropout}
-    config = transformers.RobertaConfig(vocab_size=3 + MERGED.vocabulary, **sizes)
-    torch.manual_seed(seed)
-    return Roberta(transformers.RobertaModel(config), True, seed)
+@pytest.fixture
+def small(monkeypatch):
+    """The task of small texts and models."""
+    changed = {
+        "SIZES": SIZES,
+        "STAGES": (((0, 1), 1), ((2, 3), 2)),
+        "QUESTIONS": (20, 10),
+        "make_task": questions.make_task.__wrapped__,
+        "train_bpe": lambda source, vocabulary: MERGED,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(questions, name, value)
 
 
 def small_examples(count):
@@ -160,10 +172,11 @@ def small_examples(count):
     return [reader.cut(question, MERGED, SEGMENT) for question in questions]
 
 
-def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(monkeypatch):
+def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(small, monkeypatch):
     """Batches are of LANES. Lanes of different lengths do not see each other's padding."""
     monkeypatch.setattr(reader, "LANES", 6)
-    model = small_roberta(3, dropout=0.5)
+    monkeypatch.setitem(SIZES, "hidden_dropout_prob", 0.5)
+    model = questions.small_model(reader.FIRST + MERGED.vocabulary, True, 3)
     model.kind.bias.data[0] = 9.0  # a span
     batch = small_examples(12)
     answers = list(reader.answers(model.train(), batch))
@@ -235,36 +248,17 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls(monk
     torch.testing.assert_close([*model.parameters()], expected)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """The task of small texts and models."""
-    changed = {
-        "SIZES": SIZES,
-        "STAGES": (((0, 1), 1), ((2, 3), 2)),
-        "QUESTIONS": (20, 10),
-        "make_task": questions.make_task.__wrapped__,
-        "train_bpe": lambda source, vocabulary: MERGED,
-    }
-    for name, value in changed.items():
-        monkeypatch.setattr(questions, name, value)
-
-
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
     task = questions.make_task()
-    fine_tune = reader.fine_tune
-    stages = []
-
-    def noted(model, *how):
-        assert model.recurrent
-        stages.append(list(how[:5]))
-        return fine_tune(model, *how)
-
+    fine_tune = Mock()
     right = [example.question.answer for example in task.asked]
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
-    monkeypatch.setattr(reader, "fine_tune", noted)
+    monkeypatch.setattr(reader, "fine_tune", fine_tune)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
     run = questions.scored(task, "recurrent", 3)
-    assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
+    (model, *first, _), (same, *second, _) = (call.args for call in fine_tune.call_args_list)
+    assert model is same and model.recurrent
+    assert [first, second] == [[*stage, 32, 0.002, 3] for stage in task.stages]
     half_right = sum(answer not in ("yes", "no") for answer in right[5:])  # one word of two is
     assert half_right > 0
     assert run == {"F1": pytest.approx(50 + half_right * 10 * 2 / 3), "exact match": 50}

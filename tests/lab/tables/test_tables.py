@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,22 +37,18 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PUBLISHED = [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
 
 
-def row_settings(table, row):
-    """The Settings of a row as it is trained; if it begins from a run, without its weights."""
-    options = join(table.options, row.options)
-    if table.first:
-        options = join(table.first, options.replace("--init FIRST", ""))
-    # Which has to be fetched first
-    options = options.replace("book/usr/share/doc/anarchism/markdown/", "stdlib")
-    return settings_of(Trial("", join(options, table.grid[0])))
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
+    """If a row begins from a run, it does here without its weights."""
     adds_iterations = name.endswith("-claim") or name in ("compressive-near", "memformer-3b")
+    table = TABLES[name]
     tokens = {}
-    for label, row in TABLES[name].rows.items():
-        settings = row_settings(TABLES[name], row)
+    for label, row in table.rows.items():
+        options = join(table.first, table.options, row.options, table.grid[0])
+        options = options.replace("--init FIRST", "")
+        # Which has to be fetched first
+        options = options.replace("book/usr/share/doc/anarchism/markdown/", "stdlib")
+        settings = settings_of(Trial("", options))
         training = settings.training
         segments = training.batch * training.horizon
         if adds_iterations:
@@ -86,14 +83,8 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
         return {row: [2.0] * repeats for row in calls}
 
     monkeypatch.setattr(module, "time_in_turn", clock)
-    made = []
-    prepared_step = module.prepared_step
-
-    def noted(model, training, options):
-        made.append((training.horizon, options.batch))
-        return prepared_step(model, training, options)
-
-    monkeypatch.setattr(module, "prepared_step", noted)
+    made = Mock(wraps=module.prepared_step)
+    monkeypatch.setattr(module, "prepared_step", made)
     sizes = "--width 8 --heads 2 --feed-forward 8 --segment 8"
     rows = f"{sizes} --model compressive --head-width 4 --layers 1"
     windows = f"{sizes} --model pretrained_recurrence --overlap 4 --horizon 1"
@@ -104,7 +95,8 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
         f"{rows} --batch 5",
     ]
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
-    assert made == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
+    sizes = [(training.horizon, own.batch) for (_, training, own), _ in made.call_args_list]
+    assert sizes == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
     assert [of_row[0] for of_row in seconds] == [50.0, 12.5, 100.0, 50.0]
 
 
@@ -350,20 +342,3 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
         assert missing <= {"documents"}, "these are scored of the rows that a page compares"
         assert own["seeds"] == [*range(seeds)]
         assert {len(values) for values in own["measured"].values()} == {seeds}
-
-
-def test_no_row_begins_from_a_first_run_that_has_not_ended(tmp_path, monkeypatch):
-    """Else its weights would be earlier ones, once the first run was continued."""
-    shop = Rehearsal(tmp_path)
-    table = TWO._replace(options="--init FIRST", first="--long", grid=[""])
-    begun = []
-
-    def stopped(command):
-        begun.append(" ".join(command))
-        return 0, "stopped and saved", ""
-
-    monkeypatch.setattr(shop, "run", stopped)
-    with pytest.raises(InputError, match="was stopped before its end"):
-        train_rows(table, shop, table.seeds, dict.fromkeys(table.rows, table.grid))
-    assert len(begun) == 1
-    assert "--long" in begun[0]

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import re
 
 import pytest
 
@@ -79,31 +78,33 @@ def hub(tmp_path, monkeypatch):
         folder = tmp_path / "set"
         folder.mkdir()
         for file, rows in files.items():
-            table = library.Dataset.from_list([{"text": row} for row in rows])
-            path = folder / file
-            table.to_parquet(path) if path.suffix == ".parquet" else table.to_json(path)
+            lines = [json.dumps({"text": row}) for row in rows]
+            (folder / file).write_text("\n".join(lines))
         return f"hf:{folder}"
 
     return write
 
 
-def test_a_row_of_a_hub_set_is_a_document(hub):
-    """The set's own splits are used, under each usual name.
+def test_pg19s_books_are_documents(hub, tmp_path, monkeypatch):
+    """As each row of a hub's set is. The set's own splits are used, under each usual name.
 
     An empty or null text is a document too.
     """
-    train = ["one é", "", None, "two\n"]
+    train = ["one é", "", None, "two\u2003five\n\xa0six\n"]
     data = hub({"train.jsonl": train, "validation.jsonl": ["three"], "test.jsonl": ["four"]})
     names = [text.name for split, text in table_source(data).texts() if split == "train"]
     assert names == ["train:1", "train:2", "train:3", "train:4"]
-    train_texts = ["one é".encode(), b"", b"", b"two\n"]
+    train_texts = [(text or "").encode() for text in train]
     expected = {"train": train_texts, "valid": [b"three"], "test": [b"four"]}
     assert texts_of(table_source(data)) == expected
+    monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", data.removeprefix("hf:"))
+    assert read("pg19", tmp_path) == expected
+    assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "it adds lines of its own"
 
 
 def test_the_column_of_the_text_can_be_named(hub, tmp_path):
     """--text-column. Each column has a cache of its own."""
-    data = hub({"train.jsonl": ["one"], "test.jsonl": ["two"]})
+    data = hub({})
     row = json.dumps({"text": "a text", "content": "what it holds"})
     for name in ("train", "test"):
         (tmp_path / "set" / f"{name}.jsonl").write_text(row)
@@ -130,45 +131,10 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
     described = "---\nconfigs:\n- config_name: wikitext-103-raw-v1\n  data_files:\n"
     for split, name in NAMES.items():
         lines = b"".join(ARTICLES[split]).decode().splitlines(keepends=True)
-        files[f"{name}.parquet"] = ["" if line == " \n" else line for line in lines]
-        described += f"  - split: {name}\n    path: {name}.parquet\n"
+        files[f"{name}.jsonl"] = ["" if line == " \n" else line for line in lines]
+        described += f"  - split: {name}\n    path: {name}.jsonl\n"
     place = hub(files).removeprefix("hf:")
     (tmp_path / "set" / "README.md").write_text(described + "---\n")
     configured = f"{place}:wikitext-103-raw-v1"
     monkeypatch.setitem(named_sets.ON_THE_HUB, "wikitext-103-raw", configured)
     assert read("wikitext-103-raw", tmp_path) == ARTICLES
-
-
-def test_pg19s_books_are_documents(hub, tmp_path, monkeypatch):
-    """Each row of the hub's copy is a book, in the set's own splits."""
-    test = ["four\u2003five\n\xa0six", "7 8"]
-    rows = {"train.parquet": ["one"], "validation.parquet": ["two"], "test.parquet": test}
-    monkeypatch.setitem(named_sets.ON_THE_HUB, "pg19", hub(rows).removeprefix("hf:"))
-    books = {"train": [b"one"], "valid": [b"two"], "test": [text.encode() for text in test]}
-    assert read("pg19", tmp_path) == books
-
-
-def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
-    """The library adds no lines of its own."""
-    data = hub({"train.jsonl": ["x"]})
-    monkeypatch.setitem(named_sets.ON_THE_HUB, "wikitext-103", "nobody/nothing-at-all")
-    nowhere = f"hf:{tmp_path / 'nowhere'}"
-    for name in (f"{data}:other", "hf:nobody/nothing-at-all", nowhere, "wikitext-103"):
-        message = refusal(table_source, name)
-        words = f"--data {name}: datasets cannot open it .*; check name, files and network"
-        assert re.search(words, message)
-    assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR)
-
-
-UNREADABLE = [
-    ("b.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; name the one"),
-    ("test.jsonl", b'{"text": "x"}', "has no split train, only test"),
-]
-
-
-@pytest.mark.parametrize("name, written, words", UNREADABLE, ids=[row[0] for row in UNREADABLE])
-def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name, written, words):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / name).write_bytes(written)
-    message = refusal(table_source, f"hf:{tmp_path / 'in'}")
-    assert re.match(f"--data hf:{tmp_path / 'in'} ?{words}", message)

@@ -26,27 +26,18 @@ from accelerated.data.tokenizers import (
 )
 from accelerated.training.options import vocabulary_of
 from tests.helpers.programs import refusal
-from tests.helpers.texts import SINGLE_BYTES, show_ranks, small_encoding
+from tests.helpers.texts import SINGLE_BYTES, show_ranks, small_encoding, write
 
 SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
 TEXT = Path(tokenizers.__file__).read_bytes()[:3000]
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
-ADVICE = "give a file of tiktoken ranks, a tokenizer.json, or one of bytes"
 WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
 
 
-def folder_of(path, **texts):
+def source_of(path, **texts):
     """A Source of splits with these texts, made below a folder."""
-    for split, text in texts.items():
-        (path / split).mkdir(parents=True)
-        (path / split / "a.txt").write_text(text)
-    return source_of_path(str(path))
-
-
-def tokenizers_package(needs):
-    """The package tokenizers; skips the test without it."""
-    return pytest.importorskip("tokenizers", reason=f"{needs} needs the extra bpe")
+    return source_of_path(str(write(path, {f"{split}/a.txt": texts[split] for split in texts})))
 
 
 def check_kept(tokenizer, text):
@@ -101,23 +92,17 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
 
 
 GOOD = show_ranks(RANKS)
-NO_TOKENIZERS = {  # {what: (name, content)}
-    "a rank twice": ("ranks", GOOD + b"eHl6 5"),  # xyz
-    "a byte missing": ("ranks", GOOD.replace(b"gA== 128", b"eHl6 128")),
-    "no JSON": ("a.json", b"{"),
+WRONG_RANKS = {
+    "a rank twice": GOOD + b"eHl6 5",  # xyz
+    "a byte missing": GOOD.replace(b"gA== 128", b"eHl6 128"),
 }
 
 
-@pytest.mark.parametrize("what", NO_TOKENIZERS)
-def test_other_files_than_tokenizers_are_refused(tmp_path, what):
-    name, content = NO_TOKENIZERS[what]
-    if name.endswith(".json"):
-        tokenizers_package("a .json")
-    path = tmp_path / name
-    path.write_bytes(content)
-    words = refusal(open_tokenizer, str(path))
-    assert words.startswith(f"{path} cannot be used: ")
-    assert ADVICE in words
+@pytest.mark.parametrize("what", WRONG_RANKS)
+def test_other_ranks_than_a_tokenizers_are_refused(tmp_path, what):
+    path = tmp_path / "ranks"
+    path.write_bytes(WRONG_RANKS[what])
+    assert refusal(open_tokenizer, str(path)).startswith(f"{path} cannot be used: ")
 
 
 # What a run keeps
@@ -158,10 +143,9 @@ def test_a_bpe_is_learned_from_the_training_split_alone(tmp_path):
 
     No merge crosses words.
     """
-    tokenizers_package("learning")
     train = "thé the ab ab ab, \x00\x00 " * 99
     texts = {"train": train, "valid": "zqzq " * 999, "test": "xyxy " * 999}
-    source = folder_of(tmp_path / "in", **texts)
+    source = source_of(tmp_path, **texts)
     merged = [b"ab", b" ab", b"th", b" th", b"\xc3\xa9", b"\x00\x00", b" \x00\x00"]
     assert train_bpe(source, 263).spellings == SINGLE_BYTES + merged
     words = "--train-bpe 300: the training split has only 266 different tokens; give at most that"
@@ -170,7 +154,6 @@ def test_a_bpe_is_learned_from_the_training_split_alone(tmp_path):
 
 def words_of(text, vocabulary):
     """The closed vocabulary of a text."""
-    tokenizers_package("counting")
     texts = [("train", Text("x", (text.encode,))), ("valid", None)]
     return train_words(Source("x", (), lambda: texts), vocabulary)
 
@@ -198,7 +181,7 @@ def test_a_text_is_its_words_and_line_ends(text, size):
 
 def test_words_of_the_training_split_alone_are_counted(tmp_path):
     texts = {"train": "seven seven eight\nnine", "valid": "ten ten ten eleven", "test": "two two"}
-    source = folder_of(tmp_path / "in", **texts)
+    source = source_of(tmp_path, **texts)
     spellings = train_words(source, 4).spellings
     assert spellings == [b" seven", b" \n", b" <unk>", b" eight"], "<unk> stands for nine"
     spellings = train_words(source, 5).spellings
@@ -221,7 +204,8 @@ def test_a_large_vocabulary_has_32_bit_ids():
 @functools.cache
 def packaged():
     """The contents of a tokenizer.json of bytes, learned from a source file of ours."""
-    package = tokenizers_package("a .json")
+    import tokenizers as package
+
     made = package.ByteLevelBPETokenizer()
     made.train_from_iterator([TEXT.decode()], 700, special_tokens=["<|end|>"])
     made.post_processor = package.processors.TemplateProcessing(
@@ -244,7 +228,8 @@ def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
 
 def test_a_character_without_a_token_is_spelled_by_its_bytes():
     """As in Llama, whose tokens have a sign for the blank."""
-    package = tokenizers_package("a .json")
+    import tokenizers as package
+
     pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "d", "e", "f"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     made = package.Tokenizer(package.models.BPE(vocabulary, [], byte_fallback=True))
@@ -255,7 +240,8 @@ def test_a_character_without_a_token_is_spelled_by_its_bytes():
 
 def test_pieces_of_a_normalised_text_count_the_bytes_of_what_they_spell():
     """As T5's do: one blank for several, one before the first word, and <unk>."""
-    package = tokenizers_package("a .json")
+    import tokenizers as package
+
     pieces = ["<unk>", "▁", "▁def", "d", "e", "f"]
     scored = [(piece, float(-number)) for number, piece in enumerate(pieces)]
     made = package.Tokenizer(package.models.Unigram(scored, 0))

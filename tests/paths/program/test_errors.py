@@ -107,7 +107,7 @@ def test_an_interrupt_can_say_how_to_continue_and_waits_for_no_thread():
     assert found == (130, "", "\ntrain.py: interrupted; the model is saved\n")
 
 
-@pytest.mark.parametrize("size", [10, 100_000], ids=["at the end", "longer than the buffer"])
+@pytest.mark.parametrize("size", [10, 100_000])  # or longer than the buffer
 def test_a_reader_that_has_gone_is_no_error(size):
     """As in: python eval.py RUN | head."""
     reader, writer = os.pipe()

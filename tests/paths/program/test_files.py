@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,7 +44,7 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("error, said", SAID, ids=[repr(error) for error, _ in SAID])
+@pytest.mark.parametrize("error, said", SAID)
 def test_a_disk_error_or_an_interrupt_half_way_leaves_the_old_file(tmp_path, error, said):
     path = tmp_path / "file"
     path.write_text("old")
@@ -60,17 +61,10 @@ def test_a_disk_error_or_an_interrupt_half_way_leaves_the_old_file(tmp_path, err
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """Otherwise it may be empty under its name after a power failure."""
-    done = []
-
-    def noted(name, call):
-        def note(*given):
-            done.append(name)
-            return call(*given)
-
-        return note
-
+    calls = Mock()
     for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+        calls.attach_mock(Mock(wraps=getattr(os, name)), name)
+        monkeypatch.setattr(os, name, getattr(calls, name))
     with written_whole(tmp_path / "file") as beside:
         beside.write_text("new")
-    assert done == ["fsync", "replace"]
+    assert [name for name, *_ in calls.mock_calls] == ["fsync", "replace"]

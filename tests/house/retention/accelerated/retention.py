@@ -34,10 +34,6 @@ class Retention(Model):
         check_lanes(batch)
         return {"memory": (batch, self.config.width)}
 
-    def initial_state(self, batch: int) -> State:
-        """The state at a document's start: zeros."""
-        return State(self.embedding.new_zeros(self.state_shapes(batch)["memory"]))
-
     def read(self, tokens: Tensor, state: State) -> Reading:
         """Read a segment of tokens (B, N); raises ValueError if N is not the segment length."""
         self.check_segment(tokens, state)
@@ -52,10 +48,6 @@ class Retention(Model):
         hidden = x + functional.dropout(read, self.config.dropout, self.training)
         return Reading(hidden * self.config.width**-0.5, State(read[:, -1]), {})
 
-    def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after tokens (B, N)."""
-        return self.read(tokens, state).state
-
     @property
     def attention_reach(self) -> int:
         """Tokens back that a prediction can look at without memory."""
@@ -63,5 +55,4 @@ class Retention(Model):
 
     def describe(self) -> str:
         """One line on how far back the model can look."""
-        half = torch.tensor(0.5).log() / torch.tensor(self.config.decay).log()
-        return f"a vector of {self.config.width} numbers, half forgotten in {half:.0f} tokens"
+        return f"a vector of {self.config.width} numbers"

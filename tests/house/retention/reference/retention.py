@@ -149,11 +149,6 @@ def cross_entropy_backward(dloss, cache):
     return dlogits * scored[..., None]
 
 
-def subtree(params, prefix):
-    """The parameters whose names start with prefix, under their names without it."""
-    return {n.removeprefix(prefix): a for n, a in params.items() if n.startswith(prefix)}
-
-
 def add_into(total, part):
     """Add the gradients in part to those in total, in place."""
     for name, array in part.items():
@@ -165,16 +160,8 @@ def add_into(total, part):
 def init_params(config, rng):
     """All parameters as {name: float64 array}; matrices are (out, in)."""
     embedding = rng.normal(0, 1, (config.vocabulary, config.width))
-    return {"embedding": embedding, "value": init_linear(rng, config.width, config.width)}
-
-
-def init_linear(rng, fan_out, fan_in, gain=1.0):
-    """Truncated-normal matrix (out, in), cut at two sigma; standard deviation gain / sqrt(in)."""
-    draw = rng.standard_normal((fan_out, fan_in))
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(outside.sum())
-    deviation = gain * fan_in**-0.5
-    return draw * (deviation / 0.8796256610342398)  # standard deviation of N(0, 1) cut at 2
+    value = rng.normal(0, config.width**-0.5, (config.width, config.width))
+    return {"embedding": embedding, "value": value}
 
 
 # ----------------------------------------------------------------------------
