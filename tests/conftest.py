@@ -116,16 +116,20 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed and report.when == "call":
         places = []
+        raised = []  # by functions of ours
         for each in call.excinfo.traceback:
             path = Path(each.path)
+            module = each.frame.f_globals.get("__name__", "")
             if TESTS in path.parents and path.name.startswith("test_"):
                 places.append(each)  # not a helper that compares
+            elif module.partition(".")[0] in OURS:
+                raised.append(f"{module}.{each.name}, where this was raised")
         failed = " ".join(str(places[-1].statement).split()) if places else ""
         claim = inspect.getdoc(item.obj) or item.originalname.replace("_", " ")
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         papers = [value for value in given if isinstance(value, str) and value in MODELS]
         models = [f"{side}/{paper}.py" for paper in papers for side in ("accelerated", "reference")]
-        named = [*models, *under_test(item.obj, given)]
+        named = [*raised[:-3:-1], *models, *under_test(item.obj, given)]
         accused = "\n".join(f"  look at {name}" for name in named)
         said = f"{claim}\n  this does not hold: {failed}\n{accused}"
         report.sections.append(("what it claims, and what may be wrong", said))
@@ -150,10 +154,11 @@ def under_test(test, given=()) -> list[str]:
 
 
 def named_by(code, names) -> list:
-    """The values of the names in a function's code, and those of its modules' attributes."""
+    """The values of the names in a function's code, and of its modules' and classes' attributes."""
     values = [names[name] for name in code.co_names if name in names]
-    for module in filter(inspect.ismodule, tuple(values)):
-        values += [getattr(module, name) for name in code.co_names if hasattr(module, name)]
+    for owner in tuple(values):
+        if inspect.ismodule(owner) or inspect.isclass(owner):
+            values += [getattr(owner, name) for name in code.co_names if hasattr(owner, name)]
     for inner in filter(inspect.iscode, code.co_consts):
         values += named_by(inner, names)
     return functions_in(values)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import both_sides, check_rollout, random_rows
 
 ONE = {"a": np.ones((2, 3))}
 BIGGER = np.array([[1.0, 1.0, 1.0], [1.0, 1.5, 1.0]])
@@ -32,3 +33,13 @@ def test_disagreement_fails(what):
 
 def test_agreement_within_the_tolerance_passes():
     assert_agree(ONE, {"a": np.ones((2, 3)) * (1 + 1e-10)}, 1e-9)
+
+
+def test_the_first_module_that_differs_from_numpys_functions_is_named():
+    """A layer of Memformer takes the writer's norm for that of its MLP."""
+    sides = both_sides("memformer", "decoder-only")
+    layer = sides.model.decoder.layers[1]
+    layer.mlp_norm = layer.writer.norm
+    words = "the first of PyTorch's results that NumPy has not is that of .*heads.LayerNorm"
+    with pytest.raises(AssertionError, match=words):
+        check_rollout("memformer", sides, random_rows(sides.config, sides.rng, count=1), "")

@@ -48,7 +48,7 @@ def test_the_decoder_of_auto_encoding_is_torchs_transposed_convolution():
     loss, _ = variants.auto_encoding_forward(
         {"compression.decoder": decoder}, SMALL, None, evicted, new
     )
-    assert loss == pytest.approx(expected, rel=1e-10)
+    assert loss == pytest.approx(expected, rel=1e-10), "transposed convolution: auto_encoding"
 
 
 # Algorithm 1
@@ -172,7 +172,7 @@ def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
         assert not value.any(), f"{field} of a document's first state is not zero"
     _, _, cache = ref.forward(params, config, tokens, state)
     losses, caches = ref.auxiliary_forward(params, config, cache)
-    assert list(losses.values()) == [0.0] * config.layers
+    assert list(losses.values()) == [0.0] * config.layers, "evicted zeros lose nothing"
     for name, grad in ref.auxiliary_backward(config, 1.0, caches).items():
         assert not grad.any(), f"{name} gets a gradient"
 

@@ -142,7 +142,7 @@ def test_the_references_tasks_are_the_lanes_tasks():
     for task, kind, prompt in ((infilled, 1, previous), (recalled, 2, earlier)):
         assert (task.kind == kind).all(), "the kind of a task"
         assert (task.prompt == prompt).all(), "what a task asks for"
-    assert (recalled.reading == previous).all()
+    assert (recalled.reading == previous).all(), "recall reads another segment"
     assert recalled.readable.all()
 
 

@@ -3,12 +3,15 @@
 What ends it stands in place of a signal; tests/process kills processes.
 """
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from accelerated.training.folder import read_metrics
+from accelerated.training.opening import open_run
+from accelerated.training.options import parse
 from accelerated.training.run import Run
 from tests.helpers.programs import (
     COMPRESSIVE,
@@ -18,6 +21,7 @@ from tests.helpers.programs import (
     evaluate,
     saved,
     train,
+    words,
 )
 
 # Killed before step 8 is saved, it goes on from step 6: sums of two steps are pending, the log has
@@ -56,9 +60,9 @@ def runs(tmp_path_factory):
     options = [*COMPRESSIVE, *OFTEN, "--data", book]
     train(*options, "--out", whole)
     train_until_killed(*options, "--out", killed, validated=False)
-    assert saved(killed)["step"] == 6
+    assert saved(killed)["step"] == 6, "another step is saved than the last before it was killed"
     train_until_killed("--resume", killed, validated=True)
-    assert saved(killed)["step"] == 8
+    assert saved(killed)["step"] == 8, "another step is saved than the last before it was killed"
     train("--resume", killed)
     return SimpleNamespace(whole=whole, killed=killed)
 
@@ -79,8 +83,10 @@ def test_its_score_counts_each_token_once(runs, capsys):
     """eval.py's score of the validation split, 5% of 12,000 bytes, is the one after training."""
     score = as_json(capsys, runs.killed, "--split", "valid", "--checkpoint", "last")
     final = read_metrics(runs.killed)[-1]
-    assert score["tokens"] == score["split_tokens"] == 599
-    assert score["bits_per_byte"] == pytest.approx(final["validation_bits_per_byte"], rel=1e-6)
+    assert score["tokens"] == score["split_tokens"] == 599, "each token of the split scored once"
+    assert score["bits_per_byte"] == pytest.approx(final["validation_bits_per_byte"], rel=1e-6), (
+        "eval.py scores otherwise than train.py has"
+    )
 
 
 def test_its_export_has_the_runs_weights(runs, tmp_path):
@@ -89,6 +95,18 @@ def test_its_export_has_the_runs_weights(runs, tmp_path):
     evaluate("export", runs.killed, tmp_path / "exported", "--checkpoint", "last")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     parameters = saved(runs.killed)["parameters"]
-    assert exported.keys() == parameters.keys()
+    assert exported.keys() == parameters.keys(), "names of the export's parameters"
     for name, value in parameters.items():
         assert torch.equal(exported[name], value), f"{name} of the export is not the checkpoint's"
+
+
+@pytest.mark.parametrize("changed", ["", "--validation-tokens 48", "--validation-prefix 99"])
+def test_the_best_of_another_measurement_is_no_rival(changed, runs):
+    """A resumed run whose options change what a validation measures begins without a best."""
+    settings, start = parse(words("--resume", runs.whole, "--steps 12", changed))
+    start.resumed.contents["pending"] = (3.0, 2, 1, False)
+    with open_run(settings, start) as run:
+        is_kept = math.isfinite(run.best)
+        pending = run.nats, run.scored, run.text_bytes
+    assert pending == (3.0, 2, 1), "sums that wait for the log's next line: look at Run.restore"
+    assert is_kept == (not changed), f"{changed}: the best stays, or is lost; see Run.restore"

@@ -65,7 +65,7 @@ def test_a_greedy_continuation_in_a_new_window_is_the_references(name, length):
     prompt = rng.integers(V, size=(2, length))
     expected = variants.greedy_continuation(params, config, prompt, count)
     tokens = continue_text(model, torch.tensor(prompt), count, Sampling(0.0), None, new_window=True)
-    assert np.stack([*tokens], 1).tolist() == expected.tolist()
+    assert np.stack([*tokens], 1).tolist() == expected.tolist(), "not the reference's greedy text"
     assert expected.shape == (2, count)
 
 
@@ -145,5 +145,11 @@ def test_checkpointing_at_the_bottleneck_is_exact(name):
 def test_what_advance_pools_is_what_the_next_window_does_not_read():
     """Full windows and short ones, whatever their length: all but the overlap."""
     config = dataclasses.replace(SMALL, pool="advance")
-    assert [variants.pooled_rows(config, length) for length in (6, 5, 3, 2, 1)] == [4, 3, 1, 1, 1]
+    assert [variants.pooled_rows(config, length) for length in (6, 5, 3, 2, 1)] == [
+        4,
+        3,
+        1,
+        1,
+        1,
+    ], "rows that attention pools: pooled_rows"
     assert [variants.pooled_rows(SMALL, length) for length in (6, 3)] == [6, 3]

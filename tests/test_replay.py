@@ -83,7 +83,7 @@ def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
 
 def test_every_segment_draws_from_its_own_seed():
     seeds = replay.segment_seeds([None] * 50) + replay.segment_seeds([None] * 50)
-    assert len(set(seeds)) == len(seeds)
+    assert len(set(seeds)) == len(seeds), "two segments draw alike: segment_seeds"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "meta"])
@@ -99,7 +99,7 @@ def test_seeding_restores_the_generators_that_it_uses(kind, monkeypatch):
 
     monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
     with replay.seeded(0, device):
-        assert asked == [[device] if kind == "cuda" else []]
+        assert asked == [[device] if kind == "cuda" else []], "which generators seeded restores"
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)

@@ -79,6 +79,6 @@ def test_a_search_by_columns_finds_the_largest(rows, length, share, seed):
     for pair in ((numbers, offset), (total, None)):  # added on the way, or before
         x, added = (None if part is None else torch.tensor(part) for part in pair)
         place = largest_by_columns(x, added, count).numpy()
-        assert all(len(set(row)) == count for row in place), "a row is found twice"
+        assert all(len(set(row)) == count for row in place), f"rows twice, or not {count}: {place}"
         found = np.sort(np.take_along_axis(total, place, -1), -1)
-        assert np.array_equal(found, np.sort(total, -1)[:, length - count :])
+        assert np.array_equal(found, np.sort(total, -1)[:, length - count :]), "not the largest"

@@ -106,7 +106,7 @@ def test_shuffling_depends_on_seed_and_pass():
 
     first, second = passes(0)
     assert (first, second) == passes(0), "a seed deals in one order"
-    assert sorted(first) == sorted(second) == [*range(30)]
+    assert sorted(first) == sorted(second) == [*range(30)], "a pass deals each document once"
     assert first != second, "the second pass has the order of the first"
     assert first != passes(1)[0], "another seed deals in the same order"
 
@@ -133,7 +133,7 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
     assert (parts is documents) == suffice, "documents are cut only if there are too few"
     assume(not suffice)
     assert len(parts) >= min(count, sum(predictions)), "a lane has nothing to read"
-    assert parts.lengths.tolist() == [len(part.inputs) for part in parts]
+    assert parts.lengths.tolist() == [len(part.inputs) for part in parts], "the parts' lengths"
 
     pieces = {number: [] for number, n in enumerate(ns) if n > 1}
     for part, (number, _, _) in zip(parts, parts.spans, strict=True):
@@ -143,9 +143,9 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
     for number, of_document in pieces.items():
         for name in FIELDS:
             joined = np.concatenate([getattr(part, name) for part in of_document])
-            assert joined.tolist() == getattr(documents[number], name).tolist()
+            assert joined.tolist() == getattr(documents[number], name).tolist(), "parts lose text"
         found = [len(part.inputs) for part in of_document]
-        assert min(found) > 0
+        assert min(found) > 0, "a part is empty"
         assert max(found) - min(found) <= 1, "parts of a document are not equal"
         if len(found) == 1:
             whole += found
@@ -166,15 +166,17 @@ def test_what_is_spread_comes_from_all_over_in_whole_pieces(ns, tokens, longest)
     taken = evenly_spread(documents, tokens, longest)
     assert (taken is documents) == (total <= tokens), "whether all is taken"
     assume(taken is not documents)
-    assert taken.spans == evenly_spread(documents, tokens, longest).spans
-    assert taken.spans == sorted(set(taken.spans))
+    assert taken.spans == evenly_spread(documents, tokens, longest).spans, "the same ones each time"
+    assert taken.spans == sorted(set(taken.spans)), "a piece is taken twice, or out of order"
 
     before = np.cumsum([0, *predictions])
     read = np.zeros(total)
     for number, start, stop in taken.spans:
         read[before[number] + start : before[number] + stop] = 1
         is_whole = (start, stop) == (0, predictions[number])
-        assert is_whole if predictions[number] <= longest else stop - start >= longest // 2
+        assert is_whole if predictions[number] <= longest else stop - start >= longest // 2, (
+            "a short document is cut, or a long one in too small pieces"
+        )
         assert stop - start <= longest, "a piece is too long"
     assert abs(read.sum() - tokens) <= longest / 2 + 1e-9, "how much is taken"
     asked = np.arange(1, total + 1) * tokens / total
@@ -202,4 +204,4 @@ def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lan
     part_sizes = [len(part.inputs) for part in parts]
     assert len(parts) == min(lanes, len(tokens) - 1), "a part for each lane"
     assert max(part_sizes) - min(part_sizes) <= 1, "parts are not equal"
-    assert parts[0].inputs.dtype == documents[0].inputs.dtype
+    assert parts[0].inputs.dtype == documents[0].inputs.dtype, "joined ids take more memory"

@@ -40,7 +40,7 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     out, gone = mask_spans(text, MASK, np.random.default_rng(seed), masked, span)
     is_mask = out == MASK
     assert sum(lengths) == budget, "spans mask more or less than their share"
-    assert min(lengths, default=0) >= 0
+    assert min(lengths, default=0) >= 0, "a span has a negative length"
     assert 1 <= len(out) <= n, "it never grows, and is never empty"
     assert is_mask.sum() == len(lengths), "a mask for every span"
     assert text[~gone].tolist() == out[~is_mask].tolist(), "what is left is another text"
@@ -113,13 +113,13 @@ def check_task(segment, expected, lane, history):
         assert segment.scored[lane].all(), "all of a task is scored"
     if kind == TASKS.index("infilling"):
         rest = [token for token in reading if token != MASK]
-        assert MASK in reading
-        assert len(reading) <= 8
+        assert MASK in reading, "nothing is masked"
+        assert len(reading) <= 8, "a masked text grows"
         assert len(rest) == 6, "8 less round(0.3 * 8) that are masked"
         assert set(rest) <= set(previous), "what is read is of another segment"
     else:
         assert reading == previous, "the encoder reads the segment before"
-        assert readable.all()
+        assert readable.all(), "the encoder reads padding"
 
 
 def test_infilling_may_predict_the_masked_tokens_alone():
@@ -133,11 +133,15 @@ def test_infilling_may_predict_the_masked_tokens_alone():
             assert all(map(torch.equal, segment.task, whole.task)), "only what is scored changes"
             is_infilling = segment.task.kind == TASKS.index("infilling")
             infilled += int(is_infilling.sum())
-            assert torch.equal(segment.scored[~is_infilling], whole.scored[~is_infilling])
+            assert torch.equal(segment.scored[~is_infilling], whole.scored[~is_infilling]), (
+                "another task's scored tokens change"
+            )
             for lane in is_infilling.nonzero()[:, 0]:
                 seen = segment.task.reading[lane][segment.task.readable[lane]]
                 scored = segment.scored[lane]
-                assert segment.targets[lane][~scored].tolist() == seen[seen != MASK].tolist()
+                assert segment.targets[lane][~scored].tolist() == seen[seen != MASK].tolist(), (
+                    "what is not scored is what was read"
+                )
                 assert scored.sum() == 2, "round(0.3 * 8)"
     assert infilled > 3
 

@@ -20,7 +20,7 @@ def test_doubling_ranges(first, length):
     """They cover everything; from the second on each begins at twice the one before."""
     starts = [0, *(first * 2**index for index in range(9))]
     edges = [*(start for start in starts if start < length), length]
-    assert list(doubling_ranges(first, length)) == [*itertools.pairwise(edges)]
+    assert list(doubling_ranges(first, length)) == [*itertools.pairwise(edges)], "each begins at 2x"
 
 
 @given(corpus=documents_and_tokenizer(), first=st.integers(1, 9), seed=st.integers(0, 3))
@@ -30,7 +30,7 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     rows = by_position(nats, documents, tokenizer, first)
     longest = max((len(document.inputs) for document in documents), default=0)
     ranges = list(doubling_ranges(first, longest + 1)) if longest else []
-    assert [(row["start"], row["stop"]) for row in rows] == ranges
+    assert [(row["start"], row["stop"]) for row in rows] == ranges, "rows end at the last token's"
     for row in rows:
         losses = []
         targets = []
@@ -55,7 +55,7 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
 def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
     row = {"start": 0, "stop": 4, "documents": 2, "tokens": 7, "bits_per_byte": 1.5}
     line = positions.position_lines({"memory carried": [row]})[-1]
-    assert line.split() == ["0", "to", "3", "2", "7", "1.5000"]
+    assert line.split() == ["0", "to", "3", "2", "7", "1.5000"], "look at position_lines"
 
 
 def test_the_table_ends_with_what_the_memory_saves_after_the_first_segment():
@@ -68,10 +68,10 @@ def test_the_table_ends_with_what_the_memory_saves_after_the_first_segment():
         readings.append(rows)
     lines = positions.saved_lines(*readings)
     assert lines[3].split() == ["4", "to", "7", "1*", "3", "1.0000", "2.0000", "1.0000"]
-    assert lines[4].startswith("* of one document")
+    assert lines[4].startswith("* of one document"), "the last row has one document: position_lines"
     saved = 4 / math.log(2) / 4
     end = f"the memory saves {saved:.4f} bits per byte, 50.0%"
-    assert lines[5] == f"after the first 4 tokens of a document {end}"
+    assert lines[5] == f"after the first 4 tokens of a document {end}", "after the first segment"
 
 
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
@@ -82,11 +82,11 @@ def test_the_report_has_the_losses_of_both_readings(name):
     run = trained_run("pretrained_recurrence", name, documents)
     model = run.model
     record, _ = positions.report(run, SimpleNamespace(plot=None))
-    assert record["attention_reach"] == model.attention_reach
+    assert record["attention_reach"] == model.attention_reach, "how far attention reaches"
     ways = {"memory_carried": False}
     if name == "overlapping":
         ways["cleared"] = True
-    assert record["by_position"].keys() == ways.keys()
+    assert record["by_position"].keys() == ways.keys(), "what carries nothing has one reading"
     for way, clear in ways.items():
         nats = token_nats(model, documents, 1, clear)
         expected = by_position(nats, documents, BYTES, model.config.segment)

@@ -33,8 +33,8 @@ def test_a_score_is_of_the_memory_that_is_asked_for(clear):
     record, lines = score.report(run, SimpleNamespace(clear_memory=clear))
     nats = sum(np.nansum(losses) for losses in token_nats(run.model, run.documents, 1, clear))
     assert record["nats"] == pytest.approx(nats, rel=1e-9), "another reading is scored"
-    assert record["split_tokens"] == record["tokens"] == 29 + 18
-    assert f"log-probability     {-nats:,.2f} nats" in lines
+    assert record["split_tokens"] == record["tokens"] == 29 + 18, "all except each first token"
+    assert f"log-probability     {-nats:,.2f} nats" in lines, "log p is negative: score_lines"
     about = run.about(clear)
     said = [about[name] for name in ("memory_cleared", "whole_split", "carry_over_documents")]
     assert said == [clear, False, False], "whether it is cleared, whole, carried over"

@@ -14,13 +14,14 @@ from accelerated.evaluation import score
 from accelerated.evaluation.score import (
     Score,
     TrainedRun,
+    carried_through,
     evaluate,
     score_lines,
     score_record,
     token_nats,
 )
 from tests.helpers.reading import read_alone
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
 from tests.helpers.variants import PAPERS
 
 VOCABULARY = 264  # as many as the tokenizer MERGED has
@@ -62,7 +63,7 @@ def test_scores_equal_documents_read_one_by_one(corpus, blocks, lanes, clear):
     by_hand = [one_by_one(model, document, clear) for document in documents]
     found = token_nats(model, documents, lanes, clear)
     for losses, (expected, _) in zip(found, by_hand, strict=True):
-        assert losses.dtype == np.float64
+        assert losses.dtype == np.float64, "losses are float64 on the host"
         np.testing.assert_allclose(losses, expected, rtol=1e-9)
 
     total = evaluate(model, documents[::-1], tokenizer, lanes, clear)
@@ -78,13 +79,24 @@ def test_scores_equal_documents_read_one_by_one(corpus, blocks, lanes, clear):
         assert found == expected, f"{found} {name} are counted, and {expected} one by one"
 
 
+def test_a_segment_has_its_number_in_its_document():
+    """Of two lanes the first ends while the other is in the middle of its second document."""
+    step = BLOCKS.segment
+    documents = documents_of([3 * step + 1, 2 * step + 1, 2 * step + 1])
+    model = PAPERS["block_recurrent"].model(BLOCKS)
+    for segment, number, _, _ in carried_through(model, documents, 2, predict=False):
+        expected = segment.place[:, 1] // step
+        said = f"{number} are the numbers of segments {expected}: look at carried_through"
+        assert (number == expected).all(), said
+
+
 def test_a_score_has_its_units():
     total = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
     assert total.bits_per_token == pytest.approx(2), "6 bits of 3 tokens"
     assert total.bits_per_byte == pytest.approx(0.5), "6 bits of 12 bytes"
     assert total.accuracy == pytest.approx(2 / 3), "2 right of 3 tokens"
     assert total.perplexity(3) == pytest.approx(4), "exp(nats / 3)"
-    assert total.perplexity(6) == pytest.approx(2)
+    assert total.perplexity(6) == pytest.approx(2), "per word: exp(nats / words)"
     assert Score(nats=1e6, tokens=1).perplexity(1) == math.inf, "no double holds it"
 
     record = score_record(total, (6, "counted"))

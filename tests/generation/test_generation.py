@@ -245,7 +245,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
             sets += itertools.combinations(weights, count)
         fewest = min(len(some) for some in sets if 8 * sum(some) >= share * sum(weights))
         assert len(chosen) == fewest, "the nucleus has more tokens than it needs, or fewer"
-        assert sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
+        assert sum(chosen) == max(sum(some) for some in sets if len(some) == fewest), "the nucleus"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -262,7 +262,7 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
     words = "prediction of token 2 of the continuation is NaN or infinite"
     with pytest.raises(InputError, match=words):
         next(drawn)
-    assert len(steps) == 1
+    assert len(steps) == 1, "a NaN is drawn from, and stepped on"
 
 
 def test_text_in_and_out(capsys):

@@ -87,7 +87,7 @@ def refusal(call, *arguments):
             return str(error)
         except SystemExit as end:
             code = end.code
-    assert type(code) is int and code == 2, "nothing refuses it"
+    assert type(code) is int and code == 2, f"nothing refuses {arguments}"
     line = printed.getvalue().removesuffix("\n")
     assert "\n" not in line
     return line

@@ -38,8 +38,8 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(tmp_path, monke
 
     monkeypatch.setattr(zipfile.ZipFile, "testzip", and_replace)
     loaded = load_checkpoint(tmp_path / "c.pt")
-    assert loaded["step"] == 3
-    assert torch.equal(loaded["parameters"]["w"], CONTENTS["parameters"]["w"])
+    assert loaded["step"] == 3, "the checksums are of another file than the contents: unpickled"
+    assert torch.equal(loaded["parameters"]["w"], CONTENTS["parameters"]["w"]), "of another file"
 
 
 def bare(contents):
@@ -81,7 +81,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
         except InputError as error:
             assert "is damaged or not a checkpoint (" in str(error)
             refused += 1
-    assert refused > 20
+    assert refused > 20, "damage is seldom refused: look at unpickled, which tests checksums"
 
 
 def test_exported_weights_that_are_damaged_are_refused(tmp_path):
@@ -96,7 +96,7 @@ def test_exported_weights_that_are_damaged_are_refused(tmp_path):
     assert load_weights(tmp_path)["step"] == 1
     weights.write_bytes(b"")
     words = "model.safetensors is damaged or missing: config.json has another checksum"
-    assert words in refusal(load_weights, tmp_path)
+    assert words in refusal(load_weights, tmp_path), "not held to its checksum: load_exported"
 
 
 def test_parameters_of_another_shape_or_with_nan_are_refused():
@@ -112,4 +112,4 @@ def test_parameters_of_another_shape_or_with_nan_are_refused():
         ({"weight": weight, "bias": 1 / bias}, "run: bias has NaN or infinite values; give"),
     ):
         assert words in refusal(load_parameters, model, parameters, "run")
-    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight, before), "a refusal has changed the model: load_parameters"

@@ -162,17 +162,22 @@ def written_out(name, config, params, documents, seed=SEED, clear=False):
 # What train.py does
 
 MEANS = {  # where to look if a number is the first that is wrong
-    "loss": "the divisor, the log's sums since its last line, the weights, the segments and their "
-    "targets, or the state that is carried to them",
-    "bits_per_byte": "what the nats are divided by: bytes of the scored tokens' text",
-    "gradient_norm": "the gradient: groups of lanes, segments, or how many iterations are averaged",
-    "learning_rate": "the schedule, or the step that it is asked for",
-    "parameter": "the rate that the optimiser took, clipping, decay, or the optimiser",
-    "state": "the state after the step, which the next one reads",
-    "weights": "which step's they are: when best.pt is saved, and loaded for the sample",
+    "loss": "forward_and_backward in train.py and its divisor, log_means in training/run.py and "
+    "its sums since its last line, the weights, the segments and their targets, or their state",
+    "bits_per_byte": "log_means in training/run.py: bits, which are nats / log 2, are divided by "
+    "the bytes of the scored tokens' text",
+    "gradient_norm": "average_and_clip in training/optimization.py: how many iterations it means, "
+    "and whose gradients, those of an auxiliary loss apart and once; or the gradient: which groups "
+    "of lanes and segments are summed",
+    "learning_rate": "learning_rate in training/optimization.py, or the step that it is asked for",
+    "parameter": "the rate that the optimiser took, clipping, decay, or the optimiser, in "
+    "training/optimization.py",
+    "state": "the state after the step, which the next one reads: forward_and_backward in train.py",
+    "weights": "which step's they are: when best.pt is saved, by note_score and save in "
+    "training/run.py, and loaded for the sample, by load_best",
 }
 AUXILIARY = "the auxiliary loss, and the share by which a group of lanes weighs its own"
-SCORED = "evaluation/score.py: what is scored, by which weights, and how memory is carried"
+SCORED = "evaluation/score.py: what counts, how memory is carried, how by_document cuts"
 
 
 def check(step, kind, found, expected, name=""):
@@ -234,7 +239,7 @@ def check_steps(run, steps):
         saved = run.kept[number]
         for group in saved["optimizer"]["param_groups"]:
             check(number, "learning_rate", group["lr"], RATES[number - 1], "of the optimiser")
-        assert saved["parameters"].keys() == step.parameters.keys()
+        assert saved["parameters"].keys() == step.parameters.keys(), "parameters' names are saved"
         for name, value in step.parameters.items():
             check(number, "parameter", saved["parameters"][name], value, name)
         for (name, value), field in zip(step.state.items(), saved["state"], strict=True):
@@ -296,6 +301,7 @@ def test_memory_that_is_cleared_is_so_in_training_and_in_validation(data, tmp_pa
     expected = bits_per_byte(run, 5, clear=True)
     found = run.log[-1]["validation_bits_per_byte"]
     check(5, "validation_bits_per_byte", found, expected, "with the memory cleared")
+    assert "cleared_bits_per_byte" not in run.log[-1], "a control is measured twice: see report"
 
 
 # What a step calls of its model
@@ -437,7 +443,7 @@ def bits_per_byte(run, step, split="valid", clear=False):
 def test_each_validation_is_that_of_its_step(finished):
     """In metrics.jsonl and on screen: memory is carried over the documents, nothing is dropped."""
     validations = [line for line in finished.log if "validation_loss" in line][:-1]
-    assert [line["step"] for line in validations] == [*UPDATES]
+    assert [line["step"] for line in validations] == [*UPDATES], "what mark_what_is_due validates"
     tokens = len(losses(finished, 5))
     least = math.inf
     for line in validations:
@@ -448,7 +454,7 @@ def test_each_validation_is_that_of_its_step(finished):
         verdict = "the best so far" if bits < least else f"the best was {least:.3f}"
         expected = f"validation {bits:.3f} bits per byte on {tokens} tokens; {verdict}"
         [said] = re.findall(f"^step {step}: (.*)$", finished.printed, re.MULTILINE)
-        assert said == expected, f"step {step} says {said!r}, expected {expected!r}"
+        assert said == expected, f"step {step} says {said!r}, not {expected!r}: look at note_score"
         least = min(least, bits)
 
 
@@ -473,7 +479,7 @@ def test_the_last_report_has_the_memory_carried_and_cleared(finished):
     assert abs(carried - cleared) > 0.01, "the memory matters to this model"
     assert finished.scored == len(UPDATES) + 1, "it measures again what the last validation has"
     last = finished.log[-1]
-    assert last["final"]
+    assert last["final"], "the last line is not the last report's: look at log_validation"
     check(5, "validation_bits_per_byte", last["validation_bits_per_byte"], carried, "at the end")
     check(5, "cleared_bits_per_byte", last["cleared_bits_per_byte"], cleared)
     [said] = re.findall("bits per byte: (.* with the memory.*)", finished.printed)

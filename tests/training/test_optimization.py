@@ -96,9 +96,9 @@ def test_optimisers_decay_matrices_only(name, kind, decay, beta2):
     model = torch.nn.Linear(3, 2)
     training = dataclasses.replace(BASE, optimizer=name, weight_decay=decay)
     optimizer = make_optimizer(model, training)
-    assert type(optimizer) is kind
+    assert type(optimizer) is kind, "another optimiser: make_optimizer"
     matrices, vectors = optimizer.param_groups
-    assert (matrices["params"], vectors["params"]) == ([model.weight], [model.bias])
+    assert (matrices["params"], vectors["params"]) == ([model.weight], [model.bias]), "who decays"
     decays = (matrices["weight_decay"], vectors["weight_decay"])
     assert decays == (decay, 0.0), f"{name} decays matrices and vectors by {decays}"
     for group in (matrices, vectors) if beta2 else ():
@@ -195,7 +195,7 @@ def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
     optimizer = make_optimizer(model, dataclasses.replace(BASE, **changes))
     parameter.grad = torch.tensor(gradient, dtype=torch.float32)
     optimizer.step()
-    assert torch.isfinite(parameter).all()
+    assert torch.isfinite(parameter).all(), "a row of zeros gives NaN"
     rate = min(0.01, 1.0) * np.sqrt((value**2).mean())  # rho_t = min(rate, 1 / sqrt(t)), t = 1
     moved = (parameter.detach().double().numpy() - value) / rate
     apart = np.abs(moved + adafactors_update(gradient)).max()

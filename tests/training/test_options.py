@@ -74,27 +74,27 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
         parse(f"--model {model} --data {data} --help")
     assert caught.value.code == 0
     found = re.findall(r"^  (--[a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(found) == sorted(expected)
-    assert len(found) <= (64 if data == "recall" else 60)
+    assert sorted(found) == sorted(expected), "an option for each field of the config, and no other"
+    assert len(found) <= (64 if data == "recall" else 60), "more options than one reads"
 
 
 def test_options_override_presets():
     sizes = "--recurrent-layers 2,4 --layers 4 --gate=lstm --no-feedback"
     given = chosen(f"--steps 7 --learning-rate 0.5 {sizes}")
-    assert (given.training.steps, given.training.learning_rate) == (7, 0.5)
+    assert (given.training.steps, given.training.learning_rate) == (7, 0.5), "the preset wins"
     config = given.model_config
-    assert config.recurrent_layers == (2, 4)
+    assert config.recurrent_layers == (2, 4), "several numbers of one option"
     assert (config.gate, config.feedback, config.vocabulary) == ("lstm", False, 256)
     assert chosen("--recurrent-layers none").model_config.recurrent_layers == ()
 
 
 def test_data_chooses_a_preset_and_what_a_preset_reads_is_only_a_default():
     of_a_text = chosen("--preset recall-16 --data stdlib --tokenizer gpt2")
-    assert of_a_text.data == DataConfig("stdlib", tokenizer="gpt2")
+    assert of_a_text.data == DataConfig("stdlib", tokenizer="gpt2"), "recall reads no text's preset"
     recall = chosen("--data recall --recall-pairs 3")
     usual = preset_settings("block_recurrent", "recall")
-    assert recall.recall.pairs == 3
-    assert recall.model_config == usual.model_config
+    assert recall.recall.pairs == 3, "--recall-pairs is not taken"
+    assert recall.model_config == usual.model_config, "an option of the task changes the model"
 
 
 WORDS = "--model compressive --preset wikitext-103 --data stdlib"
@@ -114,13 +114,13 @@ OTHER_TOKENS = [  # (options, the DataConfig, cutoffs)
 @pytest.mark.parametrize("more,data,cutoffs", OTHER_TOKENS)
 def test_a_given_tokenizer_replaces_the_presets_and_its_cutoffs(more, data, cutoffs):
     given = chosen(f"{WORDS} {more}")
-    assert given.data == data
-    assert given.model_config.cutoffs == cutoffs
+    assert given.data == data, "a tokenizer that is given leaves the preset's: look at adjust"
+    assert given.model_config.cutoffs == cutoffs, "cutoffs of the preset's words: parse_new"
 
 
 def test_an_option_replaces_a_default_that_does_not_fit_it():
     adam = chosen("--optimizer adam").training
-    assert (adam.optimizer, adam.weight_decay) == ("adam", 0.0)
+    assert (adam.optimizer, adam.weight_decay) == ("adam", 0.0), "adam has no decay: look at adjust"
     tuned = "--model pretrained_recurrence --preset wikitext-103"
     for more, epochs in (("", 2), ("--steps 9", 0), ("--epochs 3", 3)):
         assert chosen(f"{tuned} {more}").training.epochs == epochs, more
@@ -144,9 +144,11 @@ def test_resuming_keeps_model_and_data(tmp_path):
     held = chosen("--gate lstm --steps 9")
     run = keep(held, tmp_path / "run", step=3)
     resumed, start = parse(f"--resume {run} --steps 20")
-    assert resumed == held._replace(training=dataclasses.replace(held.training, steps=20))
-    assert start.folder == run
-    assert start.resumed.contents["step"] == 3
+    assert resumed == held._replace(training=dataclasses.replace(held.training, steps=20)), (
+        "--resume changes what no option asks for"
+    )
+    assert start.folder == run, "a run continues in its own folder"
+    assert start.resumed.contents["step"] == 3, "it is resumed from another step"
     for argv in FIXED:
         option = argv.split()[0]
         line = refused(f"--resume {run} {argv}")
@@ -158,7 +160,7 @@ def test_resuming_keeps_model_and_data(tmp_path):
 def test_resuming_needs_steps_that_are_not_done(tmp_path):
     run = keep(chosen("--steps 9"), tmp_path / "run", step=3)
     assert chosen(f"--resume {run} --steps 3").training.steps == 3, "its last report is missing"
-    assert chosen(f"--resume {run} --epochs 2").training.epochs == 2
+    assert chosen(f"--resume {run} --epochs 2").training.epochs == 2, "--resume ignores --epochs"
     (run / "metrics.jsonl").write_text('{"step": 3, "final": true}\n')
     assert "is at step 3; give --steps above" in refused(f"--resume {run} --steps 3")
 
@@ -181,16 +183,22 @@ def kept_runs(folder):
 def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     held, run, partly, _ = kept_runs(tmp_path)
     begun, start = parse(f"--init {run} --recall-distance 9")
-    assert begun.recall == dataclasses.replace(held.recall, distance=9)
-    assert begun._replace(recall=held.recall) == held._replace(training=begun.training)
-    assert begun.training == preset_settings("pretrained_recurrence", "fine-tune").training
-    assert start.initial.contents["step"] == 1
-    assert start.folder.name == "pretrained_recurrence-recall-1"
+    assert begun.recall == dataclasses.replace(held.recall, distance=9), "--init ignores the task's"
+    assert begun._replace(recall=held.recall) == held._replace(training=begun.training), (
+        "--init changes more than the training"
+    )
+    assert begun.training == preset_settings("pretrained_recurrence", "fine-tune").training, (
+        "--init trains as the preset says"
+    )
+    save_checkpoint(run / "best.pt", start.initial.contents | {"step": 0})
+    step = parse(f"--init {run}")[1].initial.contents["step"]
+    assert step == 1, "--init begins with the best weights, not the last: load_weights"
+    assert start.folder.name == "pretrained_recurrence-recall-1", "a new run's name: new_folder"
     joined = DataConfig(training_documents=5, carry_over_documents=True)
-    assert chosen(f"--init {partly}").data == joined
+    assert chosen(f"--init {partly}").data == joined, "--init reads what its run has read"
     elsewhere = DataConfig(str(tmp_path), carry_over_documents=True)
-    assert chosen(f"--init {partly} --data {tmp_path}").data == elsewhere
-    assert not chosen(f"--init {partly} --data recall").data.carry_over_documents
+    assert chosen(f"--init {partly} --data {tmp_path}").data == elsewhere, "keeps the tokenizer"
+    assert not chosen(f"--init {partly} --data recall").data.carry_over_documents, "it stays joined"
 
 
 def test_what_does_not_go_with_the_weights_of_a_run_is_refused(tmp_path):
@@ -209,7 +217,7 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     keep(chosen("--data recall"), tmp_path / "runs" / "block_recurrent-recall-1")
-    assert parse("--data recall")[1].folder.name == "block_recurrent-recall-2"
+    assert parse("--data recall")[1].folder.name == "block_recurrent-recall-2", "new_folder reuses"
     line = refused("--data recall --out runs/block_recurrent-recall-1")
     assert "already holds checkpoint.pt, and nothing is replaced; give a folder that is" in line
     assert line.endswith("new or empty, or --resume runs/block_recurrent-recall-1")
@@ -238,5 +246,5 @@ def test_a_new_run_begins_in_a_folder_that_is_new_or_empty(tmp_path, name):
 def test_with_weights_of_a_run_too_defaults_give_way_to_options(tmp_path):
     """As without --init: adam has no weight decay, and --steps replaces a preset's --epochs."""
     _, run, *_ = kept_runs(tmp_path)
-    assert chosen(f"--init {run} --optimizer adam").training.weight_decay == 0
+    assert chosen(f"--init {run} --optimizer adam").training.weight_decay == 0, "adam: see adjust"
     assert chosen(f"--init {run} --preset wikitext-103 --steps 5").training.epochs == 0

@@ -37,7 +37,8 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(options, steps,
     documents = documents_of([26, 9, 0])
     settings, start = parse(words(*WINDOWED, "--horizon 2 --batch 2", options))
     found = opening.epochs_to_steps(settings, documents, start).training
-    assert (found.steps, found.epochs) == (steps, 0.0)
+    epochs = f"{found.steps} steps read as many epochs, expected {steps}: see epochs_to_steps"
+    assert (found.steps, found.epochs) == (steps, 0.0), epochs
     segments = 6 if settings.model_config.overlap else 5
     said = f"--epochs {settings.training.epochs:g} of {segments} segments in 2 x 2 a step"
     assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
@@ -54,7 +55,7 @@ def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
     lines = Run.last_lines(run, carried, cleared).splitlines()
     assert lines[0].endswith("cleared each segment")
     right = "right answers: 75.0% with the memory, 25.0% with it cleared"
-    assert lines[1] == f"{right} (a guess 10%)"
+    assert lines[1] == f"{right} (a guess 10%)", "of 4 tokens 3 are right, and 1: last_lines"
     assert lines[2] == "the memory saves 25.0% of the bits", "6 of 8 nats are left"
     first, second = Run.last_lines(run, carried, None).splitlines()
     assert first.startswith("validation on 4 tokens (25% of the split), bits per byte: ")
@@ -84,8 +85,8 @@ def test_a_run_validates_after_each_tenth_of_its_steps_unless_it_is_said_otherwi
         Run.mark_what_is_due(run)
         if run.validation_due:
             due.append(step)
-            assert run.save_due
-    assert due == expected
+            assert run.save_due, "a validation asks for a checkpoint"
+    assert due == expected, "the steps that a validation is due after: mark_what_is_due"
 
 
 @pytest.mark.parametrize("every", [0, 3])
@@ -143,7 +144,7 @@ SPANS = [  # (options, predictions of each document, spans of all that is valida
 @pytest.mark.parametrize("options, lengths, spans", SPANS, ids=[row[0] for row in SPANS])
 def test_the_beginning_of_each_document_is_validated_on(options, lengths, spans):
     """--validation-prefix; what is joined has parts of a segment at the least."""
-    assert validated(lengths, settings_with(options)) == spans
+    assert validated(lengths, settings_with(options)) == spans, "documents_of, or truncated before"
 
 
 def test_a_part_of_the_validation_split_is_read_from_all_over_it():
@@ -154,13 +155,15 @@ def test_a_part_of_the_validation_split_is_read_from_all_over_it():
     """
     options = "--batch 4 --validation-tokens 256"
     pieces = validated([1000], settings_with(options))
-    assert [stop - start for _, start, stop in pieces] == pytest.approx([64] * 4, abs=2)
+    assert [stop - start for _, start, stop in pieces] == pytest.approx([64] * 4, abs=2), (
+        "a lane's piece has a fourth of the tokens: documents_of"
+    )
     assert pieces[-1][2] > 800, "not the first tokens alone"
-    assert validated([1000], settings_with(f"{options} --accumulate 4")) == pieces
+    assert validated([1000], settings_with(f"{options} --accumulate 4")) == pieces, "other pieces"
     joined = validated([1000], settings_with(f"{options} --carry-over-documents"))
-    assert sum(stop - start for _, start, stop in joined) < 300
+    assert sum(stop - start for _, start, stop in joined) < 300, "all that is joined is read"
     [(_, start, stop)] = validated([1000], settings_with("--validation-tokens 1"))
-    assert 7 * 8 < stop - start <= 8 * 8, f"{stop - start} tokens are not eight segments of 8"
+    assert 7 * 8 < stop - start <= 8 * 8, f"{stop - start} tokens, not eight segments: documents_of"
 
 
 def test_a_document_of_recall_is_validated_on_whole():
@@ -186,7 +189,7 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
     overlapping = SimpleNamespace(segment=8, overlap=6)
     settings = settings._replace(model_config=overlapping)
     said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
-    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes"
+    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes", "overlaps count"
 
 
 def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():
@@ -196,7 +199,7 @@ def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():
         settings, _ = parse(words(*MEMFORMER, "--seed 3", options))
         reader = opening.new_reader(settings, documents)
         assert type(reader) is kind, f"{options} is read by {reader}"
-        assert reader.seed == 3
+        assert reader.seed == 3, "the seed is another: new_reader"
 
 
 def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
@@ -206,7 +209,9 @@ def test_a_tokenizer_is_learned_from_the_documents_that_are_read(tmp_path):
     options = f"--data {tmp_path} --training-documents 1 --train-bpe 258 --out {tmp_path}/run"
     settings, start = parse(words(*COMPRESSIVE, options))
     (tmp_path / "run").mkdir()
-    assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"]
+    assert opening.choose_tokenizer(settings, start).spellings[256:] == [b"ab", b" ab"], (
+        "the other document's letters are learned too"
+    )
 
 
 @pytest.mark.parametrize("ours,theirs", [("overlapping", "plain"), ("plain", "overlapping")])
@@ -238,4 +243,4 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
     for folder in ("run", "held/run"):
         line = refusal(train, *TINY, f"--data small.txt --out {folder}")
         assert "the valid split has 2 tokens to predict, less than a segment" in line
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before, "a refused run changes folders: own_folder"

@@ -42,7 +42,7 @@ def test_presets_have_the_papers_sizes(preset, options):
     chosen = "--model {} --preset {}".format(*preset.split())
     found = option_values(parse(words(chosen))[0])
     expected = option_values(parse(words(chosen, options))[0])
-    assert {option: found[option] for option in expected} == expected
+    assert {option: found[option] for option in expected} == expected, "not what its paper says"
 
 
 FINGERPRINTS = {  # of each model's presets
@@ -63,14 +63,14 @@ def test_no_preset_and_no_default_changes_unnoticed(model):
     """
     assert model in FINGERPRINTS, "a paper owes a fingerprint of its presets"
     values = [option_values(settings) for (name, _), settings in PRESETS.items() if name == model]
-    assert fingerprint(values) == FINGERPRINTS[model], "a preset or a default is another one"
+    assert fingerprint(values) == FINGERPRINTS[model], f"presets/{model}.py, or a default"
 
 
 def test_settings_survive_a_checkpoint_and_another_programs_are_refused():
     chosen = PRESETS["memformer", "wikitext-103"]
     chosen = chosen._replace(recall=RecallConfig(distance=7), data=DataConfig(data="a folder"))
     contents = settings_contents(chosen)
-    assert settings_from(contents, "run") == chosen
+    assert settings_from(contents, "run") == chosen, "settings differ after they were saved"
     for change in (
         {"model": "other"},
         {"model_config": {"width": 0}},

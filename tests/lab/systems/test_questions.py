@@ -245,11 +245,13 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls(monk
         loss_of(update, expected).backward()
         torch.nn.utils.clip_grad_norm_(expected, 1.0)
         adam.step()
-    torch.testing.assert_close([*model.parameters()], expected)
+    torch.testing.assert_close([*model.parameters()], expected, msg="the rate or Adam: fine_tune")
 
 
 def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeypatch):
     task = questions.make_task()
+    taught = task.stages[-1][0]
+    assert task.asked[0].question != taught[0].question, "what is asked is taught: make_task"
     fine_tune = Mock()
     right = [example.question.answer for example in task.asked]
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
