@@ -20,7 +20,7 @@ from accelerated.attention.sliding_window import (
     tables_by_distance,
 )
 from accelerated.block_recurrent import GATES
-from accelerated.compressive import mean_square
+from accelerated.compressive import error_of
 from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.options import parse
@@ -128,7 +128,7 @@ def test_a_unit_norm_is_computed_in_float32():
 def test_a_mean_square_is_float32():
     """In bfloat16 they would be rounded to 8 bits."""
     x, y = normal(2, 4, 50)
-    loss = mean_square(x, y)
+    loss = error_of(PAPERS["compressive"].small, x, y)
     assert loss.dtype == torch.float32
     expected = (x.double() - y.double()).square().mean()
     assert_agree(expected, loss.double(), 1e-6, "loss")
