@@ -322,21 +322,21 @@ class Lanes(Iterator[Segment]):
         """The next `horizon` segments of every lane."""
         return [next(self) for _ in range(horizon)]
 
-    def position(self) -> dict:
+    def state_dict(self) -> dict:
         """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
-    def seek(self, position: dict) -> None:
-        """Continue from a position() of the same documents.
+    def load_state_dict(self, state: dict) -> None:
+        """Continue from a state_dict of the same documents.
 
         Raises ValueError if it has another number of lanes.
         """
-        if len(position["reading"]) != len(self.reading):
+        if len(state["reading"]) != len(self.reading):
             raise ValueError("it has another number of lanes")
-        self.passes = position["passes"]
-        self.dealt = position["dealt"]
+        self.passes = state["passes"]
+        self.dealt = state["dealt"]
         self.order = self._shuffle(self.passes)
-        self.reading = list(position["reading"])
+        self.reading = list(state["reading"])
 
 
 def one_pass(
