@@ -263,7 +263,7 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
     monkeypatch.setattr(reader, "fine_tune", noted)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    run = questions.scored(task, "recurrent", 3)
+    run = questions.scored(lambda: task, "recurrent", 3)
     assert stages == [[examples, updates, 32, 0.002, 3] for examples, updates in task.stages]
     half_right = sum(answer not in ("yes", "no") for answer in right[5:])  # one word of two is
     assert half_right > 0
