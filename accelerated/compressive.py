@@ -30,7 +30,11 @@ from accelerated.attention.heads import (
     parameter,
     project_heads,
 )
-from accelerated.attention.relative_shift import Heads, distance_sinusoids, relative_attention
+from accelerated.attention.relative_shift import (
+    AttentionInputs,
+    distance_sinusoids,
+    relative_attention,
+)
 from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.compressive import Config, init_params
 
@@ -295,8 +299,10 @@ class Layer(CheckpointableLayer):
             value = value + self.value_bias[:, None]
         dropout = self.config.dropout if self.training else 0.0
         own = (distances[1], own_bias[0]) if self.own_distances else None
-        heads = Heads(query, key, value, distances[0], content_bias, distance_bias)
-        return relative_attention(heads, dropout, measure, in_values=self.simplified, own=own)
+        heads = AttentionInputs(query, key, value, distances[0], content_bias, distance_bias)
+        return relative_attention(
+            heads, dropout, measure, in_values=self.simplified, compressed=own
+        )
 
     def distance_biases(self) -> tuple[Tensor, ...]:
         """u and v (H, E), and the compressed rows' own v if they have one.
