@@ -85,31 +85,25 @@ class AdaptiveSoftmax(NamedTuple):
             bands.append(cluster + within)
         return torch.cat(bands, -1)
 
-    def rows_of_tails(self, targets: np.ndarray, device: torch.device) -> list[Tensor]:
-        """For each tail, indices on the device of the targets (R,), a NumPy array, in it."""
-        found = []
-        for _, start, stop in self.bands():
-            rows = np.flatnonzero((targets >= start) & (targets < stop))
-            found.append(move(torch.from_numpy(rows), device))
-        return found
-
     def cross_entropy_sum(
         self,
         hidden: Tensor,
         targets: Tensor,
-        rows_of_tails: Sequence[Tensor],
+        host_targets: np.ndarray,
         cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D).
 
-        A tail is computed only for the rows whose target is in it, which rows_of_tails lists.
-        cross_entropy(hidden, matrix, targets) must return the summed -log p of one softmax.
+        A tail is computed only for the rows whose target is in it. host_targets (R,) are the same
+        targets as a NumPy array, so that no GPU is waited for. cross_entropy(hidden, matrix,
+        targets) must return the summed -log p of one softmax.
         """
         first = len(self.embedding)
         in_head = targets  # the target's column of the head: a word of the first band, or a cluster
         nats = 0.0
-        bands = zip(self.bands(), rows_of_tails, strict=True)
-        for number, ((tail, start, _), rows) in enumerate(bands):
+        for number, (tail, start, stop) in enumerate(self.bands()):
+            in_tail = np.flatnonzero((host_targets >= start) & (host_targets < stop))
+            rows = move(torch.from_numpy(in_tail), hidden.device)
             in_head = in_head.index_fill(0, rows, first + number)
             # not hidden[rows], whose gradient would sort rows on a GPU
             narrow = functional.linear(hidden.index_select(0, rows), tail.projection.T)

@@ -116,13 +116,13 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
     vectors = inserted.shape[1]
     x = arguments["hidden_states"]
     attention_mask = arguments.get("attention_mask")
-    hidden_keys = future_keys(x.shape[1], x.shape[1], x.device)
+    masked_keys = future_keys(x.shape[1], x.shape[1], x.device)
     if attention_mask is not None:
         seen = attention_mask[0, 0]
-        hidden_keys = ~seen if seen.dtype == torch.bool else seen < 0
-    hidden_keys = hidden_with_inserted(hidden_keys, vectors, present)  # (B, 1, N, S + N)
-    hidden_keys = functional.pad(hidden_keys, (0, 0, vectors, 0))  # the vectors' own rows see all
-    added = x.new_zeros(hidden_keys.shape).masked_fill(hidden_keys, -math.inf)
+        masked_keys = ~seen if seen.dtype == torch.bool else seen < 0
+    masked_keys = hidden_with_inserted(masked_keys, vectors, present)  # (B, 1, N, S + N)
+    masked_keys = functional.pad(masked_keys, (0, 0, vectors, 0))  # the vectors' own rows see all
+    added = x.new_zeros(masked_keys.shape).masked_fill(masked_keys, -math.inf)
 
     def with_places(part: Tensor) -> Tensor:  # a rotary key at the first place is not rotated
         return torch.cat([part[:, :1].repeat_interleave(vectors, 1), part], 1)

@@ -30,7 +30,11 @@ from accelerated.attention.heads import (
     parameter,
     project_heads,
 )
-from accelerated.attention.relative_shift import Heads, distance_sinusoids, relative_attention
+from accelerated.attention.relative_shift import (
+    AttentionInputs,
+    distance_sinusoids,
+    relative_attention,
+)
 from accelerated.protocol import CheckpointableLayer, Model, Reading, check_lanes, initialise
 from reference.compressive import Config, init_params
 
@@ -146,25 +150,17 @@ COMPRESSIONS = {
 }
 
 
-def mean_square(x: Tensor, y: Tensor) -> Tensor:
-    """The mean of (x - y)^2, in float32 or better."""
-    return functional.mse_loss(at_least_float32(x), at_least_float32(y))
-
-
-def mean_norm(x: Tensor, y: Tensor) -> Tensor:
-    """The mean over lanes of the norm of x - y (B, ...), as Algorithm 2, line 8 has it.
-
-    Its gradient is 0 if x = y, where it has no derivative.
-    """
-    difference = at_least_float32(x) - at_least_float32(y)
-    return torch.linalg.vector_norm(difference.flatten(1), dim=1).mean()
-
-
 def error_of(config: Config, x: Tensor, y: Tensor) -> Tensor:
-    """Reconstruction error of x and y under the config's compression loss."""
+    """Reconstruction error of x and y (B, ...), in float32 or better.
+
+    It is the mean of (x - y)^2, or over lanes of the norm of x - y, as Algorithm 2, line 8 has it.
+    That one's gradient is 0 if x = y, where it has no derivative.
+    """
+    x = at_least_float32(x)
+    y = at_least_float32(y)
     if config.compression_loss.endswith("_norm"):
-        return mean_norm(x, y)
-    return mean_square(x, y)
+        return torch.linalg.vector_norm((x - y).flatten(1), dim=1).mean()
+    return functional.mse_loss(x, y)
 
 
 # The model
@@ -303,8 +299,10 @@ class Layer(CheckpointableLayer):
             value = value + self.value_bias[:, None]
         dropout = self.config.dropout if self.training else 0.0
         own = (distances[1], own_bias[0]) if self.own_distances else None
-        heads = Heads(query, key, value, distances[0], content_bias, distance_bias)
-        return relative_attention(heads, dropout, measure, in_values=self.simplified, own=own)
+        heads = AttentionInputs(query, key, value, distances[0], content_bias, distance_bias)
+        return relative_attention(
+            heads, dropout, measure, in_values=self.simplified, compressed=own
+        )
 
     def distance_biases(self) -> tuple[Tensor, ...]:
         """u and v (H, E), and the compressed rows' own v if they have one.

@@ -36,7 +36,7 @@ from accelerated.attention.heads import (
     project_heads,
     split_heads,
 )
-from accelerated.attention.relative_shift import Heads
+from accelerated.attention.relative_shift import AttentionInputs
 from accelerated.attention.signed_distance import (
     Distances,
     simplified_attention,
@@ -138,8 +138,8 @@ class SelfAttention(Attention):
             key = torch.cat([slot_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([slot_value, value], 2)
         # Only the encoder's tokens may be padding, and only a decoder has later ones to hide
-        hidden_keys = self.distances.hidden_keys if padding is None else padding
-        return self.project_back(self.attend(query, key, value, self.position_rows(), hidden_keys))
+        masked_keys = self.distances.masked_keys if padding is None else padding
+        return self.project_back(self.attend(query, key, value, self.position_rows(), masked_keys))
 
     def key_value_of_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of the decoder-only model's memory (B, S, D)."""
@@ -155,7 +155,7 @@ class SelfAttention(Attention):
         return by_distance.squeeze(0)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, hidden_keys: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, masked_keys: Tensor | None
     ) -> Tensor:
         """What the heads attend to, (B, H, n, E), from query (B, H, n, E) and keys (B, H, K, E).
 
@@ -164,9 +164,9 @@ class SelfAttention(Attention):
         """
         dropout = self.dropout_rate if self.training else 0.0
         if self.simplified:
-            return simplified_attention(query, key, value, rows, hidden_keys, dropout)
-        heads = Heads(query, key, value, rows, self.content_bias, self.distance_bias)
-        return transformer_xl_attention(heads, self.distances.length, hidden_keys, dropout)
+            return simplified_attention(query, key, value, rows, masked_keys, dropout)
+        heads = AttentionInputs(query, key, value, rows, self.content_bias, self.distance_bias)
+        return transformer_xl_attention(heads, self.distances.length, masked_keys, dropout)
 
 
 class CrossAttention(Attention):
@@ -179,20 +179,20 @@ class CrossAttention(Attention):
         self.declare_projections(config, biases=True)
         self.declare_output(config)
 
-    def forward(self, x: Tensor, source: Tensor, hidden_keys: Tensor | None = None) -> Tensor:
-        """(B, N, D) from x (B, N, D) and source (B, K, D); hidden_keys is content_attention's."""
+    def forward(self, x: Tensor, source: Tensor, masked_keys: Tensor | None = None) -> Tensor:
+        """(B, N, D) from x (B, N, D) and source (B, K, D); masked_keys is content_attention's."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
         key, value = self.key_value(source)
-        return self.attend(x, key, value, hidden_keys)
+        return self.attend(x, key, value, masked_keys)
 
     def attend(
-        self, x: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None = None
+        self, x: Tensor, key: Tensor, value: Tensor, masked_keys: Tensor | None = None
     ) -> Tensor:
         """The same from the source's key and value (B, H, K, E)."""
         dropout = self.dropout_rate if self.training else 0.0
         [query] = project_heads(self.norm(x), self.heads, [self.query], [self.query_bias])
-        return self.project_back(content_attention(query, key, value, hidden_keys, dropout))
+        return self.project_back(content_attention(query, key, value, masked_keys, dropout))
 
 
 class Writer(ParameterModule):

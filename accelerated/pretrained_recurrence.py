@@ -68,10 +68,10 @@ class Layer(CheckpointableLayer):
         self.mlp_output_bias = parameter(d)  # (D,)
 
     @compilable
-    def forward(self, x: Tensor, hidden_keys: Tensor | None, inserted: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, masked_keys: Tensor | None, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D) and inserted vectors (B, S, D), if any (Figure 2).
 
-        hidden_keys is true if a query must not see a key. Without it a token sees itself and
+        masked_keys is true if a query must not see a key. Without it a token sees itself and
         earlier ones.
         """
         query, key, value = self.query_key_value(x)
@@ -79,7 +79,7 @@ class Layer(CheckpointableLayer):
             inserted_key, inserted_value = self.key_value(inserted)
             key = torch.cat([inserted_key, key], 2)  # (B, H, S + N, E)
             value = torch.cat([inserted_value, value], 2)
-        x = x + self.attend(query, key, value, hidden_keys)
+        x = x + self.attend(query, key, value, masked_keys)
         return x + self.mlp(x)
 
     def query_key_value(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -94,11 +94,11 @@ class Layer(CheckpointableLayer):
         return project_heads(self.norm(x), self.heads, [self.key, self.value], biases)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, hidden_keys: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, masked_keys: Tensor | None
     ) -> Tensor:
-        """Attention, causal without hidden_keys, then the output matrix; (B, N, D)."""
+        """Attention, causal without masked_keys, then the output matrix; (B, N, D)."""
         rate = self.dropout_rate if self.training else 0.0
-        out = content_attention(query, key, value, hidden_keys, rate, causal=hidden_keys is None)
+        out = content_attention(query, key, value, masked_keys, rate, causal=masked_keys is None)
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout_rate, self.training)
 

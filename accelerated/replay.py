@@ -268,8 +268,7 @@ def target_cross_entropy(
     if not isinstance(matrix, AdaptiveSoftmax):
         return cross_entropy_sum(hidden, matrix, targets)
     known = targets.cpu().numpy() if host_targets is None else host_targets.flatten()
-    rows_of_tails = matrix.rows_of_tails(known, hidden.device)
-    return matrix.cross_entropy_sum(hidden, targets, rows_of_tails, cross_entropy_sum)
+    return matrix.cross_entropy_sum(hidden, targets, known, cross_entropy_sum)
 
 
 def rows_of_chunk(words: int) -> int:

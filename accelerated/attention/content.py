@@ -25,20 +25,20 @@ def content_attention_plain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    hidden_keys: Tensor | None = None,
+    masked_keys: Tensor | None = None,
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
     """softmax(q.k / sqrt(E)) v, (B, H, N, E), of query (B, H, N, E), key and value (B, H, K, E).
 
-    hidden_keys: true if a query must not see a key; broadcasts to (B, H, N, K)
-    causal: instead of hidden_keys, query i sees the keys 0..i; N = K
+    masked_keys: true if a query must not see a key; broadcasts to (B, H, N, K)
+    causal: instead of masked_keys, query i sees the keys 0..i; N = K
     """
     scores = query * query.shape[-1] ** -0.5 @ key.mT  # (B, H, N, K)
     if causal:
-        hidden_keys = future_keys(query.shape[-2], key.shape[-2], query.device)
-    if hidden_keys is not None:
-        scores = scores.masked_fill(hidden_keys, -math.inf)
+        masked_keys = future_keys(query.shape[-2], key.shape[-2], query.device)
+    if masked_keys is not None:
+        scores = scores.masked_fill(masked_keys, -math.inf)
     weights = functional.dropout(scores.softmax(-1), dropout)
     return weights @ value
 
@@ -47,15 +47,15 @@ def content_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    hidden_keys: Tensor | None = None,
+    masked_keys: Tensor | None = None,
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
     """The same as content_attention_plain by SDPA, unless the plain path is faster."""
     if takes_sdpa(query, key) or sdpa_is_faster_on_a_cpu(query, key, dropout):
-        seen = None if hidden_keys is None else ~hidden_keys
+        seen = None if masked_keys is None else ~masked_keys
         return sdpa(query, key, value, seen, dropout, causal)
-    return content_attention_plain(query, key, value, hidden_keys, dropout, causal)
+    return content_attention_plain(query, key, value, masked_keys, dropout, causal)
 
 
 def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor, dropout: float) -> bool:

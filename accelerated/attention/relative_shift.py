@@ -49,7 +49,7 @@ def relative_unshift(by_key: Tensor) -> Tensor:
     return padded[..., 1:]
 
 
-class Heads(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What Transformer-XL's attention takes."""
 
     query: Tensor  # q, (B, H, N, E)
@@ -61,28 +61,28 @@ class Heads(NamedTuple):
 
 
 def relative_attention_plain(
-    heads: Heads,
+    heads: AttentionInputs,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
-    own: tuple[Tensor, Tensor] | None = None,
+    compressed: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j, and the mean weight of each key.
 
     heads: row t of r stands for the distance R - 1 - t; row 0 also for all larger distances
     measure: return the weights' mean over heads and queries, (B, K), instead of None
     in_values: add r_{i-j} to the value x_j
-    own: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys, if they differ
+    compressed: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys, if others
 
     The first result is (B, H, N, E).
     """
     query, key, value, distance_key, content_bias, distance_bias = heads
     content = (query + content_bias[:, None]) @ key.mT  # (B, H, N, K)
-    if own is None:
+    if compressed is None:
         missing = key.shape[2] - distance_key.shape[1]
         beyond = distance_key[:, :1].expand(-1, missing, -1)
         distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
-    by_key = scores_by_key(query, distance_key, distance_bias, own)
+    by_key = scores_by_key(query, distance_key, distance_bias, compressed)
     scores = content * query.shape[-1] ** -0.5 + by_key
     future = future_keys(query.shape[2], key.shape[2], query.device)
     weights = scores.masked_fill(future, -math.inf).softmax(-1)
@@ -101,21 +101,21 @@ def relative_attention_plain(
 
 
 def relative_attention_sdpa(
-    heads: Heads,
+    heads: AttentionInputs,
     positioned: int,
-    hidden_keys: Tensor | None = None,
+    masked_keys: Tensor | None = None,
     dropout: float = 0.0,
-    own: tuple[Tensor, Tensor] | None = None,
+    compressed: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Transformer-XL's attention (B, H, N, E) by SDPA, with the scores by distance as attn_mask.
 
     positioned: how many keys have a position; they are the last ones
-    hidden_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
+    masked_keys: true if a query must not see one of those keys; broadcasts to (B, H, N, positioned)
     """
     query, key, value, distance_key, content_bias, distance_bias = heads
-    offset = scores_by_key(query, distance_key, distance_bias, own)[..., :positioned]
-    if hidden_keys is not None:
-        offset = offset.masked_fill(hidden_keys, -math.inf)
+    offset = scores_by_key(query, distance_key, distance_bias, compressed)[..., :positioned]
+    if masked_keys is not None:
+        offset = offset.masked_fill(masked_keys, -math.inf)
 
     before = key.shape[2] - positioned  # keys without a position: nothing to add
     if before:
@@ -139,28 +139,28 @@ def scores_by_key(
     query: Tensor,
     distance_key: Tensor,
     distance_bias: Tensor,
-    own: tuple[Tensor, Tensor] | None = None,
+    compressed: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Position scores of each query and key: (B, H, N, R), with `own` (B, H, N, C + R).
 
     distance_key: (H, R, E), from far to near
-    own: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys
+    compressed: distance_key (H, C + N, E) and distance_bias (H, E) of the first C keys
     """
     by_key = relative_shift(scores_by_distance(query, distance_key, distance_bias))
-    if own is None:
+    if compressed is None:
         return by_key
-    of_own = relative_shift(scores_by_distance(query, *own))
-    compressed = of_own.shape[-1] - query.shape[2]  # C
-    return torch.cat([of_own[..., :compressed], by_key], -1)
+    of_own = relative_shift(scores_by_distance(query, *compressed))
+    count = of_own.shape[-1] - query.shape[2]  # C
+    return torch.cat([of_own[..., :count], by_key], -1)
 
 
 @with_fast_path
 def relative_attention(
-    heads: Heads,
+    heads: AttentionInputs,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
-    own: tuple[Tensor, Tensor] | None = None,
+    compressed: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same as relative_attention_plain, on a GPU by SDPA.
 
@@ -170,5 +170,5 @@ def relative_attention(
     if takes_sdpa(query, heads.key) and not (measure or in_values):
         positioned = heads.key.shape[2]
         future = future_keys(query.shape[2], positioned, query.device)
-        return relative_attention_sdpa(heads, positioned, future, dropout, own), None
-    return relative_attention_plain(heads, dropout, measure, in_values, own)
+        return relative_attention_sdpa(heads, positioned, future, dropout, compressed), None
+    return relative_attention_plain(heads, dropout, measure, in_values, compressed)

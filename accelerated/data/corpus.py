@@ -158,21 +158,17 @@ def tokenised(source: Source, tokenizer: Tokenizer, data_dir: Path) -> Corpus:
 def open_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data)
-    source = whole_source(data, data_dir)
+    if data.data == "stdlib":
+        source = standard_library()
+    elif data.data == "enwik8":
+        source = named_sets.enwik8(data_dir)
+    elif is_opened_by_datasets(data.data):
+        source = named_sets.table_source(data.data, data.text_column)
+    else:
+        source = source_of_path(data.data)
     if data.training_documents:
         return first_documents(source, data.training_documents)
     return source
-
-
-def whole_source(data: DataConfig, data_dir: Path) -> Source:
-    """The Source that --data names, with all of its documents."""
-    if data.data == "stdlib":
-        return standard_library()
-    if data.data == "enwik8":
-        return named_sets.enwik8(data_dir)
-    if is_opened_by_datasets(data.data):
-        return named_sets.table_source(data.data, data.text_column)
-    return source_of_path(data.data)
 
 
 def first_documents(source: Source, count: int) -> Source:

@@ -6,12 +6,13 @@ joined into one text first; then memory is carried from each to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from accelerated.data.tokenizers import Tokenizer
 from accelerated.data.windows import (
@@ -164,24 +165,15 @@ class Segment(NamedTuple):
     host_targets: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Segment:
-        moved = self.changed(lambda field: move(field, device))
-        return moved._replace(
-            place=self.place, host_starts=self.any_starts, host_targets=self.scored_targets
-        )
+        """The Segment with every tensor on the device, those of its task too."""
+        moved = tree_map_only(torch.Tensor, lambda field: move(field, device), self)
+        return moved._replace(host_starts=self.any_starts, host_targets=self.scored_targets)
 
     def keep_lanes(self, rows: slice | list[int]) -> Segment:
         """The Segment of some lanes, given as a slice or by their numbers."""
-        place = None if self.place is None else self.place[rows]
-        return self.changed(lambda field: field[rows])._replace(place=place)
-
-    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segment:
-        """Apply `change` to every tensor, those of the task too.
-
-        The result has no `place` and no host copies: those are the caller's to set.
-        """
-        task = None if self.task is None else self.task._make(map(change, self.task))
-        tokens, targets, scored, starts = map(change, self[:4])
-        return Segment(tokens, targets, scored, starts, task)
+        of_lanes = (torch.Tensor, np.ndarray)
+        kept = tree_map_only(of_lanes, lambda field: field[rows], self)
+        return kept._replace(host_starts=None)
 
     def with_all_starts(self) -> Segment:
         """The Segment, as if a document started in every lane."""
@@ -314,15 +306,11 @@ class Lanes(Iterator[Segment]):
             place = (next_number, 0)
         number, segment = place
 
-        is_last = segment + 1 == self._segments(number)
-        self.reading[lane] = None if is_last else (number, segment + 1)
         tokens = int(self.lengths[number]) + 1
+        is_last = segment + 1 == count_windows(tokens, self.length, self.overlap)
+        self.reading[lane] = None if is_last else (number, segment + 1)
         window = window_at(segment, tokens, self.length, self.overlap)
         return LaneWindow(number, self.document(number), window, segment == 0)
-
-    def _segments(self, number):
-        """How many segments a document has."""
-        return count_windows(int(self.lengths[number]) + 1, self.length, self.overlap)
 
     def __next__(self) -> Segment:
         work = [self._advance(lane) for lane in range(len(self.reading))]
@@ -334,21 +322,21 @@ class Lanes(Iterator[Segment]):
         """The next `horizon` segments of every lane."""
         return [next(self) for _ in range(horizon)]
 
-    def position(self) -> dict:
+    def state_dict(self) -> dict:
         """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
-    def seek(self, position: dict) -> None:
-        """Continue from a position() of the same documents.
+    def load_state_dict(self, state: dict) -> None:
+        """Continue from a state_dict of the same documents.
 
         Raises ValueError if it has another number of lanes.
         """
-        if len(position["reading"]) != len(self.reading):
+        if len(state["reading"]) != len(self.reading):
             raise ValueError("it has another number of lanes")
-        self.passes = position["passes"]
-        self.dealt = position["dealt"]
+        self.passes = state["passes"]
+        self.dealt = state["dealt"]
         self.order = self._shuffle(self.passes)
-        self.reading = list(position["reading"])
+        self.reading = list(state["reading"])
 
 
 def one_pass(

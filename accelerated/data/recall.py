@@ -32,16 +32,7 @@ OTHERS = sorted(set(range(256)) - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VA
 SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
 ALPHABET = SYMBOLS[SYMBOLS != TELL]  # keys and values that are drawn anew, from the front
 SIZES = {"train": 100_000, "valid": 64, "test": 64}  # documents in each split
-LEAST = {
-    "pairs": 1,
-    "values": 2,
-    "questions": 1,
-    "distance": 0,
-    "spacing": 2,
-    "begin": 0,
-    "rewrites": 0,
-    "distractors": 0,
-}
+LEAST = {"pairs": 1, "values": 2, "questions": 1, "spacing": 2}  # of others it is 0
 NEED_ANEW = ("begin", "rewrites", "distractors")
 
 
@@ -85,9 +76,10 @@ class RecallConfig:
     distractors: float = 0.0
 
     def __post_init__(self):
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, value in vars(self).items():
+            least = LEAST.get(name, 0)
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         sets = self.pairs if self.own_values else 1  # of values
         needed = self.pairs + sets * self.values  # bytes for the keys and values
         symbols = ALPHABET if self.anew else SYMBOLS

@@ -70,7 +70,7 @@ class MultiTask:
     """Returns the rollouts of a Lanes with tasks as TaskConfig says.
 
     special(name) is a special token's id. What is drawn depends only on the seed and the number of
-    rollouts so far, so position() is enough to resume.
+    rollouts so far, so its state_dict is enough to resume.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class MultiTask:
         scored = torch.where(is_other, torch.from_numpy(asked), segment.scored)
         return segment._replace(targets=targets, scored=scored, task=task)
 
-    def position(self) -> dict:
+    def state_dict(self) -> dict:
         """The place of every lane, for a checkpoint."""
         history = {name: getattr(self, name).tolist() for name in HISTORY}
-        return self.lanes.position() | {"rollouts": self.rollouts, "history": history}
+        return self.lanes.state_dict() | {"rollouts": self.rollouts, "history": history}
 
-    def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents."""
-        self.lanes.seek(position)
-        self.rollouts = position["rollouts"]
+    def load_state_dict(self, state: dict) -> None:
+        """Continue from a state_dict over the same documents."""
+        self.lanes.load_state_dict(state)
+        self.rollouts = state["rollouts"]
         for name in HISTORY:
-            getattr(self, name)[...] = position["history"][name]
+            getattr(self, name)[...] = state["history"][name]

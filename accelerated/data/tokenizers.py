@@ -205,7 +205,8 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
     try:
         content = file.read_bytes()
         if file.name == "vocab.json" and merges.is_file():
-            content = with_merges(name, str(merges))
+            bpe = tokenizers_package("a vocab.json").ByteLevelBPETokenizer
+            content = bpe(name, str(merges), add_prefix_space=False).to_str().encode()
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
         return tokenizer_of_ranks(name, read_ranks(content))
@@ -215,12 +216,6 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
         raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from None
     except BaseException as error:  # of the package tokenizers: Exception, or a panic
         raise InputError(f"{path} cannot be used: {error}; {advice}") from None
-
-
-def with_merges(vocabulary: str, merges: str) -> bytes:
-    """The contents of a tokenizer.json, from the files vocab.json and merges.txt."""
-    kind = tokenizers_package("a vocab.json").ByteLevelBPETokenizer
-    return kind(vocabulary, merges, add_prefix_space=False).to_str().encode()
 
 
 def open_tokenizer(name: str) -> Tokenizer:

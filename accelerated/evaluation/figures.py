@@ -14,12 +14,17 @@ def figure_class() -> Any:
     return optional_package("matplotlib.figure", "plots need", "plot").Figure
 
 
+def empty_figure(height: float) -> Any:
+    """A Figure, as wide as a phone, of this height in inches."""
+    return figure_class()(figsize=(FIGURE_WIDTH, height), dpi=150, layout="constrained")
+
+
 def new_figure(panels: int = 1) -> tuple[Any, list[Any]]:
     """A Figure, as wide as a phone, and the axes of its panels, one below the other.
 
     They have light horizontal lines and no box.
     """
-    figure = figure_class()(figsize=(FIGURE_WIDTH, 3.6 * panels), dpi=150, layout="constrained")
+    figure = empty_figure(3.6 * panels)
     [*column] = figure.subplots(panels, squeeze=False)[:, 0]
     for axes in column:
         axes.spines[["top", "right"]].set_visible(False)

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.relative_shift import Heads, distance_query_of, scores_by_distance
+from accelerated.attention.relative_shift import (
+    AttentionInputs,
+    distance_query_of,
+    scores_by_distance,
+)
 from accelerated.attention.retrieval import Memory
 from accelerated.attention.sliding_window import window_of
 from accelerated.fast import decoders
@@ -62,27 +66,27 @@ def sliding_attention(
 
 def relative_attention(
     plain: Callable,
-    heads: Heads,
+    heads: AttentionInputs,
     dropout: float = 0.0,
     measure: bool = False,
     in_values: bool = False,
-    own: tuple[Tensor, Tensor] | None = None,
+    compressed: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """On a GPU, one kernel, which returns no weights and does the relative shift itself."""
     if measure or in_values or not takes_distance_attention(heads.query):
-        return plain(heads, dropout, measure, in_values, own)
+        return plain(heads, dropout, measure, in_values, compressed)
     from accelerated.fast.attention_gpu import distance_attention  # Triton: on a GPU alone
 
     query = heads.query
     of_distances = (heads.distance_key, heads.distance_bias)
     split = 0
     skip = 0
-    if own is None:
+    if compressed is None:
         by_distance = scores_by_distance(query, *of_distances)
     else:
-        by_distance = scores_beside_own(query, own, of_distances)
+        by_distance = scores_beside_own(query, compressed, of_distances)
         skip = query.shape[2]
-        split = own[0].shape[1] - skip  # C
+        split = compressed[0].shape[1] - skip  # C
     shift = query.shape[2] - 1  # the last query sees key 0 at column N - 1 - (N - 1) = 0
     content = (query + heads.content_bias[:, None], heads.key, heads.value)
     scale = query.shape[-1] ** -0.5
@@ -108,21 +112,21 @@ def simplified_attention(
     key: Tensor,
     value: Tensor,
     rows: Tensor,
-    hidden_keys: Tensor | None = None,
+    masked_keys: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """On a GPU, pad the keys with hidden ones, so that the 16-bit products are aligned."""
     missing = padding_rows(key, LEAST_ALIGNMENT)
     if missing:  # a decoder reads its task's token, too; or slots stand before the tokens
-        if hidden_keys is None:  # all N' are seen
+        if masked_keys is None:  # all N' are seen
             positioned = rows.shape[0] - query.shape[2] + 1  # N'
-            hidden_keys = key.new_zeros(1, positioned, dtype=torch.bool)
-        hidden_keys = functional.pad(hidden_keys, (0, missing), value=True)
+            masked_keys = key.new_zeros(1, positioned, dtype=torch.bool)
+        masked_keys = functional.pad(masked_keys, (0, missing), value=True)
         more_rows = (0, 0, 0, missing)
         key = functional.pad(key, more_rows)
         value = functional.pad(value, more_rows)
         rows = functional.pad(rows, more_rows)
-    return plain(query, key, value, rows, hidden_keys, dropout)
+    return plain(query, key, value, rows, masked_keys, dropout)
 
 
 def nearest_keys(plain: Callable, query: Tensor, memory: Memory, retrieved: int) -> Tensor:

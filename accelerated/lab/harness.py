@@ -14,8 +14,9 @@ import platform
 import re
 import signal
 import statistics
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import torch
 
 from accelerated.evaluation.figures import figure_class
 from accelerated.evaluation.options import at_least
-from accelerated.program.errors import InputError, check_choice
+from accelerated.program.errors import InputError, check_choice, run_program
 from accelerated.program.files import locked, written_whole
 from accelerated.program.parser import OptionParser
 from accelerated.program.progress import Progress
@@ -38,6 +39,12 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
 # The command line
+def run_command(name: str, main: Callable[[list[str]], None]) -> None:
+    """Run main with the words of the command line; SIGTERM stops it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_program(name, main, sys.argv[1:])
+
+
 def parser_of(program: str, about: str | None) -> OptionParser:
     """A parser of python -m accelerated.lab.PROGRAM, whose help says `about` as it stands."""
     return OptionParser(
@@ -48,17 +55,25 @@ def parser_of(program: str, about: str | None) -> OptionParser:
     )
 
 
-def add_part(parser: OptionParser) -> None:
-    """Add the options of a part: --rows, --seeds and --out."""
+def part_parser(program: str, about: str | None) -> OptionParser:
+    """A parser_of, with the options of a part: --rows, --seeds and --out."""
+    parser = parser_of(program, about)
     add = parser.add_argument
     add("--rows", nargs="+", metavar="ROW", help="(default all)")
     add("--seeds", nargs="+", type=at_least(0), metavar="N", help="(default 0 1 2)")
     where = f"of the record (default {RESULTS} if it has a page, else {PARTS})"
     add("--out", type=Path, metavar="FOLDER", help=where)
+    return parser
 
 
 def settle_part(options: argparse.Namespace, rows: Collection[str], has_page: bool = True) -> None:
-    """Check the rows of a part and make its folder; raises InputError if it has others' pages."""
+    """Check the rows of a part and make its folder.
+
+    Raises InputError if the folder has others' pages, or if a page needs matplotlib and it is not
+    installed.
+    """
+    if has_page:
+        figure_class()
     for row in options.rows or ():
         check_choice("--rows", row, rows, InputError)
     is_part = bool(options.rows or options.seeds)
@@ -141,7 +156,7 @@ class Experiment(NamedTuple):
     """
 
     name: str  # of the record and its page
-    rows: Sequence[str]
+    rows: Collection[str]
     settings: dict  # that all runs of a record have in common
     train: Callable[[str, int], dict]  # a row with a seed
     said: Callable[[dict], str]  # what came out of a run, in a line
@@ -179,19 +194,12 @@ def train_missing(experiment: Experiment, options: argparse.Namespace, path: Pat
     return record
 
 
-def begin() -> None:
-    """Say now if matplotlib is missing, and hear SIGTERM as Ctrl-C."""
-    figure_class()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
 def conduct(experiment: Experiment, options: argparse.Namespace) -> None:
-    """Train what `options`, of add_part, ask for and the record lacks; of a whole write the page.
+    """Train what the record lacks of what `options` ask for; of a whole record write the page.
 
-    One process works at a time in a folder.
+    The options are a part_parser's. One process works at a time in a folder.
     """
     settle_part(options, experiment.rows, bool(experiment.page))
-    begin()
     path = options.out / f"{experiment.name}.json"
     busy = f"another process trains for {path}; wait until it ends, or {ADVICE}"
     try:

@@ -13,7 +13,6 @@ is balanced.
 import itertools
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,23 +29,31 @@ from accelerated.compressive import Compressive
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import ALPHABET, ASK, FILLER, TELL, RecallConfig, RecallDocuments
 from accelerated.data.windows import Document
-from accelerated.lab.harness import RESULTS, origin, parser_of, read_record, write_record
+from accelerated.lab.harness import (
+    HEADLINE_SEEDS,
+    RESULTS,
+    origin,
+    parser_of,
+    read_record,
+    run_command,
+    write_record,
+)
 from accelerated.memformer import Memformer
 from accelerated.models import model_class, presets_of
-from accelerated.program.errors import InputError, run_program
+from accelerated.program.errors import InputError
 from accelerated.program.files import locked, written_whole
 from accelerated.protocol import Model, evaluating
 from accelerated.replay import through_time
 from accelerated.training.optimization import (
     average_and_clip,
     check_finite,
+    count_parameters,
     learning_rate,
     make_optimizer,
     set_learning_rate,
 )
 from accelerated.training.settings import TrainingConfig
 
-SEEDS = (0, 1, 2, 3, 4)
 WEIGHTS = RESULTS / "weights"  # of Memformer and Block-Recurrent, which the book shows
 SMALLEST_DIFFERENCE = 0.1  # of right answers, between means over the seeds: fixed before
 SEGMENT = 32
@@ -229,29 +236,19 @@ def ask(answers: Callable[[Document], np.ndarray]) -> dict[str, float]:
     return shares
 
 
-def told_most_often(documents: Document) -> np.ndarray:
-    """(B, n) the answers of who knows the values that were told, and not of which key each was."""
-    return one_answer(documents, lambda values: np.bincount(values).argmax())
+SIMPLEST = {  # what a score must be compared with: these know no key, and choose a told value
+    "the value told most often": lambda values: np.bincount(values).argmax(),
+    "the value told last": lambda values: values[-1],
+}
 
 
-def told_last(documents: Document) -> np.ndarray:
-    """(B, n) the answers of who remembers nothing but the last value."""
-    return one_answer(documents, lambda values: values[-1])
-
-
-def one_answer(documents: Document, choose: Callable[[np.ndarray], np.integer]) -> np.ndarray:
+def one_answer(choose: Callable[[np.ndarray], np.integer], documents: Document) -> np.ndarray:
     """(B, n) one of the values that a document told, for all of its questions."""
     answers = np.zeros_like(documents.inputs)
     for lane, row in enumerate(documents.inputs):
         told = row[np.flatnonzero(row == TELL) + 2]
         answers[lane] = choose(told)
     return answers
-
-
-SIMPLEST = {  # what a score must be compared with: these know no key
-    "the value told most often": told_most_often,
-    "the value told last": told_last,
-}
 
 
 def share(is_right: np.ndarray, counted: np.ndarray) -> float:
@@ -346,7 +343,7 @@ def about(row: str) -> dict:
         "model": name,
         "config": SHARED | changes,
         "rate": rate,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "state_bytes": state_bytes(model),
     }
 
@@ -457,8 +454,8 @@ def main(argv: list[str]) -> None:
     """Train what the record lacks."""
     parser = parser_of("memory", __doc__)
     add = parser.add_argument
-    add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
-    add("--seeds", nargs="+", type=int, default=SEEDS, metavar="N")
+    add("--rows", nargs="+", choices=ROWS, default=ROWS, metavar="ROW")
+    add("--seeds", nargs="+", type=int, default=HEADLINE_SEEDS, metavar="N")
     add("--out", type=Path, default=RESULTS, metavar="FOLDER")
     add("--weights", type=Path, default="runs/memory", metavar="FOLDER")
     add("--ask", type=Path, metavar="FILE", help="only ask trained weights")
@@ -476,4 +473,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("memory", main, sys.argv[1:])
+    run_command("memory", main)

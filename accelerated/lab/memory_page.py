@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.harness import read_record, write_page
-from accelerated.lab.memory import SIMPLEST, ask
+from accelerated.lab.harness import HEADLINE_SEEDS, read_record, write_page
+from accelerated.lab.memory import SIMPLEST, ask, one_answer
 from accelerated.lab.pages import label_ends, laid_out, markdown_table, wrapped
 
 TITLE = "Which memory waits, which holds and which overwrites?"
@@ -46,7 +46,7 @@ SKILLS = {  # what a stage teaches: (the stage, what stands in its documents, th
 DISTANCES = {"near": 32, "128": 128, "512": 512, "2048": 2048, "hold": 8192}
 COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey
 NAMED = 4  # lines of the second panel that have names
-SEEDS = 5  # of a whole experiment
+SEEDS = len(HEADLINE_SEEDS)  # of a whole experiment
 ABOUT = """Four facts, each an @ with a key and a value, are asked for after 32 tokens of filler
 (near), after 128, which attention alone does not span, though Compressive's rows do, and after
 8,192 (hold). The other columns change one thing at 128. Wait puts 8,192 tokens of filler before the
@@ -243,7 +243,8 @@ def mean(values: list[dict], name: str) -> float:
 @functools.cache
 def shares_of_simplest() -> dict[str, dict[str, float]]:
     """{what it always says: its shares of right answers} of machines that know no key."""
-    return {name: ask(answers) for name, answers in SIMPLEST.items()}
+    choices = SIMPLEST.items()
+    return {name: ask(functools.partial(one_answer, choose)) for name, choose in choices}
 
 
 def table(record: dict) -> str:

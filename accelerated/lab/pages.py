@@ -30,7 +30,7 @@ def mean_and_spread(values: list[float], form: str) -> str:
     mean, least, most = (f"{f(values):{form}}" for f in (statistics.mean, min, max))
     if least == most:
         return mean
-    return f"{mean} ({least.rstrip('%')}..{most.rstrip('%')})"
+    return f"{mean} ({least}..{most})"
 
 
 def laid_out(name: str, title: str, answer: str, parts: Sequence[str]) -> str:

@@ -5,11 +5,6 @@ from typing import Any, ClassVar, Protocol
 ON_A_GPU = {"dtype": "bfloat16"}
 # Whose key a value is, is learned from few facts and near questions first
 ASSOCIATION = {"recall_vary_pairs": True, "recall_vary_distance": True}
-# The first rung: four facts, asked for up to 256 tokens later, of keys with values of their own
-FAR = {
-    "data": "recall", "recall_distance": 256, "recall_questions": 32, "recall_spacing": 2,
-    "recall_vary_distance": True, "recall_own_values": True,
-}  # fmt: skip
 # The sizes that lab/speed times on a CPU, and those with which it compares a GPU with a CPU
 BENCHMARK_SIZES: dict[str, Any] = {"width": 256, "heads": 4, "feed_forward": 1024}
 AGREEMENT_SIZES: dict[str, Any] = {"width": 128, "heads": 2, "feed_forward": 256}

@@ -5,7 +5,6 @@ from accelerated.presets import (
     ASSOCIATION,
     BENCHMARK_SIZES,
     BUCKETS,
-    FAR,
     ON_A_GPU,
     TEST_SIZES,
 )
@@ -26,12 +25,6 @@ BLOCK_RECURRENT = BLOCK_RECURRENT_TRAINING | ON_A_GPU | {
     "segment": 4096, "recurrent_layers": (10,), "states": 512, "dropout": 0.05,
     "attention_scale": 1.0, "output_dropout": True,
     "steps": 500_000, "batch": 32, "learning_rate": 1.0, "train_bpe": 32_000, "accumulate": 2,
-}  # fmt: skip
-
-RECALL = {
-    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
-    "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
-    "batch": 16, "learning_rate": 3e-3, "warmup": 50,
 }  # fmt: skip
 
 PRESETS = {
@@ -67,8 +60,11 @@ PRESETS = {
     }
     for window in (512, 1024, 2048)
 } | {
-    "recall": RECALL | ASSOCIATION | {"gate": "lstm", "window": 32, "steps": 3000, "horizon": 3},
-    "recall-16": FAR | RECALL | {"window": 16, "steps": 1000, "horizon": 6},
+    "recall": ASSOCIATION | {
+        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
+        "recurrent_layers": (2,), "states": 16, "dropout": 0.0, "gate": "lstm", "window": 32,
+        "steps": 3000, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50,
+    },
 }  # fmt: skip
 
 TEST_CONFIG = Config(

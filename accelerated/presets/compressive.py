@@ -21,12 +21,6 @@ WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
 
-RECALL = {
-    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
-    "compression_rate": 4,
-    "batch": 64, "learning_rate": 1.5e-3, "warmup": 50, "recall_questions": 16,
-}  # fmt: skip
-
 # (condition, message): options that do not work together, as those of training/options.py
 CHECKS = (
     (
@@ -80,13 +74,11 @@ PRESETS = {
         "warmup": 1000, "steps": 150_000, "batch": 64, "learning_rate": 3e-4, "weight_decay": 0.0,
         "data": "wikitext-103", "tokenizer": "gpt2",
     },
-    "recall": RECALL | ASSOCIATION | {
-        "segment": 64, "memory": 64, "compressed_memory": 64,
-        "steps": 3000, "learning_rate": 1e-3, "recall_distance": 192,
-    },
-    "recall-16": RECALL | {
-        "compressed_memory": 80, "steps": 6000, "data": "recall", "recall_distance": 256,
-        "recall_own_values": True,
+    "recall": ASSOCIATION | {
+        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
+        "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+        "steps": 3000, "batch": 64, "learning_rate": 1e-3, "warmup": 50,
+        "recall_questions": 16, "recall_distance": 192,
     },
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Presets of Gated DeltaNet; imports no torch."""
 
-from accelerated.presets import AGREEMENT_SIZES, ASSOCIATION, BENCHMARK_SIZES, FAR, TEST_SIZES
+from accelerated.presets import AGREEMENT_SIZES, ASSOCIATION, BENCHMARK_SIZES, TEST_SIZES
 from reference.gated_deltanet import Config
 
 PRESETS = {
@@ -8,13 +8,11 @@ PRESETS = {
         "width": 128, "layers": 3, "segment": 64, "dropout": 0.0,
         "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
-} | {
-    name: {
+    "recall": ASSOCIATION | {
         "width": 64, "layers": 2, "head_width": 16, "value_width": 32, "feed_forward": 128,
         "segment": 64, "dropout": 0.0,
-        "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
-    } | task
-    for name, task in {"recall": ASSOCIATION | {"batch": 64}, "recall-16": FAR}.items()
+        "steps": 3000, "batch": 64, "learning_rate": 3e-3, "warmup": 50,
+    },
 }  # fmt: skip
 
 TEST_CONFIG = Config(**TEST_SIZES, layers=3, width=6, head_width=5, value_width=8, segment=4)

@@ -4,7 +4,6 @@ from accelerated.presets import (
     AGREEMENT_SIZES,
     ASSOCIATION,
     BENCHMARK_SIZES,
-    FAR,
     ON_A_GPU,
     TEST_SIZES,
 )
@@ -17,12 +16,6 @@ MEMFORMER = {
     "max_distance": 64,
     "batch": 64, "backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4,
     "weight_decay": 0.0,
-}  # fmt: skip
-
-RECALL = {
-    "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256,
-    "segment": 16, "slots": 8, "max_distance": 16,
-    "backprop": "memory_replay", "warmup": 50,
 }  # fmt: skip
 
 TAKES_TASKS = True  # the options --task-...
@@ -62,12 +55,11 @@ PRESETS = {
         "encoder_layers": 0, "decoder_layers": 12, "slot_value": "projected",
         "steps": 150_000, "horizon": 4,
     },
-    "recall": RECALL | ASSOCIATION | {
-        "steps": 3000, "batch": 32, "horizon": 13, "learning_rate": 2e-3,
-        "recall_distance": 136, "recall_questions": 16,
-    },
-    "recall-16": FAR | RECALL | {
-        "steps": 1000, "batch": 16, "horizon": 21, "learning_rate": 3e-3,
+    "recall": ASSOCIATION | {
+        "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16,
+        "feed_forward": 256, "segment": 16, "slots": 8, "max_distance": 16,
+        "steps": 3000, "batch": 32, "horizon": 13, "backprop": "memory_replay",
+        "learning_rate": 2e-3, "warmup": 50, "recall_distance": 136, "recall_questions": 16,
     },
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ from accelerated.presets import (
     ASSOCIATION,
     BENCHMARK_SIZES,
     BUCKETS,
-    FAR,
     TEST_SIZES,
 )
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
@@ -23,6 +22,12 @@ MEMORIZING = SHARED | {  # 61 GB
     "batch": 256, "accumulate": 8,
 }  # fmt: skip
 
+RECALL = {
+    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
+    "memory_layer": 2, "memory": 512, "retrieved": 8, "dropout": 0.0,
+    "steps": 3000, "learning_rate": 3e-3, "warmup": 50,
+}  # fmt: skip
+
 PRESETS = {
     "tiny": {
         "width": 128, "layers": 3, "segment": 64, "memory_layer": 2, "memory": 1024,
@@ -30,13 +35,12 @@ PRESETS = {
         "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_tokens": 65_536,
     },
     "paper": MEMORIZING | {"data": "pg19"},
-} | {
-    name: {
-        "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64,
-        "memory_layer": 2, "memory": 512, "retrieved": 8, "dropout": 0.0,
-        "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
-    } | task
-    for name, task in {"recall": ASSOCIATION | {"batch": 64}, "recall-16": FAR}.items()
+    "recall": RECALL | ASSOCIATION | {"batch": 64},
+    # The first rung: four facts, asked for up to 256 tokens later, of keys with values of their own
+    "recall-16": RECALL | {
+        "batch": 16, "data": "recall", "recall_distance": 256, "recall_questions": 32,
+        "recall_spacing": 2, "recall_vary_distance": True, "recall_own_values": True,
+    },
 }  # fmt: skip
 
 TEST_CONFIG = Config(

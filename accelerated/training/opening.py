@@ -31,7 +31,7 @@ from accelerated.protocol import Model, computing_in, overlap_of, repeat_lane
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, parameter_type
 from accelerated.training.folder import LOCK, Log, check_new, checkpoint_path, write_settings
-from accelerated.training.optimization import backprop_of, make_optimizer
+from accelerated.training.optimization import backprop_of, count_parameters, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -312,7 +312,7 @@ def recurrence_parameters(parameters: dict) -> dict:
 
 def introduce(run: Run) -> None:
     """Print what will be trained, and on what."""
-    size = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
+    size = count_parameters(run.model) / 1e6
     where = str(run.device)
     if process.world_size() > 1:
         where += f", {process.world_size()} processes"

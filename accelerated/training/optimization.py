@@ -153,5 +153,10 @@ def compiles_methods(training: TrainingConfig, model: Model) -> bool:
     """Whether compilable methods are compiled: if asked for, and on a GPU in a large model."""
     if training.compile != "auto":
         return training.compile == "inductor"
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return model.embedding.device.type == "cuda" and HAS_TRITON and parameters >= LARGE
+    is_large = count_parameters(model) >= LARGE
+    return model.embedding.device.type == "cuda" and HAS_TRITON and is_large
+
+
+def count_parameters(model: Model) -> int:
+    """How many numbers a model trains."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -216,7 +216,7 @@ class Run:
             "parameters": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "state": tuple(process.gather_lanes(self.state)),
-            "lanes": self.reader.position(),
+            "lanes": self.reader.state_dict(),
             "random": torch.get_rng_state(),
             "step": self.step,
             "corpus": self.corpus.digest,
@@ -240,7 +240,7 @@ class Run:
         training = self.settings.training
         try:
             torch.set_rng_state(contents["random"].cpu())
-            self.reader.seek(contents["lanes"])
+            self.reader.load_state_dict(contents["lanes"])
             load_moments(self.optimizer, contents["optimizer"])
             self.nats, self.scored, self.text_bytes, self.validation_due = contents["pending"]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

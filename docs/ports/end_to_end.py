@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 def read_ahead(run: opening.Run) -> Case:
     """Parameters, state and segments of the first ten steps: copies, for the reference."""
     reference = importlib.import_module(f"reference.{run.settings.model}")
-    place = run.reader.position()
+    place = run.reader.state_dict()
     segments = []
     for segment in run.reader.rollout(STEPS * run.settings.training.horizon):
         arrays = (field.numpy() for field in segment[:4])
@@ -65,7 +65,7 @@ def read_ahead(run: opening.Run) -> Case:
             make = function_of(reference, "Task")
             task = make(*(field.numpy() for field in segment.task))
         segments.append(Segment(*arrays, task))
-    run.reader.seek(place)
+    run.reader.load_state_dict(place)
     params = parameters_of(run)
     fresh = reference.initial_state(params, run.model.config, 1)
     state = fresh._make(field.numpy().copy() for field in run.state)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.attention.relative_shift import Heads
+from accelerated.attention.relative_shift import AttentionInputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
 from tests.helpers.rollouts import both_sides, check_rollout, random_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs
@@ -116,10 +116,10 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     sliding_window.sliding_attention(*sliding, rate)
     assert rates(calls) == [rate]
     relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
-    _, usage = relative_shift.relative_attention(Heads(*relative), rate)
+    _, usage = relative_shift.relative_attention(AttentionInputs(*relative), rate)
     assert usage is None
     assert rates(calls) == [rate]
-    signed_distance.transformer_xl_attention(Heads(*relative), 8, None, rate)
+    signed_distance.transformer_xl_attention(AttentionInputs(*relative), 8, None, rate)
     assert rates(calls) == [rate]
     query, key, value, _, bias, _ = relative
     content.content_attention(query, key, value, dropout=rate)
@@ -127,7 +127,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
     sliding_window.scaled_attention(query, key, value, bias[:, 0])  # it has no dropout
     assert rates(calls) == [0.0]
 
-    _, usage = relative_shift.relative_attention(Heads(*relative), rate, measure=True)
+    _, usage = relative_shift.relative_attention(AttentionInputs(*relative), rate, measure=True)
     assert usage.shape == (2, 13)
     assert rates(calls) == [], "SDPA was called, though the attention is to be measured"
 
@@ -146,10 +146,10 @@ def test_one_key_takes_the_plain_path(device, calls):
 def test_usage_is_the_mean_weight_in_float32(dropout):
     """Before weights are dropped."""
     inputs = relative_inputs(2, 3, 4, 5, 6).values()
-    _, usage = relative_shift.relative_attention(Heads(*inputs), dropout, measure=True)
-    _, expected = relative_shift.relative_attention_plain(Heads(*inputs), measure=True)
+    _, usage = relative_shift.relative_attention(AttentionInputs(*inputs), dropout, measure=True)
+    _, expected = relative_shift.relative_attention_plain(AttentionInputs(*inputs), measure=True)
     assert usage.shape == (2, 9)
     torch.testing.assert_close(usage, expected)
-    rough = Heads(*(x.bfloat16() for x in inputs))
+    rough = AttentionInputs(*(x.bfloat16() for x in inputs))
     _, usage = relative_shift.relative_attention(rough, dropout, measure=True)
     assert usage.dtype == torch.float32, "a mean in bfloat16 makes unequal usages equal"

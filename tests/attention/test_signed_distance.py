@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.relative_shift import Heads, distance_sinusoids
+from accelerated.attention.relative_shift import AttentionInputs, distance_sinusoids
 from accelerated.attention.signed_distance import (
     far_to_near,
     simplified_attention,
@@ -123,6 +123,6 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
     distance_key = torch.einsum("hed,rd->hre", torch.tensor(weight), rows)
     query, key, value, u, v, hidden = map(torch.tensor, (query, key, value, u, v, ~mask))
     hidden = hidden[..., before:]
-    heads = Heads(query, key, value, distance_key, u, v)
+    heads = AttentionInputs(query, key, value, distance_key, u, v)
     actual = transformer_xl_attention(heads, n, hidden)
     assert_agree(expected, actual, 1e-11, "PyTorch")

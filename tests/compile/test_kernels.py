@@ -185,7 +185,7 @@ def both_paths(shapes, plain, by_kernel, monkeypatch):
 def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeypatch):
     """The output and every gradient; compressed rows may have distances of their own."""
     from accelerated.attention import relative_shift
-    from accelerated.attention.relative_shift import Heads
+    from accelerated.attention.relative_shift import AttentionInputs
 
     heads = 2
     length = 20
@@ -200,11 +200,13 @@ def test_relative_attention_by_the_kernel_equals_the_plain_path(has_own, monkeyp
 
     def plain(*leaves):
         own = leaves[6:] or None
-        return relative_shift.relative_attention_plain(Heads(*leaves[:6]), own=own)[0]
+        return relative_shift.relative_attention_plain(
+            AttentionInputs(*leaves[:6]), compressed=own
+        )[0]
 
     def by_kernel(*leaves):
         own = leaves[6:] or None
-        return relative_shift.relative_attention(Heads(*leaves[:6]), own=own)[0]
+        return relative_shift.relative_attention(AttentionInputs(*leaves[:6]), compressed=own)[0]
 
     both_paths(shapes, plain, by_kernel, monkeypatch)
 

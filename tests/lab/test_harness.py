@@ -40,8 +40,7 @@ def conduct(tmp_path):
             page=json.dumps,
             draw=lambda record, path: None,
         )
-        parser = harness.parser_of("toy", "A toy.")
-        harness.add_part(parser)
+        parser = harness.part_parser("toy", "A toy.")
         harness.conduct(toy, parser.parse(["--out", str(tmp_path), *words.split()]))
 
     conducted.trained = []

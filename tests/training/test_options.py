@@ -89,7 +89,7 @@ def test_options_override_presets():
 
 
 def test_data_chooses_a_preset_and_what_a_preset_reads_is_only_a_default():
-    of_a_text = chosen("--preset recall-16 --data stdlib --tokenizer gpt2")
+    of_a_text = chosen("--model memorizing --preset recall-16 --data stdlib --tokenizer gpt2")
     assert of_a_text.data == DataConfig("stdlib", tokenizer="gpt2"), "recall reads no text's preset"
     recall = chosen("--data recall --recall-pairs 3")
     usual = preset_settings("block_recurrent", "recall")

@@ -57,8 +57,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> Answer:
         ) from None
     set_learning_rate(optimizer, rate)
 
-    reading = (run.model, run.documents, run.tokenizer, run.lane_count)
-    score = evaluate_dynamically(*reading, optimizer, run.settings.training.clip)
+    clip = run.settings.training.clip
+    score = evaluate_dynamically(
+        run.model, run.documents, run.tokenizer, run.lane_count, optimizer, clip
+    )
     if math.isnan(score.nats):
         raise InputError(
             f"--learning-rate {rate:g}: the predictions become NaN while training continues; "

@@ -12,17 +12,14 @@ noisy machine affects all variants equally. A printed ratio is the median over p
 """
 
 import argparse
-import math
-import sys
 
 import torch
 
 from accelerated.evaluation.options import at_least
-from accelerated.lab.harness import parser_of
+from accelerated.lab.harness import parser_of, run_command
 from accelerated.lab.speed import packages, steps
-from accelerated.lab.speed.variants import MEASURED, options_of
+from accelerated.lab.speed.variants import MEASURED, sizes_on
 from accelerated.models import DEFAULT
-from accelerated.program.errors import run_program
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
@@ -42,8 +39,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--repeats", type=at_least(1), default=9, help="turns of each (default %(default)s)")
-    no_later = "begin no turn of variants later than so long after the first (default no limit)"
-    add("--seconds", type=float, default=math.inf, help=no_later)
     add("--model", choices=MEASURED, nargs="+", default=[DEFAULT], help=f"(default {DEFAULT})")
     of_horizons = "of the table horizons (default the model's)"
     add("--horizons", type=at_least(1), nargs="+", help=of_horizons)
@@ -55,12 +50,14 @@ def main(argv: list[str]) -> None:
     options = parse_options(argv)
     keep_freed_memory()
     device = choose_device(options.device)
-    threads = torch.get_num_threads()
-    print(f"{device}, {threads} threads, torch {torch.__version__}, {options.dtype}\n")
+    print(
+        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}, "
+        f"{options.repeats} turns\n"
+    )
     for model in options.model:
-        measured = options_of(model, device, options.dtype)
-        TABLES[options.table](argparse.Namespace(**vars(options) | vars(measured)))
+        given = vars(options) | {"model": model, "device": device} | sizes_on(device, model)
+        TABLES[options.table](argparse.Namespace(**given))
 
 
 if __name__ == "__main__":
-    run_program("bench", main, sys.argv[1:])
+    run_command("bench", main)

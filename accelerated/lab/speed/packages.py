@@ -170,10 +170,8 @@ def pretrained_recurrence(options: Namespace) -> Variant:
     )
     network: Any = GPT2LMHeadModel(sizes)
 
-    def logits_of(read: Tensor) -> Tensor:
-        return network(read, use_cache=False).logits
-
-    return training_step(network, of_each(logits_of), options)
+    objective = of_each(lambda read: network(read, use_cache=False).logits)
+    return training_step(network, objective, options)
 
 
 PACKAGES = {  # {model: (what is imported, what makes a step of it)}
@@ -193,10 +191,7 @@ def report_packages(options: Namespace) -> None:
     if importlib.util.find_spec(package) is None:
         print(f"{options.model}: {package} is not installed (docs/public.md says how)\n")
         return
-    facts = presets_of(options.model).BENCHMARK
-    method = facts.get("backprop", "through_time")
-    makers: dict[str, Callable[[], Variant]] = {
-        "ours": partial(step_variant, options.config, method, facts["segments"], options),
-        package: partial(make, options),
-    }
-    print_measured(f"a step of {options.model}", measured(makers, options))
+    method = presets_of(options.model).BENCHMARK.get("backprop", "through_time")
+    ours = partial(step_variant, options.config, method, options)
+    found = measured({"ours": ours, package: partial(make, options)}, options)
+    print_measured(f"a step of {options.model}", found)

@@ -12,12 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.generation.any_model import stepper_of
 from accelerated.generation.continuation import Sampling, drawn_tokens, read_prompt
 from accelerated.lab.speed.timing import large_product, measured, print_measured
-from accelerated.lab.speed.variants import (
-    Variant,
-    config_of,
-    meta_step,
-    prepared_step,
-)
+from accelerated.lab.speed.variants import Variant, config_of, meta_step, prepared_step
 from accelerated.models import model_class, presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
@@ -27,11 +22,12 @@ POSITIONS = (1_000, 100_000)  # tokens before those that `generation` times
 TOKENS = 200  # timed together
 
 
-def step_variant(config: Any, method: str, segments: int, options: Namespace) -> Variant:
+def step_variant(config: Any, method: str, options: Namespace) -> Variant:
     """A training step of our model, with its plain path's FLOPs.
 
     The meta device writes SDPA out as products, with N x K scores.
     """
+    segments = presets_of(options.model).BENCHMARK["segments"]
     network = model_class(options.model)(config).to(options.device)
     training = TrainingConfig(backprop=method, horizon=segments)
     with FlopCounterMode(display=False) as counter:
@@ -49,7 +45,6 @@ def report_steps(options: Namespace) -> None:
     config = options.config
     facts = presets_of(model).BENCHMARK
     method = facts.get("backprop", "through_time")
-    segments = facts["segments"]
     kinds = {model: (config, method)}
     if method != "through_time":
         kinds["the same through_time"] = (config, "through_time")
@@ -57,10 +52,10 @@ def report_steps(options: Namespace) -> None:
         name, changes = facts["baseline"]
         kinds[name] = (replace(config, **changes(config)), method)
 
-    makers = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
+    makers = {name: partial(step_variant, *kind, options) for name, kind in kinds.items()}
     dtype = getattr(torch, options.dtype)
     makers["one large product"] = partial(large_product, options.device, dtype)
-    title = f"{segments} segments of {options.batch} lanes: {model}, {config}"
+    title = f"{facts['segments']} segments of {options.batch} lanes: {model}, {config}"
     print(textwrap.fill(title, 118), end="\n\n")
     print_measured("a step of", measured(makers, options))
 

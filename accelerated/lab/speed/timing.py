@@ -1,7 +1,6 @@
 """Times steps and takes their memory: they take turns in one process, as the machine is noisy."""
 
 import gc
-import math
 import statistics
 import time
 from argparse import Namespace
@@ -54,21 +53,14 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
 
 
 def time_in_turn(
-    steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf
+    steps: dict[Any, Callable], repeats: int, device: torch.device
 ) -> dict[Any, list[float]]:
-    """{name: [seconds of each repeat]} of {name: step}.
-
-    The steps take turns, after two warm-ups each. After `budget` seconds no further turn begins, so
-    there may be fewer repeats, but at least one.
-    """
-    begun = time.perf_counter()
+    """{name: [seconds of each repeat]} of {name: step}; they take turns after two warm-ups each."""
     for step in steps.values():
         step()
         step()
     times = {name: [] for name in steps}
-    for repeat in range(repeats):
-        if repeat and time.perf_counter() - begun > budget:
-            break
+    for _ in range(repeats):
         for name, step in steps.items():
             times[name].append(seconds(step, device))
     return times
@@ -83,10 +75,7 @@ class Measured(NamedTuple):
 
 
 def measured(makers: dict[str, Callable[[], Variant]], options: Namespace) -> dict[str, Measured]:
-    """{name: what was measured} of each variant that `makers` make, timed in turn.
-
-    Once all are made, that takes options.seconds at most.
-    """
+    """{name: what was measured} of each variant that `makers` make, timed in turn."""
     variants = {}
     peaks = {}
     for name, make in makers.items():
@@ -97,7 +86,7 @@ def measured(makers: dict[str, Callable[[], Variant]], options: Namespace) -> di
         # On a GPU of the first step: it records graphs, which keep their memory
         peaks[name] = peak_memory(step, options.device)
     steps = {name: variant.step for name, variant in variants.items()}
-    times = time_in_turn(steps, options.repeats, options.device, options.seconds)
+    times = time_in_turn(steps, options.repeats, options.device)
     return {name: Measured(times[name], peaks[name], variants[name].flops) for name in makers}
 
 
@@ -105,14 +94,13 @@ def print_measured(title: str, found: dict[str, Measured]) -> None:
     """Print a row of each variant; speed and memory are relative to the first one."""
     first = next(iter(found.values()))
     times = ("ms (least..most)", "speed, pair by pair")
-    rows: list[tuple] = [(title, *times, "peak MB", "of the first's", "GFLOP/s", "turns")]
+    rows: list[tuple] = [(title, *times, "peak MB", "of the first's", "GFLOP/s")]
     for name, own in found.items():
         speed = spread(paired_ratios(first.seconds, own.seconds), ".3f")
         memory = f"{own.peak / first.peak:.2f}" if first.peak else "-"
         spent = spread([1e3 * each for each in own.seconds], ",.1f")
         rate = f"{own.flops / statistics.median(own.seconds) / 1e9:,.0f}" if own.flops else "-"
-        turns = len(own.seconds)
-        rows.append((name, spent, speed, f"{own.peak / 1e6:,.1f}", memory, rate, turns))
+        rows.append((name, spent, speed, f"{own.peak / 1e6:,.1f}", memory, rate))
     print(f"{markdown_table(*rows)}\n", flush=True)
 
 

@@ -46,14 +46,13 @@ def config_of(model: str, preset: str) -> Any:
     return replace(settings.model_config, vocabulary=vocabulary_of(settings.data))
 
 
-def options_of(model: str, device: torch.device, dtype: str) -> Namespace:
-    """A model's Config on a device, the lanes of a batch, the device and the type."""
+def sizes_on(device: torch.device, model: str) -> dict[str, Any]:
+    """The options `config` and `batch` of a model's step on a device."""
     facts = presets_of(model).BENCHMARK
     config = presets_of(model).Config(**facts["sizes"])
     if device.type == "cuda" and "preset" in facts:
         config = config_of(model, facts["preset"])
-    lanes = facts["lanes"][device.type]
-    return Namespace(model=model, config=config, batch=lanes, device=device, dtype=dtype)
+    return {"config": config, "batch": facts["lanes"][device.type]}
 
 
 def model_on_meta(name: str, config: Any) -> Model:

@@ -6,7 +6,6 @@ tokens. The first OUTPUTS tokens are never observed; their logits are the policy
 """
 
 import statistics
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,16 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
+from accelerated.evaluation.figures import empty_figure, save_figure
 from accelerated.generation.any_model import stepper_of
-from accelerated.lab.harness import Experiment, add_part, conduct, parser_of
+from accelerated.lab.harness import Experiment, conduct, part_parser, run_command
 from accelerated.lab.pages import commands, laid_out, markdown_table, mean_and_spread, wrapped
 from accelerated.lab.systems import matching
 from accelerated.models import model_class, presets_of
-from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
 from accelerated.protocol import Model
-from accelerated.training.optimization import average_and_clip, check_finite
+from accelerated.training.optimization import average_and_clip, check_finite, count_parameters
 
 ACTIONS = len(matching.MOVES)
 OUTPUTS = ACTIONS + 1  # logits: the actions', then the value
@@ -231,8 +229,7 @@ def page(record: dict) -> str:
     table = [["memory", "right at the end, percent", "parameters"]]
     for row, runs in record["runs"].items():
         right = mean_and_spread([final(run) for run in runs.values()], ".1f")
-        parameters = sum(parameter.numel() for parameter in make_core(row).parameters())
-        table.append([row, right, f"{parameters:,}"])
+        table.append([row, right, f"{count_parameters(make_core(row)):,}"])
     about = f"""**What was measured.** An agent sees an object in one room and waits in a hall. The
     next room has that object and a new one, and the new one is right
     ([chapter](../details/compressive.md#memory-for-an-agent)). Without a memory at most 50% can be
@@ -254,7 +251,7 @@ def page(record: dict) -> str:
 
 def draw(record: dict, path: Path) -> None:
     """Draw success against updates: a panel for each row, the mean of its seeds and thin seeds."""
-    figure = figure_class()(figsize=(FIGURE_WIDTH, 5), dpi=150, layout="constrained")
+    figure = empty_figure(5)
     panels = figure.subplots(3, 3, sharex=True, sharey=True)
     for axes, (row, runs) in zip(panels.flat, record["runs"].items(), strict=True):
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
@@ -276,16 +273,15 @@ def said(run: dict) -> str:
     return f"{final(run):.1f}% right at the end"
 
 
-EXPERIMENT = Experiment("compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw)
+EXPERIMENT = Experiment("compressive-figure-5", ROWS, SETTINGS, run, said, page, draw)
 
 
 def main(argv: list[str]) -> None:
     """Train what a command line asks for and is missing, and write the page."""
-    parser = parser_of("systems.agent", __doc__)
-    add_part(parser)
+    parser = part_parser("systems.agent", __doc__)
     torch.set_num_threads(1)  # models so small are slower with more
     conduct(EXPERIMENT, parser.parse(argv))
 
 
 if __name__ == "__main__":
-    run_program("agent", main, sys.argv[1:])
+    run_command("agent", main)

@@ -10,20 +10,19 @@ import argparse
 import functools
 import json
 import math
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from accelerated.data.tokenizers import Tokenizer, tokenizer_of_file
-from accelerated.lab.harness import Experiment, add_part, conduct, parser_of
+from accelerated.lab.harness import Experiment, conduct, part_parser, run_command
 from accelerated.lab.systems import reader
 from accelerated.lab.systems.questions import ROWS, Task, said, scored
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import EXPECTED, load_roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
-from accelerated.program.errors import InputError, run_program
+from accelerated.program.errors import InputError
 from accelerated.training.process import choose_device
 
 FORM = "expected a list of {_id, question, answer, supporting_facts, context}, as HotpotQA's"
@@ -36,10 +35,9 @@ SEGMENT = 512  # tokens of a window
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
-    parser = parser_of("systems.hotpotqa", __doc__)
+    parser = part_parser("systems.hotpotqa", __doc__)
     for name, what in (("--init", "FOLDER"), ("--train", "FILE"), ("--asked", "FILE")):
         parser.add_argument(name, type=Path, required=True, metavar=what)
-    add_part(parser)
     return parser.parse(argv)
 
 
@@ -103,11 +101,8 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
         updates = math.ceil(EPOCHS * len(examples) / BATCH)
         return Task(make, [(examples, updates)], cut_all(asked.values(), bpe), BATCH, RATE)
 
-    def train(row: str, seed: int) -> dict:
-        return scored(task(), row, seed)
-
     settings = {name: str(getattr(options, name)) for name in ("init", "train", "asked")}
-    return Experiment("hotpotqa", list(ROWS), settings, train, said)
+    return Experiment("hotpotqa", ROWS, settings, functools.partial(scored, task), said)
 
 
 def main(argv: list[str]) -> None:
@@ -117,4 +112,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("hotpotqa", main, sys.argv[1:])
+    run_command("hotpotqa", main)

@@ -7,7 +7,6 @@ percent.
 
 import functools
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,11 +14,11 @@ import torch
 
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import train_bpe
-from accelerated.lab.harness import Experiment, add_part, conduct, parser_of
+from accelerated.lab.harness import Experiment, conduct, part_parser, run_command
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import UNREAD, Roberta
-from accelerated.program.errors import optional_package, run_program
+from accelerated.program.errors import optional_package
 
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
 SEGMENT = 24
@@ -95,8 +94,9 @@ def make_task() -> Task:
     return Task(make, stages, examples(asked, longest, 0), BATCH, RATE)
 
 
-def scored(task: Task, row: str, seed: int) -> dict[str, float]:
-    """F1 and exact match, in percent, of a model that was trained on all stages of the task."""
+def scored(make_task: Callable[[], Task], row: str, seed: int) -> dict[str, float]:
+    """F1 and exact match, in percent, of a model that was trained on all stages of a task."""
+    task = make_task()
     model = task.make(ROWS[row], seed)
     for examples, updates in task.stages:
         how = (updates, task.batch, task.rate, seed)
@@ -115,18 +115,13 @@ def said(run: dict) -> str:
     return ", ".join(f"{name} {score:.1f}" for name, score in run.items() if name != "seconds")
 
 
-def train(row: str, seed: int) -> dict:
-    """The scores of a row with a seed."""
-    return scored(make_task(), row, seed)
-
-
 def main(argv: list[str]) -> None:
     """Train and ask each row with each seed."""
-    parser = parser_of("systems.questions", __doc__)
-    add_part(parser)
+    parser = part_parser("systems.questions", __doc__)
     torch.set_num_threads(1)  # models so small are slower with more
-    conduct(Experiment("questions", list(ROWS), SIZES, train, said), parser.parse(argv))
+    train = functools.partial(scored, make_task)
+    conduct(Experiment("questions", ROWS, SIZES, train, said), parser.parse(argv))
 
 
 if __name__ == "__main__":
-    run_program("questions", main, sys.argv[1:])
+    run_command("questions", main)

@@ -6,21 +6,19 @@ a sample.
 """
 
 import json
-import sys
 import wave
 from pathlib import Path
 
 import numpy as np
 
 from accelerated.evaluation.options import at_least
-from accelerated.lab.harness import parser_of
-from accelerated.program.errors import InputError, run_program
+from accelerated.lab.harness import parser_of, run_command
+from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
 
 MU = 255
 FULL_SCALE = 2**15  # of 16-bit samples
 SILENT = 0x2800  # the pattern without a dot, and character of the value 0
-TOKENIZER = Path(__file__).with_name("mu_law.json")  # the id of a character is its value
 CHUNK = 3840  # samples of a document in section 5.6
 WAYS = ((".wav", ".txt"), (".wav", ".jsonl"), (".txt", ".wav"))
 
@@ -113,4 +111,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("speech", main, sys.argv[1:])
+    run_command("speech", main)

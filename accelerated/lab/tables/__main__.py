@@ -10,24 +10,22 @@ of the published record: its numbers are printed, and it has no page.
 import argparse
 import os
 import platform
-import sys
 from pathlib import Path
 
 from accelerated.evaluation.options import at_least
-from accelerated.lab.harness import add_part, begin, parser_of, settle_part
+from accelerated.lab.harness import part_parser, run_command, settle_part
 from accelerated.lab.tables.measure import measure
 from accelerated.lab.tables.table import TABLES
 from accelerated.lab.trials import Workshop
-from accelerated.program.errors import InputError, check_choice, run_program
+from accelerated.program.errors import InputError, check_choice
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
-    parser = parser_of("tables", f"{__doc__}\nNAME is one of\n\n{lines}")
+    parser = part_parser("tables", f"{__doc__}\nNAME is one of\n\n{lines}")
     add = parser.add_argument
     add("name", metavar="NAME", help="what to measure")
-    add_part(parser)
     runs = "for runs, many gigabytes (default %(default)s)"
     add("--runs", type=Path, default="runs/experiments", metavar="FOLDER", help=runs)
     of_jobs = "runs at a time (default one a core, %(default)s)"
@@ -49,7 +47,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Measure the table that the command line names."""
     options = parse_options(argv)
-    begin()
     try:
         measure(options, Workshop(options.runs.absolute(), options.jobs))
     except KeyboardInterrupt:
@@ -57,4 +54,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("tables", main, sys.argv[1:])
+    run_command("tables", main)

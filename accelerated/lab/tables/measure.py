@@ -9,14 +9,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.lab.harness import (
-    ADVICE,
-    RESULTS,
-    origin,
-    read_record,
-    write_page,
-    write_record,
-)
+from accelerated.lab.harness import ADVICE, RESULTS, origin, read_record, write_page, write_record
 from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import model_on_meta, prepared_step
 from accelerated.lab.tables.page import numbers, page
@@ -26,6 +19,7 @@ from accelerated.lab.trials import Trial, Workshop, join, validation
 from accelerated.models import model_class
 from accelerated.program.errors import InputError
 from accelerated.protocol import overlap_of
+from accelerated.training.optimization import count_parameters
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
@@ -139,11 +133,11 @@ def train_rows(
     for name, seeds in wanted.items():
         chosen = best(tuning_of(name))
         trials[name] = [trial_of(name, chosen, seed) for seed in seeds]
-    workshop.train(trial for of_row in trials.values() for trial in of_row)
-    for of_row in trials.values():
-        for trial in of_row:
-            if math.isinf(validation(workshop.log(trial))):
-                raise InputError(f"{trial.name}, seed {trial.seed}, diverged; try lower rates")
+    every = [trial for of_row in trials.values() for trial in of_row]
+    workshop.train(every)
+    for trial in every:
+        if math.isinf(validation(workshop.log(trial))):
+            raise InputError(f"{trial.name}, seed {trial.seed}, diverged; try lower rates")
     return {name: tuning_of(name) for name in wanted}, trials
 
 
@@ -157,6 +151,7 @@ def record_of_row(
 ) -> dict:
     """How a row was tuned, and its measures for every seed."""
     row = table.rows[name]
+    settings = settings_of(trials[0])
     measured = {}
     for each in table.measures:
         of_seeds = [answers[trial, each.words(row)] for trial in trials]
@@ -167,7 +162,7 @@ def record_of_row(
         "options": row.options,
         "choice": best(tuning),
         "tuning": {c: None if math.isinf(bits) else bits for c, bits in tuning.items()},
-        "parameters": parameters_of(settings_of(trials[0])),
+        "parameters": count_parameters(model_on_meta(settings.model, settings.model_config)),
         "seeds": [trial.seed for trial in trials],
         "measured": measured,
     }
@@ -177,12 +172,6 @@ def settings_of(trial: Trial) -> Settings:
     """The Settings of a trial."""
     settings, _ = parse([*trial.words, "--out", "never-written"])
     return settings
-
-
-def parameters_of(settings: Settings) -> int:
-    """How many numbers the model of these settings trains."""
-    parameters = model_on_meta(settings.model, settings.model_config).parameters()
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:

@@ -50,7 +50,7 @@ def verdict(differences: list[float]) -> str:
     return "holds" if mean > 0 else "does not hold"
 
 
-def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[float, float]:
+def over_documents(record: dict, ordering: str) -> tuple[float, float]:
     """The 95% interval of worse - better in bits per byte if other test documents were drawn.
 
     A bootstrap: as many documents are drawn with replacement, in the same draw for both rows. A
@@ -61,7 +61,7 @@ def over_documents(record: dict, ordering: str, draws: int = 10_000) -> tuple[fl
     of_seeds = [worse[seed][0] - better[seed][0] for seed in both]
     ahead = np.mean(of_seeds, 0) / math.log(2)  # bits, (documents,)
     _, text_bytes = better[both[0]]
-    drawn = np.random.default_rng(0).integers(len(ahead), size=(draws, len(ahead)))
+    drawn = np.random.default_rng(0).integers(len(ahead), size=(10_000, len(ahead)))
     per_byte = ahead[drawn].sum(1) / text_bytes[drawn].sum(1)
     low, high = np.percentile(per_byte, [2.5, 97.5]).tolist()
     return low, high

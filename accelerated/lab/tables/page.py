@@ -6,11 +6,7 @@ import statistics
 from accelerated.lab.harness import RESULTS, mean_and_interval, plus_minus, read_record
 from accelerated.lab.pages import commands, laid_out, markdown_table, mean_and_spread, wrapped
 from accelerated.lab.speed.timing import paired_ratios, spread
-from accelerated.lab.tables.orderings import (
-    differences,
-    in_words,
-    over_documents,
-)
+from accelerated.lab.tables.orderings import differences, in_words, over_documents
 from accelerated.lab.tables.table import TABLES, Table
 from accelerated.lab.trials import join, settled
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from accelerated.evaluation.figures import FIGURE_WIDTH, figure_class, save_figure
+from accelerated.evaluation.figures import empty_figure, save_figure
 from accelerated.lab.harness import mean_and_interval, plus_minus
 from accelerated.lab.tables.orderings import differences, in_words, verdict
 from accelerated.lab.tables.table import Table
@@ -12,8 +12,7 @@ COLOURS = {"holds": "#2f6fb0", "does not hold": "#c2571a", "cannot be told": "0.
 
 def draw(table: Table, record: dict, path: Path) -> None:
     """Draw the mean difference of each ordering with its interval, its words above it."""
-    height = 0.5 * len(table.orderings) + 0.8
-    figure = figure_class()(figsize=(FIGURE_WIDTH, height), dpi=150, layout="constrained")
+    figure = empty_figure(0.5 * len(table.orderings) + 0.8)
     axes = figure.subplots()
     axes.spines[["top", "right", "left"]].set_visible(False)
     for line, ordering in enumerate(table.orderings):

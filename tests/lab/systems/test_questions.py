@@ -257,7 +257,7 @@ def test_a_row_is_trained_on_all_stages_and_scored_by_its_answers(small, monkeyp
     given_ = [f"The {answer}." for answer in right[:5]] + [f"line {answer}" for answer in right[5:]]
     monkeypatch.setattr(reader, "fine_tune", fine_tune)
     monkeypatch.setattr(reader, "answers", lambda model, asked: given_)
-    run = questions.scored(task, "recurrent", 3)
+    run = questions.scored(lambda: task, "recurrent", 3)
     (model, *first, _), (same, *second, _) = (call.args for call in fine_tune.call_args_list)
     assert model is same and model.recurrent
     assert [first, second] == [[*stage, 32, 0.002, 3] for stage in task.stages]
