@@ -9,6 +9,7 @@ from accelerated.fast import decoders
 from accelerated.memory_replay import detach
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
+from reference.rollout import Segment
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import (
@@ -64,12 +65,13 @@ def test_it_equals_one_after_another(paper, name, joins, parts, lanes, scored, b
     own = PAPERS[paper]
     config, rng, _, _, model, state = both_sides(paper, name, lanes, seed)
     segments = []
-    for _ in range(joins * parts):
+    for number in range(joins * parts):
         tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))
-        task = [own.random_task(config, rng, rng.integers(3, size=lanes))] if tasks else []
-        segments.append((tokens, targets, rng.random(tokens.shape) < scored, *task))
-    starts = [rng.random(lanes) < begins * (number > 0) for number in range(len(segments))]
-    segments = torch_segments(paper, segments, starts)
+        is_scored = rng.random(tokens.shape) < scored
+        starts = rng.random(lanes) < begins * (number > 0)
+        task = own.random_task(config, rng, rng.integers(3, size=lanes)) if tasks else None
+        segments.append(Segment(tokens, targets, is_scored, starts, task))
+    segments = torch_segments(paper, segments)
     several = joined(segments, parts)
     assert len(several) == joins
 

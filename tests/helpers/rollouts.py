@@ -78,15 +78,8 @@ def random_rows(config, rng, lanes=2, count=3, begins=()):
     return segments
 
 
-def in_lane_1(segments):
-    """The starts of segments of two lanes: lane 1 starts a document at the second one."""
-    return [np.array([False, number == 1]) for number in range(len(segments))]
-
-
-def torch_segments(paper, segments, starts=None):
-    """The segments in tensors; documents start in other lanes if `starts` says so."""
-    if starts:
-        segments = [segment._replace(starts=s) for segment, s in zip(segments, starts, strict=True)]
+def torch_segments(paper, segments):
+    """The segments in tensors."""
     return [in_torch(segment, PAPERS[paper].module.State) for segment in segments]
 
 

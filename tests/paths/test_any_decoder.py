@@ -24,7 +24,7 @@ from reference.memformer import subtree
 from reference.pretrained_recurrence import Config
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.programs import differences, equal, evaluate, printed, refusal, saved, train
-from tests.helpers.rollouts import back_propagated, in_lane_1, random_rows, torch_segments
+from tests.helpers.rollouts import back_propagated, random_rows, torch_segments
 
 transformers = pytest.importorskip(
     "transformers", reason="other decoders need the package transformers: .[decoders]"
@@ -138,8 +138,8 @@ def test_gpt2_by_transformers_is_ours(folders, variant):
     ours.load_state_dict(parameters, strict=False)
     ours.module.load_state_dict(theirs.module.state_dict())
 
-    rows = random_rows(config, np.random.default_rng(1))
-    windows = torch_segments("pretrained_recurrence", rows, in_lane_1(rows))
+    rows = random_rows(config, np.random.default_rng(1), begins=[2])
+    windows = torch_segments("pretrained_recurrence", rows)
     expected = back_propagated("memory_replay", ours, windows, ours.initial_state(2))
     found = back_propagated("memory_replay", theirs, windows, theirs.initial_state(2))
 
