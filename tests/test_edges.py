@@ -9,7 +9,6 @@ from tests.helpers.comparison import LADDER, as_array, assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
-    in_lane_1,
     random_rows,
     torch_segments,
 )
@@ -67,7 +66,7 @@ def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(pape
     config, _, params, *_ = both_sides(paper, name)
     tokens = np.full((2, config.segment), config.vocabulary - 1)
     scored = np.ones(tokens.shape, bool)
-    starts = in_lane_1(range(3))
+    starts = [np.array([False, number == 1]) for number in range(3)]
     segments = [Segment(tokens, tokens, scored, begins) for begins in starts]
     agreed(paper, config, params, segments, replay.through_time)
 
