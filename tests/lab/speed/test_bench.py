@@ -139,8 +139,8 @@ def test_rows_compare_pair_by_pair(monkeypatch, capsys):
     makers = dict.fromkeys("ab", lambda: Variant(lambda: None, 6e9))
     print_measured("a step of", measured(makers, options()))
     assert capsys.readouterr().out.splitlines()[2:4] == [
-        "| a | 4,000.0 (1,000.0..9,000.0) | 1.000 (1.000..1.000) | 2.0 | 1.00 | 2 | 3 |",
-        "| b | 2,000.0 (2,000.0..3,000.0) | 2.000 (0.500..3.000) | 3.0 | 1.50 | 3 | 3 |",
+        "| a | 4,000.0 (1,000.0..9,000.0) | 1.000 (1.000..1.000) | 2.0 | 1.00 | 2 |",
+        "| b | 2,000.0 (2,000.0..3,000.0) | 2.000 (0.500..3.000) | 3.0 | 1.50 | 3 |",
     ]
 
 
