@@ -219,7 +219,7 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
         print(run.load_best())
         if run.settings.training.sample:
             sample(run)
-        print(f"saved in {run.folder}; see what clearing the memory costs, by position and by token:")
+        print(f"saved in {run.folder}; what clearing the memory costs, by position and by token:")
         print(f"  {run.command('eval.py positions')}")
         print(f"  {run.command('eval.py view')} --out page.html")
 
