@@ -217,12 +217,15 @@ def test_a_part_is_measured_at_the_published_rates_and_has_no_page(measured, tmp
 
 
 def test_a_row_that_diverges_at_its_best_rate_is_named(tmp_path):
-    """At another one it is not chosen, and its bits are infinite."""
+    """At another one it is not chosen, its bits are infinite, and it is not tried again."""
     line = "train.py: the loss is nan at step 3; x; try a lower --learning-rate"
     grid = ["--rate 1", "--rate 2"]
     shop = Rehearsal(tmp_path, fails={"--rate 2": line})
     rows = dict.fromkeys(TWO.rows, grid)
     tuning, _ = train_rows(TWO, shop, TWO.seeds, rows)
+    count = len(shop.calls)
+    train_rows(TWO, shop, TWO.seeds, rows)
+    assert len(shop.calls) == count, "a run that diverged is tried again"
     assert [*tuning.values()] == [{"--rate 1": 1.0, "--rate 2": math.inf}] * 2
     shop = Rehearsal(tmp_path / "other", fails={"--seed 2": line})
     with pytest.raises(InputError, match="a, seed 2, diverged; try lower rates"):
