@@ -29,14 +29,6 @@ from tests.helpers.texts import SINGLE_BYTES, show_ranks
 SAFE = words(*COMPRESSIVE, "--validation-tokens 48 --log-every 1 --save-every 1")
 
 
-@pytest.fixture
-def trained(text, tmp_path):
-    """The folder of a run of two steps."""
-    run = tmp_path / "run"
-    train(*SAFE, f"--data {text} --steps 2 --out {run}")
-    return run
-
-
 # Nothing damaged is used
 
 
@@ -112,11 +104,14 @@ def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch):
     assert not differences(tmp_path / "whole", tmp_path / "runs/cut", besides=["metrics.jsonl"])
 
 
-def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
+def test_what_another_process_wrote_meanwhile_is_not_overwritten(text, tmp_path):
     """It has trained on, or into the same new folder, after this one's options were read."""
-    later = parse_training(words("--resume", trained, "--steps 5"))
-    train("--resume", trained, "--steps 3")
-    new = words(*SAFE, f"--data {text} --out {trained.parent}/new")
+    options = words(*SAFE, f"--data {text}")
+    run = tmp_path / "run"
+    train(*options, f"--steps 2 --out {run}")
+    later = parse_training(words(f"--resume {run} --steps 5"))
+    train(f"--resume {run} --steps 3")
+    new = words(*options, f"--out {tmp_path}/new")
     begun = parse_training(words(*new, "--steps 1"))
     train(*new, "--steps 2")
     for (settings, start), step in ((later, 3), (begun, 2)):
