@@ -85,7 +85,8 @@ def test_the_simplest_machines_know_values_and_no_key(record):
 def test_the_kept_page_and_a_picture_are_written_beside_the_kept_record(tmp_path):
     """The table has the least and the most of a row's seeds."""
     kept = ROOT / "docs" / "results"
-    path = shutil.copy(kept / "memory.json", tmp_path / "memory.json")
+    path = tmp_path / "memory.json"
+    shutil.copy(kept / path.name, path)
     memory_page.main(path)
     page = path.with_suffix(".md").read_text().split("\n")
     expected = (kept / "memory.md").read_text().split("\n")
