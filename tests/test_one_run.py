@@ -100,7 +100,10 @@ def test_its_export_has_the_runs_weights(runs, tmp_path):
         assert torch.equal(exported[name], value), f"{name} of the export is not the checkpoint's"
 
 
-@pytest.mark.parametrize("changed", ["", "--validation-tokens 48", "--validation-prefix 99"])
+OTHERS = ["--validation-tokens 48", "--validation-prefix 99", "--clear-memory"]
+
+
+@pytest.mark.parametrize("changed", ["", *OTHERS])
 def test_the_best_of_another_measurement_is_no_rival(changed, runs):
     """A resumed run whose options change what a validation measures begins without a best."""
     settings, start = parse(words("--resume", runs.whole, "--steps 12", changed))

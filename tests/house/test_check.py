@@ -32,7 +32,9 @@ def test_a_right_reference_passes_and_is_left_as_it_was(paper, capsys):
     """All its cases; what the paper stops is held meanwhile, in tables too."""
     reference = PAPERS[paper].reference
     before = dict(vars(reference))
-    assert (FOLDER / paper).exists(), "a paper owes vectors"
+    assert (FOLDER / paper).exists(), (
+        f"tests/tools/cases.txt has no case of {paper}: a paper owes vectors"
+    )
     assert gradients.main(paper, ["--check"]) == 0
     *rows, verdict = capsys.readouterr().out.splitlines()
     assert verdict.startswith(f"All {len(rows)} cases of {paper} are right")

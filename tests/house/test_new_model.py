@@ -5,7 +5,6 @@ They are those of tests/house/retention, written as a contributor would write th
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.helpers.copies import copy_of_the_project, run
 
 MODEL = Path(__file__).parent / "retention"
 SMALL = "--width 16 --segment 8 --batch 3 --validation-tokens 0"
@@ -28,24 +27,10 @@ def project(tmp_path_factory):
     own, no chapter, no list of decisions, no vectors. It has no attention by softmax, no compilable
     method, no checkpointable layer and no preset for the recall task either.
     """
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("accelerated", "reference", "tests", "docs"):
-        shutil.copytree(
-            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
-        )
-    for name in ("train.py", "eval.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder)
+    folder = copy_of_the_project(tmp_path_factory.mktemp("project"))
     shutil.copytree(MODEL, folder, dirs_exist_ok=True)
     (folder / "text.txt").write_text("a text that a model can read " * 400)
     return folder
-
-
-def run(project, line):
-    """What a program of the project prints; it must end well."""
-    command = [sys.executable, *shlex.split(line)]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def printed_by_tests(project, *files):

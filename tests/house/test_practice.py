@@ -20,6 +20,7 @@ from docs.practice.__main__ import main
 from docs.practice.tasks import blocks, changed, hints_of, tasks_of
 from reference import gradients
 from tests.conftest import ROOT
+from tests.helpers.copies import copy_of_the_project
 
 ANSWERS = Path(__file__).parent / "answers"
 TASKS = [(file, task) for file in judging.FILES for task in tasks_of(file)]
@@ -169,9 +170,7 @@ def test_what_breaks_says_what_the_page_shows(
         assert gradients.main(name, command.split()[3:]) == 1
         printed = capsys.readouterr().out
     else:
-        for folder in ("reference", "accelerated", "tests"):
-            shutil.copytree(ROOT / folder, tmp_path / folder)
-        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        copy_of_the_project(tmp_path)
         source = (tmp_path / path).read_text()
         assert source.count(old) == 1
         (tmp_path / path).write_text(source.replace(old, new))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelerated.models import NAMES
 from docs.ports import archive
 from reference import check, vectors
 from tests.start_here.strategies import accepted, choices
@@ -19,13 +18,6 @@ from tests.tools.vectors import FOLDER, case_file, operators_file
 every_case = pytest.mark.parametrize(
     "paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE]
 )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_paper_has_vectors(name):
-    assert any(paper == name for paper, _ in EVERY_CASE), (
-        f"tests/tools/cases.txt has no case of {name}: a paper owes vectors"
-    )
 
 
 def values_owed(config):

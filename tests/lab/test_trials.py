@@ -1,13 +1,12 @@
 """Trials are trained once, and resumed if they were interrupted; an error begins no other."""
 
-import math
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from accelerated.lab.trials import Trial, Workshop, validation
+from accelerated.lab.trials import Trial, Workshop
 from tests.helpers.programs import Rehearsal, refusal
 
 
@@ -26,16 +25,6 @@ def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resum
     (shop.folder(interrupted) / "checkpoint.pt").touch()
     shop.train([*trials, interrupted])
     assert [call[1:] for call in shop.calls[3:]] == [["--resume", str(shop.folder(interrupted))]]
-
-
-def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
-    line = "train.py: the loss is nan at step 3; x; try a lower --learning-rate"
-    shop = Rehearsal(tmp_path, fails={"--rate 9": line})
-    trial = Trial("a", "--rate 9")
-    for _ in range(2):
-        shop.train([trial])
-    assert validation(shop.log(trial)) == math.inf
-    assert len(shop.calls) == 1
 
 
 def test_a_run_that_was_stopped_or_cannot_begin_is_no_finished_run(tmp_path, monkeypatch):

@@ -29,14 +29,6 @@ from tests.helpers.texts import SINGLE_BYTES, show_ranks
 SAFE = words(*COMPRESSIVE, "--validation-tokens 48 --log-every 1 --save-every 1")
 
 
-@pytest.fixture
-def trained(text, tmp_path):
-    """The folder of a run of two steps."""
-    run = tmp_path / "run"
-    train(*SAFE, f"--data {text} --steps 2 --out {run}")
-    return run
-
-
 # Nothing damaged is used
 
 
@@ -112,20 +104,14 @@ def test_a_run_inside_its_own_data_goes_on(tmp_path, monkeypatch):
     assert not differences(tmp_path / "whole", tmp_path / "runs/cut", besides=["metrics.jsonl"])
 
 
-def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
-    train("--resume", trained, "--steps 3 --learning-rate 0.5")
-    settings = json.loads((trained / "config.json").read_text())
-    contents = saved(trained)
-    assert settings == json.loads(json.dumps({name: contents[name] for name in settings}))
-    assert settings["training"]["learning_rate"] == 0.5
-    assert settings["data"]["data"] == str(text)
-
-
-def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
+def test_what_another_process_wrote_meanwhile_is_not_overwritten(text, tmp_path):
     """It has trained on, or into the same new folder, after this one's options were read."""
-    later = parse_training(words("--resume", trained, "--steps 5"))
-    train("--resume", trained, "--steps 3")
-    new = words(*SAFE, f"--data {text} --out {trained.parent}/new")
+    options = words(*SAFE, f"--data {text}")
+    run = tmp_path / "run"
+    train(*options, f"--steps 2 --out {run}")
+    later = parse_training(words(f"--resume {run} --steps 5"))
+    train(f"--resume {run} --steps 3")
+    new = words(*options, f"--out {tmp_path}/new")
     begun = parse_training(words(*new, "--steps 1"))
     train(*new, "--steps 2")
     for (settings, start), step in ((later, 3), (begun, 2)):
@@ -160,4 +146,6 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     train(resume, f"--data {new}")
     assert not differences(whole, run, besides=["data", "metrics.jsonl"])
     assert read_metrics(run)[-2]["loss"] == read_metrics(whole)[-2]["loss"]
-    assert saved(run)["data"]["data"] == str(new)
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["data"]["data"] == saved(run)["data"]["data"] == str(new)
+    assert settings["training"]["steps"] == 4, "config.json is not renewed"

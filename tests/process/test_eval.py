@@ -72,9 +72,6 @@ def test_help_says_the_defaults(name):
         assert said is None or float(said[1]) == action.default, action.dest
 
 
-# What is refused, in one line, before data is touched
-
-
 # score
 
 
@@ -185,19 +182,6 @@ def test_the_table_of_overlaps_has_each_run_once_and_one_text(runs, joined, caps
 # Data that is no text
 
 
-@pytest.fixture(scope="module")
-def recalling(tmp_path_factory):
-    """A run that was trained on recall."""
-    run = tmp_path_factory.mktemp("recall") / "run"
-    task = "--data recall --recall-distance 8 --recall-pairs 4 --recall-questions 3"
-    train(*OVERLAPPING, task, f"--steps 1 --out {run}")
-    return run
-
-
-def test_right_answers_stand_beside_chance(recalling, capsys):
-    assert "(a guess 10%)" in printed(capsys, recalling)
-
-
 OF_FACTS = ["--recall-distance 99", "--recall-pairs 2"]
 OF_FACTS_ANEW = ["--recall-begin 9", "--recall-rewrites 2", "--recall-distractors 0.5"]
 
@@ -206,24 +190,16 @@ OF_FACTS_ANEW = ["--recall-begin 9", "--recall-rewrites 2", "--recall-distractor
     "kind, asked", [("--recall-pairs 4", OF_FACTS), ("--recall-anew", OF_FACTS_ANEW)]
 )
 def test_recall_is_asked_as_trained_or_otherwise(kind, asked, tmp_path, capsys):
-    """Segments may have no question."""
+    """Segments may have no question. Right answers stand beside chance."""
     run = tmp_path / "run"
     task = "--data recall --recall-distance 8 --recall-questions 3"
     train(*OVERLAPPING, task, kind, f"--steps 1 --out {run}")
+    assert "(a guess 10%)" in printed(capsys, run)
     trained = as_json(capsys, run)
     for other in asked:
         answer = as_json(capsys, run, other)
         assert answer["tokens"] == trained["tokens"] == 3 * 64
         assert answer["nats"] != trained["nats"], other
-
-
-def test_what_recall_has_not_is_refused(recalling, capsys):
-    for argv, said in (
-        ("--recall-begin 9", "--recall-begin is 9; it needs anew"),
-        ("--data stdlib --recall-pairs 2", "needs --data recall, and the data is stdlib"),
-        ("--carry-over-documents", "--carry-over-documents is for texts"),
-    ):
-        assert said in refusal(evaluate, recalling, argv)
 
 
 def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
@@ -259,5 +235,3 @@ def test_predictions_that_are_nan_are_refused(runs, tmp_path):
     for report in ("score", f"view --out {tmp_path}/page"):
         line = refusal(evaluate, report, run)
         assert "the model's predictions are NaN: its numbers overflow" in line
-    line = refusal(evaluate, "sample", run)
-    assert "prediction of token 1 of the continuation is NaN or infinite" in line

@@ -13,7 +13,6 @@ import pytest
 
 import train as training_script
 from accelerated.data.sources import split_of
-from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import read_metrics
 from tests.helpers import programs
 from tests.helpers.comparison import assert_agree
@@ -143,23 +142,18 @@ def test_a_sample_continues_a_validation_document_by_the_seed(texts, tmp_path, m
     assert bytes(call.args[1][0].tolist()) == first[:-1][:32]
 
 
-@pytest.fixture
-def compressive(text, tmp_path):
-    """A function that trains a small Compressive Transformer into the folder of that name."""
-
-    def run(name, options):
-        folder = tmp_path / name
-        train(*programs.COMPRESSIVE, *BRIEF, f"--data {text} --out {folder}", options)
-        return folder
-
-    return run
-
-
-def test_before_the_first_update_there_is_no_gradients_norm(compressive):
-    run = compressive("run", "--update-every 3 --steps 4 --log-every 1")
-    logged = [record for record in read_metrics(run) if "loss" in record]
-    assert ["gradient_norm" in record for record in logged] == [False, False, True, True]
-    norms = [record["gradient_norm"] for record in logged if "gradient_norm" in record]
+def test_epochs_say_how_many_steps_and_no_gradient_has_a_norm_before_the_first_update(
+    text, tmp_path
+):
+    """There are 1,350 segments, and a step reads 6. The rest: training/test_run.py."""
+    options = f"--horizon 2 --update-every 3 --log-every 1 --epochs {6 * 6 / 1350}"
+    options += f" --learning-rate 0.1 --final-fraction 0.25 --data {text} --out {tmp_path}/run"
+    train(*programs.COMPRESSIVE, *BRIEF, options)
+    logged = [record for record in read_metrics(tmp_path / "run") if "loss" in record]
+    assert len(logged) == 6, "it has other steps than its epochs"
+    assert logged[-1]["learning_rate"] == pytest.approx(0.025), "the schedule ends there"
+    first, second, *norms = (record.get("gradient_norm", 0.0) for record in logged)
+    assert first == second == 0.0, "a norm of no update is logged"
     assert all(norm > 0 for norm in norms), norms
 
 
@@ -188,27 +182,3 @@ def test_two_processes_are_one(text, tmp_path, model):
     assert_agree(expected["parameters"], found["parameters"], 1e-8)
     for field, other in zip(expected["state"], found["state"], strict=True):
         assert_agree(field, other, 1e-8)
-
-
-OTHER_MEASURES = ["--validation-tokens 48", "--validation-prefix 99", "--clear-memory"]
-
-
-@pytest.mark.parametrize("changed", ["", *OTHER_MEASURES])
-def test_the_best_of_another_measurement_is_no_rival(compressive, changed):
-    """Options that change what a validation measures; without one the best stays."""
-    run = compressive("run", "--steps 1")
-    save_checkpoint(run / "checkpoint.pt", saved(run) | {"best": 0.0})
-    train("--resume", run, "--steps 2 --validate-every 1", changed)
-    is_cleared = "cleared_bits_per_byte" in read_metrics(run)[-1]
-    assert is_cleared == (changed != "--clear-memory"), "a control has no other measurement"
-    assert (saved(run)["best"] > 0) == bool(changed)
-    assert (run / "best.pt").exists() == bool(changed)
-
-
-def test_epochs_say_how_many_steps(compressive):
-    """There are 1,350 segments, and a step reads 6. The rest: training/test_run.py."""
-    options = f"--horizon 2 --log-every 4 --epochs {6 * 6 / 1350}"
-    run = compressive("run", f"{options} --learning-rate 0.1 --final-fraction 0.25")
-    _, second, last = read_metrics(run)
-    assert second["step"] == last["step"] == 6
-    assert second["learning_rate"] == pytest.approx(0.025), "the schedule ends there"

@@ -1,15 +1,11 @@
 """accelerated/fast/ can be deleted: in a copy of the project without it everything works."""
 
-import os
 import shlex
-import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.helpers.programs import MEMFORMER, TINY, words
+from tests.helpers.copies import copy_of_the_project, run
+from tests.helpers.programs import MEMFORMER, TINY
 from tests.helpers.variants import ONE_OF_EACH
 
 pytestmark = pytest.mark.timeout(400)
@@ -24,23 +20,9 @@ CONTRACT = (
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the project without the room of faster paths."""
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("accelerated", "reference", "tests"):
-        ignored = shutil.ignore_patterns("__pycache__", "fast" if name == "accelerated" else "")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("train.py", "eval.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
+    folder = copy_of_the_project(tmp_path_factory.mktemp("project"), without="fast")
     (folder / "text.txt").write_text("a text that every model can read " * 100)
     return folder
-
-
-def run(project, *given):
-    """What a program of the copy prints; it must end well."""
-    command = [sys.executable, *words(*given)]
-    environment = os.environ | {"PYTHONPATH": str(project)}
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_no_file_of_it_is_left(project):

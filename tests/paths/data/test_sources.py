@@ -88,7 +88,7 @@ LAYOUTS = [line.split(" => ") for line in LISTED.splitlines() if line[0] != "#"]
 def test_a_folder_with_splits_keeps_them_and_a_small_one_is_split_by_position(
     tmp_path, names, expected
 ):
-    """Each is a row of layouts.txt."""
+    """Each is a row of layouts.txt. A split that is missing is taken from train."""
     write(tmp_path, dict.fromkeys(names.split(), TEN * 10))
     by_split = read(tmp_path)
     found = [" ".join(texts) for texts in by_split.values()]
@@ -96,15 +96,6 @@ def test_a_folder_with_splits_keeps_them_and_a_small_one_is_split_by_position(
     for texts in by_split.values():
         for name, text in texts.items():
             assert text == PARTS[name.partition(":")[2]], name
-
-
-def test_a_missing_split_is_taken_from_train_by_names(tmp_path):
-    names = sorted(f"train/{i}.txt" for i in range(80))
-    write(tmp_path, {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"})
-    by_split = read(tmp_path)
-    assert by_split["test"] == {"test/0.txt": b"its own"}
-    assert list(by_split["valid"]) == [name for name in names if split_of(name) == "valid"] != []
-    assert sorted(by_split["train"] | by_split["valid"]) == names
 
 
 def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path):
