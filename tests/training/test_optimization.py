@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,7 +99,9 @@ def test_optimisers_decay_matrices_only(name, kind, decay, beta2):
     optimizer = make_optimizer(model, training)
     assert type(optimizer) is kind, "another optimiser: make_optimizer"
     matrices, vectors = optimizer.param_groups
-    assert (matrices["params"], vectors["params"]) == ([model.weight], [model.bias]), "who decays"
+    assert (matrices["params"], vectors["params"]) == ([model.weight], [model.bias]), (
+        "matrices decay, vectors do not"
+    )
     decays = (matrices["weight_decay"], vectors["weight_decay"])
     assert decays == (decay, 0.0), f"{name} decays matrices and vectors by {decays}"
     for group in (matrices, vectors) if beta2 else ():
@@ -208,14 +211,14 @@ def test_layers_that_are_computed_again_drop_the_same_entries():
     model, *given = setting("memformer", "decoder-only")
     assert model.config.dropout > 0
     layer = model.decoder.layers[0]
-    calls = []
-    layer.register_forward_pre_hook(lambda *_: calls.append(layer))
+    called = Mock(return_value=None)
+    layer.register_forward_pre_hook(called)
     expected = back_propagated("through_time", model, *given)
-    once = len(calls)
+    once = called.call_count
     backprop_of(model, TrainingConfig(checkpoint_layers=True))
     found = back_propagated("through_time", model, *given)
     assert_agree(expected, found, 1e-12, "a layer computed twice drops other entries")
-    assert len(calls) == once + 2 * once, "--checkpoint-layers computes no layer twice"
+    assert called.call_count == once + 2 * once, "--checkpoint-layers computes no layer twice"
 
 
 def test_layers_are_compiled_if_it_is_asked_for():

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -104,11 +105,9 @@ def test_what_is_due_between_updates_waits_for_the_next(every):
 
 
 def test_a_signal_saves_before_it_stops():
-    saved = []
-    run = SimpleNamespace(save_due=False, validation_due=False, ended=False, device=None)
-    run.save = lambda: saved.append(run)
+    run = Mock(save_due=False, validation_due=False, ended=False, device=None)
     assert training_script.save_and_validate(run, None, SimpleNamespace(signal="SIGTERM"))
-    assert saved, "what was trained since the last checkpoint is lost"
+    assert run.save.called, "what was trained since the last checkpoint is lost"
 
 
 # What is validated on
