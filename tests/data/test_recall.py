@@ -69,7 +69,7 @@ def told_and_answered(config, document):
     return facts, answers
 
 
-def documents(config, count, split="train"):
+def documents(config, count, split):
     """The first `count` documents of a split."""
     return list(islice(RecallDocuments(config, split), count))
 

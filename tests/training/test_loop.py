@@ -418,7 +418,7 @@ def finished(data, tmp_path_factory):
     return run
 
 
-def losses(run, step, split="valid", clear=False):
+def losses(run, step, split, clear=False):
     """-log p of every prediction that counts, by the reference in one lane, without dropout."""
     config = config_of("compressive")
     params = run.params[step]
@@ -434,23 +434,25 @@ def losses(run, step, split="valid", clear=False):
     return np.concatenate(found)
 
 
-def bits_per_byte(run, step, split="valid", clear=False):
-    """The bits of all predictions of a split, divided by the bytes of text that they spell."""
-    text = sum(bytes_of(document.targets) for document in run.documents[split])
-    return losses(run, step, split, clear).sum() / math.log(2) / text
+def bits_per_byte(run, step, clear=False):
+    """The bits of all predictions to validate on, divided by the bytes of text that they spell."""
+    text = sum(bytes_of(document.targets) for document in run.documents["valid"])
+    return losses(run, step, "valid", clear).sum() / math.log(2) / text
 
 
 def test_each_validation_is_that_of_its_step(finished):
     """In metrics.jsonl and on screen: memory is carried over the documents, nothing is dropped."""
     validations = [line for line in finished.log if "validation_loss" in line][:-1]
     assert [line["step"] for line in validations] == [*UPDATES], "what mark_what_is_due validates"
-    tokens = len(losses(finished, 5))
+    tokens = len(losses(finished, 5, "valid"))
     least = math.inf
     for line in validations:
         step = line["step"]
         bits = finished.bits[line["step"]]
         check(step, "validation_bits_per_byte", line["validation_bits_per_byte"], bits)
-        check(step, "validation_loss", line["validation_loss"], losses(finished, step).mean())
+        check(
+            step, "validation_loss", line["validation_loss"], losses(finished, step, "valid").mean()
+        )
         verdict = "the best so far" if bits < least else f"the best was {least:.3f}"
         expected = f"validation {bits:.3f} bits per byte on {tokens} tokens; {verdict}"
         [said] = re.findall(f"^step {step}: (.*)$", finished.printed, re.MULTILINE)
