@@ -86,11 +86,6 @@ def test_a_models_own_file_is_used_and_captured_only_on_a_gpu(paper, name, monke
     assert stepper_of(model, capture=False).compute != "captured"
 
 
-def test_compressive_variants_that_need_the_weights_of_attention_generate_as_any_model_does():
-    for name in ("most_used-none", "simplified-attention_reconstruction"):
-        assert type(stepper_of(random_model("compressive", name))) is AnyModel
-
-
 def test_what_is_no_state_of_the_model_or_no_token_is_refused():
     stepper = stepper_of(random_model("block_recurrent", "fixed-skip"))
     other = random_model("compressive", "conv-bptt").initial_state(2)
