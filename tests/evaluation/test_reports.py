@@ -15,7 +15,7 @@ from accelerated.evaluation.score import token_nats
 from accelerated.generation.continuation import Sampling
 from accelerated.program.errors import InputError
 from eval import data_config, recall_config
-from tests.helpers.programs import refusal
+from tests.helpers.programs import refusal, words
 from tests.helpers.reading import trained_run
 from tests.helpers.texts import documents_of
 
@@ -110,10 +110,10 @@ REFUSED = {  # {options of `eval.py sample RUN`: words of the refusal}
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_numbers_outside_their_range_are_refused(words, tmp_path):
-    line = refusal(options.parse, ["sample", str(tmp_path), *words.split()])
-    assert f"it must be {REFUSED[words]}" in line
+@pytest.mark.parametrize("given", REFUSED)
+def test_numbers_outside_their_range_are_refused(given, tmp_path):
+    line = refusal(options.parse, words(f"sample {tmp_path} {given}"))
+    assert f"it must be {REFUSED[given]}" in line
 
 
 def test_small_differences_and_weights_are_not_rounded_to_bfloat16():
@@ -134,7 +134,7 @@ def test_what_is_not_asked_for_is_not_done_and_paths_become_absolute(tmp_path, m
     (tmp_path / "book.txt").write_text("a book")
     name, asked = options.parse([str(tmp_path)])
     assert (name, asked.clear_memory, asked.data) == ("score", False, None)
-    _, asked = options.parse(["score", str(tmp_path), "--clear-memory", "--data", "book.txt"])
+    _, asked = options.parse(words(f"score {tmp_path} --clear-memory --data book.txt"))
     assert (asked.clear_memory, asked.data) == (True, os.path.abspath("book.txt"))
 
 
