@@ -183,12 +183,10 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
     """
     settings = settings_with("--batch 4 --horizon 2 --steps 5")
     corpus = SimpleNamespace(splits={"train": documents_of([641]), "valid": documents_of([101])})
-    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
-    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.5 passes"
-    overlapping = SimpleNamespace(segment=8, overlap=6)
-    settings = settings._replace(model_config=overlapping)
-    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
-    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes", "overlaps count"
+    overlapping = settings._replace(model_config=SimpleNamespace(segment=8, overlap=6))
+    for of_run, passes in ((settings, 0.5), (overlapping, 0.125)):
+        said = opening.how_much_is_read(SimpleNamespace(settings=of_run, corpus=corpus))
+        assert said == f"tokens: train 640, valid 100; 5 steps read 320, {passes} passes"
 
 
 def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():
