@@ -14,7 +14,7 @@ from torch.nn import functional
 from accelerated.compressive import Compressive
 from reference import compressive as ref
 from reference.variants import compressive as variants
-from tests.helpers.comparison import assert_agree, brute_force_softmax
+from tests.helpers.comparison import assert_agree, mixture
 from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS
 
@@ -82,7 +82,7 @@ def slow_attention(p, config, seen, place, head):
                 bias = p["compressed_distance_bias"][head] * math.sqrt(config.head_width)
             of_distance = matrix @ ref.distance_sinusoids(distance + 1, config.width)[0]
             scores[j] += of_distance @ (query + bias)
-    return np.array(brute_force_softmax(scores / math.sqrt(config.head_width))) @ values
+    return mixture(scores / math.sqrt(config.head_width), values)
 
 
 def slow_layer(p, config, seen, place):
@@ -180,7 +180,7 @@ def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
 def attended(p, query, memories, rows):
     """What a head's query finds in memories (n, D) by content alone."""
     scores = memories @ p["key"][rows].T @ query / math.sqrt(E)
-    return np.array(brute_force_softmax(scores)) @ memories @ p["value"][rows].T
+    return mixture(scores, memories @ p["value"][rows].T)
 
 
 @pytest.mark.parametrize(

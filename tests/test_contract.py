@@ -38,8 +38,8 @@ from tests.start_here.strategies import Setting, by_numpy, logits_by_segments
 from tests.start_here.test_mrbp import rows_of_training
 
 
-def random_tokens(config, rng, lanes=2):
-    return rng.integers(config.vocabulary, size=(lanes, config.segment))
+def random_tokens(config, rng):
+    return rng.integers(config.vocabulary, size=(2, config.segment))
 
 
 # The two sides
@@ -359,9 +359,9 @@ def refuses(model, tokens, state, words="."):
         assert "\n" not in str(refusal.value)
 
 
-def one_to_refuse(name):
+def one_to_refuse(paper, name):
     """(model, tokens of two lanes, its initial state) of a paper's variant."""
-    model = PAPERS[name[0]].model(variant(*name)).eval()
+    model = PAPERS[paper].model(variant(paper, name)).eval()
     tokens = torch.zeros(2, model.config.segment, dtype=torch.long)
     return model, tokens, detach(model.initial_state(2))
 
@@ -369,7 +369,7 @@ def one_to_refuse(name):
 @over(ONE_OF_EACH)
 def test_states_of_other_sizes_are_refused(paper, name):
     """Along any axis; size one is not broadcast."""
-    model, tokens, state = one_to_refuse((paper, name))
+    model, tokens, state = one_to_refuse(paper, name)
     for field, value in state._asdict().items():
         for axis, size in enumerate(value.shape):
             for other in {size + 1, 1} - {size}:
@@ -381,7 +381,7 @@ def test_states_of_other_sizes_are_refused(paper, name):
 @over(ONE_OF_EACH)
 def test_states_of_other_lanes_and_other_kinds_are_refused(paper, name):
     """More lanes, fewer and none; a plain tuple, a Stream, and every other model's state."""
-    model, tokens, state = one_to_refuse((paper, name))
+    model, tokens, state = one_to_refuse(paper, name)
     refuses(model, tokens, keep_lanes(state, slice(1)))
     refuses(model, tokens[:1], state)
     refuses(model, tokens[:0], keep_lanes(state, slice(0)), "0")

@@ -6,13 +6,8 @@ import torch
 from accelerated import replay
 from reference.rollout import Segment
 from tests.helpers.comparison import LADDER, as_array, assert_agree
-from tests.helpers.rollouts import (
-    back_propagated,
-    both_sides,
-    random_rows,
-    torch_segments,
-)
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over
+from tests.helpers.rollouts import back_propagated, both_sides, random_rows, torch_segments
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs
 from tests.start_here.strategies import Setting, by_numpy
 from tests.start_here.test_mrbp import in_pytorch, rows_of_training
 
@@ -48,16 +43,15 @@ def scaled(params, factor, *parts):
     }
 
 
-@over(
-    [
-        *ONE_OF_EACH,
-        ("block_recurrent", "lstm-dual-feedback"),
-        ("compressive", "max_pooling-none"),
-        ("compressive", "most_used-none"),
-        ("memorizing", "all-of-memory"),
-        ("pretrained_recurrence", "max"),
-    ]
+MORE_CHOICES = pairs(  # between rows that are equal
+    block_recurrent="lstm-dual-feedback",
+    compressive="max_pooling-none most_used-none",
+    memorizing="all-of-memory",
+    pretrained_recurrence="max",
 )
+
+
+@over(ONE_OF_EACH + MORE_CHOICES)
 def test_a_document_of_one_repeated_token_is_finite_and_equal_on_both_sides(paper, name):
     """Over segments; lane 1 starts anew in the second.
 
@@ -104,13 +98,10 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
         assert row.isfinite().all(), f"{key} is not finite in float32"
 
 
-WITH_AUXILIARY_LOSS = [
-    ("compressive", "conv-attention_reconstruction"),
-    ("compressive", "dilated_conv-auto_encoding"),
-]
+AUXILIARY = pairs(compressive="conv-attention_reconstruction dilated_conv-auto_encoding")
 
 
-@over([*ONE_OF_EACH, *WITH_AUXILIARY_LOSS])
+@over(ONE_OF_EACH + AUXILIARY)
 def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
     """Exactly zero, by all methods, whether rows are left out or masked, as a GPU does.
 

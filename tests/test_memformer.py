@@ -14,9 +14,7 @@ from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
 from reference.variants import memformer as variants
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import (
-    both_sides,
-)
+from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS
 from tests.models.memformer import random_task
 
@@ -24,9 +22,7 @@ PAPER = PAPERS["memformer"]
 SMALL = PAPER.small
 V = SMALL.vocabulary  # 11
 D = SMALL.width  # 10
-H = SMALL.heads  # 2
 N = SMALL.segment  # 6
-S = SMALL.slots  # 4
 
 
 @pytest.mark.parametrize("encoder_layers", [0, 2])

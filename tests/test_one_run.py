@@ -27,8 +27,8 @@ from tests.helpers.programs import (
 # Killed before step 8 is saved, it goes on from step 6: sums of two steps are pending, the log has
 # later lines, a step has no update, and the best is that of step 4. Killed again before it is saved
 # that step 8 was validated, it goes on from there, and validates first
-OFTEN = ["--steps", 11, "--update-every", 2, "--save-every", 3, "--log-every", 7]
-OFTEN += ["--validate-every", 4, "--learning-rate", 8, "--warmup", 40, "--dropout", 0.1]
+OFTEN = "--steps 11 --update-every 2 --save-every 3 --log-every 7"
+OFTEN += " --validate-every 4 --learning-rate 8 --warmup 40 --dropout 0.1"
 
 
 class Killed(BaseException):
@@ -57,7 +57,7 @@ def runs(tmp_path_factory):
     killed = folder / "killed"
     book = folder / "book.txt"
     book.write_bytes((ROOT / "reference" / "memorizing.py").read_bytes()[:12_000])
-    options = [*COMPRESSIVE, *OFTEN, "--data", book]
+    options = [*COMPRESSIVE, OFTEN, f"--data {book}"]
     train(*options, "--out", whole)
     train_until_killed(*options, "--out", killed, validated=False)
     assert saved(killed)["step"] == 6, "another step is saved than the last before it was killed"
@@ -81,7 +81,7 @@ def test_a_killed_run_ends_bit_for_bit_where_an_undisturbed_one_ends(runs):
 
 def test_its_score_counts_each_token_once(runs, capsys):
     """eval.py's score of the validation split, 5% of 12,000 bytes, is the one after training."""
-    score = as_json(capsys, runs.killed, "--split", "valid", "--checkpoint", "last")
+    score = as_json(capsys, runs.killed, "--split valid --checkpoint last")
     final = read_metrics(runs.killed)[-1]
     assert score["tokens"] == score["split_tokens"] == 599, "each token of the split scored once"
     assert score["bits_per_byte"] == pytest.approx(final["validation_bits_per_byte"], rel=1e-6), (
@@ -92,7 +92,7 @@ def test_its_score_counts_each_token_once(runs, capsys):
 def test_its_export_has_the_runs_weights(runs, tmp_path):
     from safetensors.torch import load_file  # without it the test is skipped: conftest.py
 
-    evaluate("export", runs.killed, tmp_path / "exported", "--checkpoint", "last")
+    evaluate("export", runs.killed, tmp_path / "exported", "--checkpoint last")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     parameters = saved(runs.killed)["parameters"]
     assert exported.keys() == parameters.keys(), "names of the export's parameters"

@@ -24,7 +24,6 @@ SMALL = PAPER.small
 V = SMALL.vocabulary  # 11
 D = SMALL.width  # 10
 T = SMALL.segment  # 6
-E = D // SMALL.heads  # 5
 
 
 @pytest.mark.parametrize("pooling", variants.POOLINGS)

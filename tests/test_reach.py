@@ -32,8 +32,7 @@ PAIRS = pairs(  # variants that differ in what trains what
 
 def reached(grads):
     """The names whose gradient is not exactly zero."""
-    arrived = {name: grad for name, grad in grads.items() if grad is not None}
-    return {name for name, grad in arrived.items() if (np.asarray(grad) != 0).any()}
+    return {name for name, grad in grads.items() if np.any(grad)}
 
 
 def by_the_reference(paper, params, config, tokens, first, state, task):

@@ -24,7 +24,7 @@ from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.options import parse
 from tests.helpers.comparison import assert_agree
-from tests.helpers.programs import TINY
+from tests.helpers.programs import TINY, words
 from tests.helpers.variants import PAPERS, variant
 
 
@@ -145,9 +145,9 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
 
     Rows of float32 would make the first segment compute in float32. A run is in no update's graph.
     """
-    new = [*TINY, "--data", text, "--dtype", "bfloat16", "--out", tmp_path / "run"]
-    for options in (new, ["--resume", tmp_path / "run"]):
-        with opening.open_run(*parse([str(option) for option in options])) as run:
+    new = words(*TINY, f"--data {text} --dtype bfloat16 --out {tmp_path}/run")
+    for options in (new, words(f"--resume {tmp_path}/run")):
+        with opening.open_run(*parse(options)) as run:
             kinds = {name: field.dtype for name, field in run.state._asdict().items()}
             assert kinds == {
                 "states": torch.float32,

@@ -4,6 +4,7 @@ Then where it is called, and how.
 """
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,42 +34,35 @@ def drawn(**shapes):
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
-def sliding_inputs(batch, heads, blocks, window, width, offset):
-    """What sliding attention takes, with an offset of this shape."""
-    rows = (batch, heads, (blocks + 1) * window, width)
-    query = (batch, heads, blocks * window, width)
-    return drawn(query=query, keys=rows, values=rows, offset=offset)
+def sliding_inputs(*offset):
+    """What sliding attention takes of two windows of 8, with an offset of this shape."""
+    rows = (2, 3, 24, 16)
+    return drawn(query=(2, 3, 16, 16), keys=rows, values=rows, offset=offset)
 
 
-def relative_inputs(batch, heads, length, before, width):
-    """What relative attention takes."""
-    keys = before + length
+def relative_inputs():
+    """What relative attention takes of 8 queries, with 5 keys before them."""
     return drawn(
-        query=(batch, heads, length, width),
-        key=(batch, heads, keys, width),
-        value=(batch, heads, keys, width),
-        distance_key=(heads, keys, width),
-        content_bias=(heads, width),
-        distance_bias=(heads, width),
+        query=(2, 3, 8, 4),
+        key=(2, 3, 13, 4),
+        value=(2, 3, 13, 4),
+        distance_key=(3, 13, 4),
+        content_bias=(3, 4),
+        distance_bias=(3, 4),
     )
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """A list that grows by the arguments of every call of SDPA."""
-    found = []
-
-    def watched(*given, **options):
-        found.append(given)
-        return SDPA(*given, **options)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
-    return found
+    """SDPA, which notes the arguments of its calls."""
+    noted = Mock(wraps=SDPA)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    return noted
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch, calls):
-    """Let a CPU take a GPU's paths; returns the list of SDPA's calls."""
+    """Let a CPU take a GPU's paths; returns SDPA, which notes its calls."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("accelerated."):
             continue
@@ -84,16 +78,16 @@ def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
     check_rollout(paper, sides, random_segments(paper, name, sides.rng), name)
     needs_the_weights = (paper, name) == ("memformer", "decoder-only")  # simplified positions
     if PAPERS[paper].has_softmax:
-        assert as_on_a_gpu or needs_the_weights, "no attention went through SDPA"
+        assert as_on_a_gpu.called or needs_the_weights, "no attention went through SDPA"
 
 
 def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     """A GPU's kernel refuses another type; a CPU's does not."""
-    inputs = {name: x.float() for name, x in sliding_inputs(2, 3, 2, 8, 16, (3, 8, 16)).items()}
+    inputs = {name: x.float() for name, x in sliding_inputs(3, 8, 16).items()}
     rough = [x.bfloat16() if name != "offset" else x for name, x in inputs.items()]
     out = sliding_window.sliding_attention_sdpa(*rough)
     assert out.dtype == torch.bfloat16
-    assert [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
+    assert [x.dtype for x in as_on_a_gpu.call_args.args[:4]] == [torch.bfloat16] * 4
     expected = sliding_window.sliding_attention_plain(*inputs.values())
     assert_agree(expected, out.float(), TOLERANCE["cuda", torch.bfloat16])
 
@@ -104,18 +98,18 @@ def on(device, inputs):
 
 def rates(calls):
     """The rates of dropout of SDPA's calls since they were last asked for: its fifth argument."""
-    found = [given[4] for given in calls]
-    calls.clear()
+    found = [call.args[4] for call in calls.call_args_list]
+    calls.reset_mock()
     return found
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_attention_is_one_call_off_the_cpu(rate, calls):
     """The device meta stands for a GPU. Only the plain path has the weights that usage needs."""
-    sliding = on("meta", sliding_inputs(2, 3, 2, 4, 5, (3, 11)))
+    sliding = on("meta", sliding_inputs(3, 23))
     sliding_window.sliding_attention(*sliding, rate)
     assert rates(calls) == [rate]
-    relative = on("meta", relative_inputs(2, 3, 8, 5, 4))
+    relative = on("meta", relative_inputs())
     _, usage = relative_shift.relative_attention(AttentionInputs(*relative), rate)
     assert usage is None
     assert rates(calls) == [rate]
@@ -134,7 +128,7 @@ def test_attention_is_one_call_off_the_cpu(rate, calls):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_one_key_takes_the_plain_path(device, calls):
-    query, key, value, _, bias, _ = on(device, relative_inputs(2, 3, 8, 5, 4))
+    query, key, value, _, bias, _ = on(device, relative_inputs())
     one_key = key[:, :, :1]
     one_value = value[:, :, :1]
     content.content_attention(query, one_key, one_value)
@@ -145,10 +139,10 @@ def test_one_key_takes_the_plain_path(device, calls):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_usage_is_the_mean_weight_in_float32(dropout):
     """Before weights are dropped."""
-    inputs = relative_inputs(2, 3, 4, 5, 6).values()
+    inputs = relative_inputs().values()
     _, usage = relative_shift.relative_attention(AttentionInputs(*inputs), dropout, measure=True)
     _, expected = relative_shift.relative_attention_plain(AttentionInputs(*inputs), measure=True)
-    assert usage.shape == (2, 9)
+    assert usage.shape == (2, 13)
     torch.testing.assert_close(usage, expected)
     rough = AttentionInputs(*(x.bfloat16() for x in inputs))
     _, usage = relative_shift.relative_attention(rough, dropout, measure=True)

@@ -106,7 +106,6 @@ def test_shuffling_depends_on_seed_and_pass():
 
     first, second = passes(0)
     assert (first, second) == passes(0), "a seed deals in one order"
-    assert sorted(first) == sorted(second) == [*range(30)], "a pass deals each document once"
     assert first != second, "the second pass has the order of the first"
     assert first != passes(1)[0], "another seed deals in the same order"
 

@@ -69,7 +69,7 @@ def told_and_answered(config, document):
     return facts, answers
 
 
-def documents(config, count, split="train"):
+def documents(config, count, split):
     """The first `count` documents of a split."""
     return list(islice(RecallDocuments(config, split), count))
 
@@ -84,7 +84,9 @@ def test_a_register_answers_every_question(digest):
         facts, answers = told_and_answered(config, document)
         assert document.targets[document.scored].tolist() == answers, "the register says another"
         sizes = {"questions": len(answers), "length": len(document.inputs)}
-        assert sizes == {"questions": config.questions, "length": config.length}, "sizes are other"
+        assert sizes == {"questions": config.questions, "length": config.length}, (
+            "the questions, or the tokens, of a document"
+        )
         keys = {key for key, _ in facts}
         assert len({key for key, _ in facts[: len(keys)]}) == len(keys), "first all are told"
         assert not keys & {value for _, value in facts}, "a key is no value"

@@ -61,9 +61,9 @@ def test_span_lengths_are_poisson():
     assert np.mean(lengths == 0) == pytest.approx(np.exp(-3.5), rel=0.15), "empty spans"
 
 
-def dealt(config, lengths, count, horizon=3, lanes=3, seed=5, length=8):
+def dealt(config, lengths, count, horizon=3, lanes=3, seed=5):
     """Return a MultiTask over documents of these lengths, and `count` of its rollouts."""
-    dealer = Lanes(documents_of(lengths), lanes, length, seed)
+    dealer = Lanes(documents_of(lengths), lanes, 8, seed)
     work = MultiTask(dealer, config, SPECIAL, seed)
     return work, [work.rollout(horizon) for _ in range(count)]
 

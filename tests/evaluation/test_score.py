@@ -30,7 +30,7 @@ WINDOWS = dataclasses.replace(PAPERS["pretrained_recurrence"].small, vocabulary=
 
 
 @torch.no_grad()
-def one_by_one(model, document, clear=False):
+def one_by_one(model, document, clear):
     """(-log p of each target, NaN if it is not scored; how many were the most probable)."""
     nats = np.full(len(document.inputs), math.nan)
     right = 0

@@ -1,11 +1,10 @@
 """Continuing a text equals reading it, and sampling draws from the right tokens."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import math
-from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from accelerated.program.errors import InputError
 from tests.helpers.programs import equal
 from tests.helpers.reading import read_alone
 from tests.helpers.texts import BYTES
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -87,11 +86,6 @@ def test_a_models_own_file_is_used_and_captured_only_on_a_gpu(paper, name, monke
     assert stepper_of(model, capture=False).compute != "captured"
 
 
-def test_compressive_variants_that_need_the_weights_of_attention_generate_as_any_model_does():
-    for name in ("most_used-none", "simplified-attention_reconstruction"):
-        assert type(stepper_of(random_model("compressive", name))) is AnyModel
-
-
 def test_what_is_no_state_of_the_model_or_no_token_is_refused():
     stepper = stepper_of(random_model("block_recurrent", "fixed-skip"))
     other = random_model("compressive", "conv-bptt").initial_state(2)
@@ -139,12 +133,9 @@ class FakeGraph:
     def __init__(self, function, monkeypatch):
         self.function = function
         self.calls = []  # (what was given, logits)
-        queue = SimpleNamespace(wait_stream=lambda other: None)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
-        for name in ("Stream", "current_stream"):
-            monkeypatch.setattr(torch.cuda, name, lambda: queue)
-        for name in ("stream", "graph"):
-            monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
+        for name in ("Stream", "current_stream", "stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
 
     def record(self, *given):
         logits = self.function(*given)
@@ -156,7 +147,7 @@ class FakeGraph:
         logits.copy_(self.function(*given))
 
 
-@over([*ONE_OF_EACH, ("memformer", "decoder-only-xl"), ("compressive", "transformer-xl")])
+@over(ONE_OF_EACH + pairs(memformer="decoder-only-xl", compressive="transformer-xl"))
 @torch.no_grad()
 def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     """From a stream in the middle of a segment, then from another document's state.
@@ -175,10 +166,10 @@ def test_a_captured_step_gives_the_same_logits(paper, name, monkeypatch):
     drawn = [PAPERS[paper].random_state(config, rng, 2) for _ in range(2)]
     states = [*map(PAPERS[paper].to_torch, drawn)]
     in_the_middle = [plain.step(tokens[0], plain.start(states[0]))[1] for _ in range(2)]
-    pairs = [in_the_middle, [captured.start(states[1]), plain.start(states[1])]]
+    streams = [in_the_middle, [captured.start(states[1]), plain.start(states[1])]]
     given = (states, in_the_middle[0].rows)
     before = [tensor.clone() for tensor in tensors_in(*given)]
-    for stream, expected_stream in pairs:
+    for stream, expected_stream in streams:
         for token in tokens:
             logits, stream = captured.step(token, stream)
             expected, expected_stream = plain.step(token, expected_stream)
@@ -213,18 +204,12 @@ def test_what_is_drawn():
         assert shares.tolist() == pytest.approx(expected / np.sum(expected), abs=0.03), sampling
 
 
-def test_probabilities_are_float32(monkeypatch):
+def test_probabilities_are_float32():
     """bfloat16 would round each to 8 bits, and the sums of which a nucleus is made."""
-    kinds = []
-    draw = torch.multinomial
-
-    def watched(probabilities, *given, **options):
-        kinds.append(probabilities.dtype)
-        return draw(probabilities, *given, **options)
-
-    monkeypatch.setattr(torch, "multinomial", watched)
-    continuation.draw(torch.zeros(2, 9, dtype=torch.bfloat16), Sampling(top_p=0.5), None)
-    assert kinds == [torch.float32], "probabilities are not float32"
+    with mock.patch.object(torch, "multinomial", wraps=torch.multinomial) as draw:
+        continuation.draw(torch.zeros(2, 9, dtype=torch.bfloat16), Sampling(top_p=0.5), None)
+    probabilities, *_ = draw.call_args.args
+    assert probabilities.dtype == torch.float32, "probabilities are not float32"
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)

@@ -132,7 +132,7 @@ def draw(*shape):
     return RNG.standard_normal(shape)
 
 
-def check_operation(objective, inputs, gradients, title=""):
+def check_operation(objective, inputs, gradients, title):
     """Compare the gradients of objective(inputs) with central differences in every entry."""
     numeric = {}
     for name, value in inputs.items():

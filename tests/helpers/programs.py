@@ -182,11 +182,11 @@ def end_with_parent():
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_script(argv, output, errors, environment, hang):
-    """In a child: be train.py with these arguments, environment, stdout and stderr."""
+def run_script(argv, output, environment, hang):
+    """In a child: be train.py with these arguments and environment; all goes to a file."""
     end_with_parent()
-    for path, number in ((output, 1), (errors, 2)):
-        with open(path, "ab") as file:
+    with open(output, "ab") as file:
+        for number in (1, 2):  # stdout and stderr
             os.dup2(file.fileno(), number)
     # Buffered, as it is for a file, whatever PYTHONUNBUFFERED says
     sys.stdout = os.fdopen(1, "w", closefd=False)
@@ -218,10 +218,10 @@ def hang_in(owner, name, call, marker):
     setattr(owner, name, hanging)
 
 
-def start(argv, errors, output=None, hang=None, processes=1):
+def start(argv, output, hang=None, processes=1):
     """Begin train.py in that many processes that train together.
 
-    stderr goes to the file `errors`, and so does stdout unless `output` is given.
+    stdout and stderr go to the file `output`.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -230,7 +230,7 @@ def start(argv, errors, output=None, hang=None, processes=1):
     for rank in range(processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         environment = together | own if processes > 1 else {}
-        given = (words(*argv), output or errors, errors, environment, hang)
+        given = (words(*argv), output, environment, hang)
         started.append(SERVER.Process(target=run_script, args=given, daemon=True))
     with pytest.MonkeyPatch.context() as patch:
         # The server, which the first start begins, imports from there
@@ -254,7 +254,7 @@ def killed(started):
     return -signal.SIGKILL in ended(started)
 
 
-def hanging(argv, folder, owner, name, call=1):
+def hanging(argv, folder, owner, name, call):
     """Begin train.py; returns its processes as soon as it hangs, as hang_in says."""
     marker = folder / f"in-{name}"
     started = start(argv, folder / "errors", hang=(owner, name, call, marker))
@@ -281,7 +281,7 @@ def measurements(run):
 def differences(first, second, besides=()):
     """What two runs differ in: fields of the last checkpoint and of the best, the first record.
 
-    besides: what they may differ in
+    besides: the name of the log, if only checkpoints are compared
     """
     found = []
     for file in ("checkpoint.pt", "best.pt"):
@@ -289,7 +289,6 @@ def differences(first, second, besides=()):
         one, other = (load_checkpoint(path) if path.exists() else {} for path in paths)
         names = one.keys() | other.keys()
         found += [name for name in names if not equal(one.get(name), other.get(name))]
-    found = [name for name in found if name not in besides]
     if "metrics.jsonl" in besides:
         return found
     records = itertools.zip_longest(measurements(first), measurements(second))
@@ -317,12 +316,12 @@ class Rehearsal(Workshop):
     fails: {part of the options: the line with which it fails}
     """
 
-    def __init__(self, runs, jobs=1, loss=(), fails=()):
+    def __init__(self, runs, loss=(), fails=()):
         self.said = []
         self.calls = []
         self.loss = dict(loss)
         self.fails = dict(fails)
-        super().__init__(runs, jobs, say=self.said.append)
+        super().__init__(runs, 1, say=self.said.append)
 
     def run(self, command):
         words = [str(word) for word in command[1:]]

@@ -2,18 +2,9 @@
 
 import numpy as np
 
-from reference.memformer import State
 from reference.variants.memformer import TASKS, Task
 
 LONG_LIVED = ("memory",)
-
-
-def random_state(config, rng, batch):
-    """Random slots and previous tokens; the decoder-only model keeps no tokens."""
-    memory = rng.standard_normal((batch, config.slot_sets, config.slots, config.width))
-    length = config.segment if config.encoder_layers else 0
-    previous = rng.integers(config.vocabulary, size=(batch, length))
-    return State(memory, previous)
 
 
 def random_task(config, rng, kinds):

@@ -35,7 +35,7 @@ from eval import open_documents, open_trained_run
 from reference import compressive
 from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 from tests.helpers.optimizers import ADAMW, adamw, clipped, norm_of
-from tests.helpers.programs import train
+from tests.helpers.programs import train, words
 from tests.helpers.texts import BYTES, document_of_ids, show_ranks
 
 LANES = 4
@@ -51,11 +51,11 @@ STEPS = range(1, 6)
 UPDATES = (1, 2, 4, 5)  # after the first two, after every second one, and after the last
 TOLERANCE = 1e-9  # absolute: nearly all numbers are about 1. The worst error measured is 1e-12
 
-RECIPE = ["--batch", LANES, "--accumulate", LANES // GROUP, "--horizon", HORIZON, "--clip", CLIP]
-RECIPE += ["--steps", 5, "--warmup", 2, "--learning-rate", PEAK, "--final-fraction", 0.4]
-RECIPE += ["--schedule", "cosine", "--optimizer", "adamw", "--weight-decay", DECAY]
-RECIPE += ["--update-every", 2, "--update-every-from", 2, "--save-every", 1, "--log-every", 1]
-RECIPE += ["--dtype", "float64", "--sample", 0, "--validate-every", 0, "--validation-tokens", 0]
+RECIPE = f"--batch {LANES} --accumulate {LANES // GROUP} --horizon {HORIZON} --clip {CLIP}"
+RECIPE += f" --steps 5 --warmup 2 --learning-rate {PEAK} --final-fraction 0.4"
+RECIPE += f" --schedule cosine --optimizer adamw --weight-decay {DECAY}"
+RECIPE += " --update-every 2 --update-every-from 2 --save-every 1 --log-every 1"
+RECIPE += " --dtype float64 --sample 0 --validate-every 0 --validation-tokens 0"
 
 # What is read
 
@@ -82,7 +82,7 @@ def data(tmp_path_factory):
             (folder / "texts" / split / f"{number}.txt").write_bytes(text)
             documents[split].append(document_of(text))
     (folder / "ranks").write_bytes(show_ranks(TOKENS))
-    options = ["--data", folder / "texts", "--tokenizer", folder / "ranks"]
+    options = f"--data {folder}/texts --tokenizer {folder}/ranks"
     return SimpleNamespace(documents=documents, options=options)
 
 
@@ -217,7 +217,7 @@ def begin(folder, name, *options, dropout=0.0):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setitem(presets_of(name).PRESETS, "tested", sizes)
         patch.setattr(runs, "save_checkpoint", saving)
-        train("--model", name, "--preset", "tested", *RECIPE, *options, "--out", folder)
+        train(f"--model {name} --preset tested", RECIPE, *options, "--out", folder)
     run = SimpleNamespace(folder=folder, kept=kept, written=written)
     run.log = read_metrics(folder)
     run.printed = printed.getvalue()
@@ -263,8 +263,8 @@ def test_steps_equal_those_that_are_written_out(name, data, tmp_path, capsys, mo
     steps = written_out(name, config, initial_params(name, config), data.documents["train"])
     assert any(step.read[1].starts.any() for step in steps), "a document starts inside a rollout"
 
-    options = ["--seed", SEED, "--backprop", [*BACKPROP][NAMES.index(name) % len(BACKPROP)]]
-    run = begin(tmp_path / "run", name, *data.options, *options)
+    method = [*BACKPROP][NAMES.index(name) % len(BACKPROP)]
+    run = begin(tmp_path / "run", name, data.options, f"--seed {SEED} --backprop {method}")
     check_steps(run, steps)
     drawn = torch.Generator().manual_seed(SEED).get_state()
     assert torch.equal(run.kept[0]["random"], drawn), "dropout does not draw by --seed: see build"
@@ -278,10 +278,10 @@ def test_a_run_begins_with_the_weights_of_another(data, tmp_path):
 
     Memory is replayed in the second, with auxiliary losses.
     """
-    run = begin(tmp_path / "run", "compressive", *data.options, "--seed", SEED)
+    run = begin(tmp_path / "run", "compressive", data.options, f"--seed {SEED}")
     params = {name: value.numpy() for name, value in run.kept[5]["parameters"].items()}
-    options = ["--init", run.folder, "--seed", SEED + 1, "--backprop", "memory_replay"]
-    begun = begin(tmp_path / "begun", "compressive", *options)
+    options = f"--init {run.folder} --seed {SEED + 1} --backprop memory_replay"
+    begun = begin(tmp_path / "begun", "compressive", options)
     config = config_of("compressive")
     steps = written_out("compressive", config, params, data.documents["train"], SEED + 1)
     check_steps(begun, steps)
@@ -293,8 +293,8 @@ def test_memory_that_is_cleared_is_so_in_training_and_in_validation(data, tmp_pa
     documents = joined_for_lanes(LANES, data.documents["train"], SEED)
     params = initial_params("compressive", config)
     steps = written_out("compressive", config, params, documents, clear=True)
-    options = ["--seed", SEED, "--carry-over-documents", "--clear-memory"]
-    run = begin(tmp_path / "run", "compressive", *data.options, *options)
+    options = f"--seed {SEED} --carry-over-documents --clear-memory"
+    run = begin(tmp_path / "run", "compressive", data.options, options)
     check_steps(run, steps)
     run.documents = data.documents
     run.params = {5: steps[-1].parameters}
@@ -340,7 +340,7 @@ CALLS = {  # {--backprop: what a rollout of two segments calls}
 def test_back_propagation_is_the_one_that_is_asked_for(method, data, tmp_path, calls):
     """All three give the same numbers, and so do lanes in groups; what is computed tells them."""
     found = calls("memformer")
-    begin(tmp_path / "run", "memformer", *data.options, "--backprop", method, "--steps", 2)
+    begin(tmp_path / "run", "memformer", data.options, f"--backprop {method} --steps 2")
     found = [call for call in found if call.training]
     assert {call.lanes for call in found} == {GROUP}, f"--accumulate: {GROUP} lanes at a time"
     expected = CALLS[method] * (LANES // GROUP) * 2
@@ -373,9 +373,9 @@ BROKEN = {  # {what becomes NaN or infinite: (function, what takes its place)}
 def test_what_is_not_a_number_stops_the_run(what, data, tmp_path, monkeypatch):
     """What was saved before stays, and nothing is saved after it."""
     monkeypatch.setattr(*BROKEN[what])
-    words = f"the {what} is (nan|inf) at step 1; what was saved before stays; try a lower"
-    with pytest.raises(InputError, match=words):
-        begin(tmp_path / "run", "compressive", *data.options)
+    said = f"the {what} is (nan|inf) at step 1; what was saved before stays; try a lower"
+    with pytest.raises(InputError, match=said):
+        begin(tmp_path / "run", "compressive", data.options)
     kept = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
     assert kept["step"] == 0, "a model that is not a number was saved"
 
@@ -383,8 +383,8 @@ def test_what_is_not_a_number_stops_the_run(what, data, tmp_path, monkeypatch):
 def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path, calls):
     """The second step computes as the first did: in bfloat16, and in training mode."""
     found = calls("compressive")
-    options = ["--dtype", "bfloat16", "--validate-every", 1, "--steps", 2]
-    begin(tmp_path / "run", "compressive", *data.options, *options)
+    options = "--dtype bfloat16 --validate-every 1 --steps 2"
+    begin(tmp_path / "run", "compressive", data.options, options)
     types = [{call.dtype for call in found if call.training is mode} for mode in (True, False)]
     assert types[0] == {torch.bfloat16}, "a step computes in bfloat16"
     assert types[1] == {torch.bfloat16}, "a validation computes in the type of the steps"
@@ -398,7 +398,7 @@ def test_a_run_in_bfloat16_validates_in_bfloat16_and_then_goes_on(data, tmp_path
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     """A run on joined documents with dropout; by its high rate the loss goes up and down."""
-    options = ["--carry-over-documents", "--validate-every", 1, "--learning-rate", 6]
+    options = "--carry-over-documents --validate-every 1 --learning-rate 6 --sample 1"
     torch.set_default_dtype(torch.float64)
     folder = tmp_path_factory.mktemp("finished") / "run"
     sampled = {}
@@ -407,7 +407,7 @@ def finished(data, tmp_path_factory):
             "train.sample", lambda run: sampled.update(copy.deepcopy(run.model.state_dict()))
         )
         patch.setattr("train.validation_score", Mock(wraps=train_script.validation_score))
-        run = begin(folder, "compressive", *data.options, *options, "--sample", 1, dropout=0.3)
+        run = begin(folder, "compressive", data.options, options, dropout=0.3)
         run.scored = train_script.validation_score.call_count
     run.sampled = sampled
     run.documents = data.documents
@@ -418,7 +418,7 @@ def finished(data, tmp_path_factory):
     return run
 
 
-def losses(run, step, split="valid", clear=False):
+def losses(run, step, split, clear=False):
     """-log p of every prediction that counts, by the reference in one lane, without dropout."""
     config = config_of("compressive")
     params = run.params[step]
@@ -434,23 +434,25 @@ def losses(run, step, split="valid", clear=False):
     return np.concatenate(found)
 
 
-def bits_per_byte(run, step, split="valid", clear=False):
-    """The bits of all predictions of a split, divided by the bytes of text that they spell."""
-    text = sum(bytes_of(document.targets) for document in run.documents[split])
-    return losses(run, step, split, clear).sum() / math.log(2) / text
+def bits_per_byte(run, step, clear=False):
+    """The bits of all predictions to validate on, divided by the bytes of text that they spell."""
+    text = sum(bytes_of(document.targets) for document in run.documents["valid"])
+    return losses(run, step, "valid", clear).sum() / math.log(2) / text
 
 
 def test_each_validation_is_that_of_its_step(finished):
     """In metrics.jsonl and on screen: memory is carried over the documents, nothing is dropped."""
     validations = [line for line in finished.log if "validation_loss" in line][:-1]
     assert [line["step"] for line in validations] == [*UPDATES], "what mark_what_is_due validates"
-    tokens = len(losses(finished, 5))
+    tokens = len(losses(finished, 5, "valid"))
     least = math.inf
     for line in validations:
         step = line["step"]
         bits = finished.bits[line["step"]]
         check(step, "validation_bits_per_byte", line["validation_bits_per_byte"], bits)
-        check(step, "validation_loss", line["validation_loss"], losses(finished, step).mean())
+        check(
+            step, "validation_loss", line["validation_loss"], losses(finished, step, "valid").mean()
+        )
         verdict = "the best so far" if bits < least else f"the best was {least:.3f}"
         expected = f"validation {bits:.3f} bits per byte on {tokens} tokens; {verdict}"
         [said] = re.findall(f"^step {step}: (.*)$", finished.printed, re.MULTILINE)
@@ -489,8 +491,8 @@ def test_the_last_report_has_the_memory_carried_and_cleared(finished):
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_losses_of_joined_documents_are_those_of_each_document(finished, split):
     """What eval.py positions and view show: the losses of a document, without those between two."""
-    words = ["positions", str(finished.folder), "--split", split, "--checkpoint", "last"]
-    name, options = parse_evaluation(words)
+    given = f"positions {finished.folder} --split {split} --checkpoint last"
+    name, options = parse_evaluation(words(given))
     run = open_documents(open_trained_run(finished.folder, name, options), options, ())
     assert not run.model.training, "a model that was loaded would drop entries"
     found = run.by_document(token_nats(run.model, run.documents, run.lane_count))

@@ -52,7 +52,7 @@ def names_of(config, prefix=""):
     return {f"--{prefix}{name}".replace("_", "-") for name in names}
 
 
-ALWAYS = {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init"}
+ALWAYS = "--model --preset --data --data-dir --out --resume --init"
 
 
 @pytest.mark.parametrize("data", ["stdlib", "recall"])
@@ -62,7 +62,7 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
     presets = presets_of(model)
     if data == "recall" and "recall" not in presets.PRESETS:
         pytest.skip("it has no preset for the recall task")
-    expected = ALWAYS | names_of(TrainingConfig) | names_of(presets.Config)
+    expected = {*words(ALWAYS)} | names_of(TrainingConfig) | names_of(presets.Config)
     if getattr(presets, "TAKES_TASKS", False):
         expected |= names_of(TaskConfig, "task_")
     if data == "recall":
@@ -181,6 +181,7 @@ def kept_runs(folder):
 
 
 def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
+    """Defaults give way to options as without --init: adam has no decay, --steps no --epochs."""
     held, run, partly, _ = kept_runs(tmp_path)
     begun, start = parse(f"--init {run} --recall-distance 9")
     assert begun.recall == dataclasses.replace(held.recall, distance=9), "--init ignores the task's"
@@ -199,6 +200,8 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     elsewhere = DataConfig(str(tmp_path), carry_over_documents=True)
     assert chosen(f"--init {partly} --data {tmp_path}").data == elsewhere, "keeps the tokenizer"
     assert not chosen(f"--init {partly} --data recall").data.carry_over_documents, "it stays joined"
+    assert chosen(f"--init {run} --optimizer adam").training.weight_decay == 0, "adam: see adjust"
+    assert chosen(f"--init {run} --preset wikitext-103 --steps 5").training.epochs == 0
 
 
 def test_what_does_not_go_with_the_weights_of_a_run_is_refused(tmp_path):
@@ -241,10 +244,3 @@ def test_a_new_run_begins_in_a_folder_that_is_new_or_empty(tmp_path, name):
     if name == "tokenizer.json":
         (tmp_path / ".lock").unlink()
     assert f"already holds {name}, and nothing is replaced; give" in refused(argv)
-
-
-def test_with_weights_of_a_run_too_defaults_give_way_to_options(tmp_path):
-    """As without --init: adam has no weight decay, and --steps replaces a preset's --epochs."""
-    _, run, *_ = kept_runs(tmp_path)
-    assert chosen(f"--init {run} --optimizer adam").training.weight_decay == 0, "adam: see adjust"
-    assert chosen(f"--init {run} --preset wikitext-103 --steps 5").training.epochs == 0

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -104,11 +105,9 @@ def test_what_is_due_between_updates_waits_for_the_next(every):
 
 
 def test_a_signal_saves_before_it_stops():
-    saved = []
-    run = SimpleNamespace(save_due=False, validation_due=False, ended=False, device=None)
-    run.save = lambda: saved.append(run)
+    run = Mock(save_due=False, validation_due=False, ended=False, device=None)
     assert training_script.save_and_validate(run, None, SimpleNamespace(signal="SIGTERM"))
-    assert saved, "what was trained since the last checkpoint is lost"
+    assert run.save.called, "what was trained since the last checkpoint is lost"
 
 
 # What is validated on
@@ -184,12 +183,10 @@ def test_what_is_read_is_counted_with_its_padding_and_overlaps():
     """
     settings = settings_with("--batch 4 --horizon 2 --steps 5")
     corpus = SimpleNamespace(splits={"train": documents_of([641]), "valid": documents_of([101])})
-    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
-    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.5 passes"
-    overlapping = SimpleNamespace(segment=8, overlap=6)
-    settings = settings._replace(model_config=overlapping)
-    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=corpus))
-    assert said == "tokens: train 640, valid 100; 5 steps read 320, 0.125 passes", "overlaps count"
+    overlapping = settings._replace(model_config=SimpleNamespace(segment=8, overlap=6))
+    for of_run, passes in ((settings, 0.5), (overlapping, 0.125)):
+        said = opening.how_much_is_read(SimpleNamespace(settings=of_run, corpus=corpus))
+        assert said == f"tokens: train 640, valid 100; 5 steps read 320, {passes} passes"
 
 
 def test_tasks_are_drawn_by_the_seed_if_they_are_asked_for():

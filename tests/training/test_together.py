@@ -42,13 +42,14 @@ def other(monkeypatch):
 
 
 def test_a_process_reads_its_own_lanes_and_counts_what_all_read(other):
+    """Tokens for the log's speed; tokens that are scored, and their bytes."""
     settings, _ = parse(words(*COMPRESSIVE, "--batch 2"))
     reader = Lanes(documents_of([30, 30]), 2, 8, 0)
     expected = Lanes(documents_of([30, 30]), 2, 8, 0).rollout(1)
     run = SimpleNamespace(settings=settings, reader=reader, tokenizer=BYTES, tokens=0)
-    [segment], scored, _ = train.next_segments(run)
+    [segment], *counts = train.next_segments(run)
     assert torch.equal(segment.tokens, expected[0].tokens[1:]), "it reads the first one's lane"
-    assert run.tokens == scored == 2 * 8, "tokens of this process alone: look at next_segments"
+    assert [run.tokens, *counts] == 3 * [2 * 8], "of this process alone: look at next_segments"
 
 
 def test_losses_are_summed_and_all_else_is_averaged(other):
@@ -94,15 +95,3 @@ def test_a_process_divides_by_its_half_of_all_scored_tokens(other):
     nats, _ = train.forward_and_backward(run, segments, scored=30)
     assert asked == 2 * [{"divisor": 15.0, "share": 0.5, "rank": 1}], "of two groups of a lane"
     assert nats.item() == 15.0, "both groups' losses, times what they were divided by"
-
-
-def test_tokens_and_bytes_are_those_that_all_processes_read(other):
-    """Each of two has one of two lanes; the log and its speed are of both."""
-    settings, _ = parse(words(*COMPRESSIVE, "--batch 2"))
-    documents = documents_of([30, 30])
-    run = SimpleNamespace(
-        settings=settings, reader=Lanes(documents, 2, 8, 0), tokenizer=BYTES, tokens=0
-    )
-    [segment], *counts = train.next_segments(run)
-    assert len(segment.tokens) == 1
-    assert [run.tokens, *counts] == 3 * [2 * 8], "of this process alone: look at next_segments"
