@@ -862,7 +862,7 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = ("simplified", "itself", "none")  # positions, slot_value, slot_normalization
+VARIED = ("positions", "slot_value", "slot_normalization")  # whose defaults are the published ones
 
 
 def operations_with(**replaced):
@@ -872,8 +872,8 @@ def operations_with(**replaced):
 
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    asked_for = (config.positions, config.slot_value, config.slot_normalization)
-    if asked_for == PUBLISHED and config.encoder_layers > 0:
+    is_default = all(getattr(config, name) == getattr(Config, name) for name in VARIED)
+    if is_default and config.encoder_layers > 0:
         return operations_with()
     return importlib.import_module("reference.variants.memformer").operations_of(config)
 

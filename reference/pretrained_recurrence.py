@@ -624,7 +624,7 @@ def init_norm(name, width):
 
 # ----------------------------------------------------------------------------
 # operations and checks: what a variant replaces, what Config refuses; a first reading skips them
-PUBLISHED = ("mean", "all", False)  # pooling, pool, pool_final_norm
+VARIED = ("pooling", "pool", "pool_final_norm")  # whose defaults are the published ones
 
 
 def operations_with(**replaced):
@@ -634,8 +634,8 @@ def operations_with(**replaced):
 
 def operations_of(config):
     """The published operations, or those of the variant that a config asks for."""
-    asked_for = (config.pooling, config.pool, config.pool_final_norm)
-    if asked_for == PUBLISHED and config.vectors > 0:
+    is_default = all(getattr(config, name) == getattr(Config, name) for name in VARIED)
+    if is_default and config.vectors > 0:
         return operations_with()
     variants = "reference.variants.pretrained_recurrence"
     return importlib.import_module(variants).operations_of(config)
