@@ -26,7 +26,7 @@ from accelerated.pretrained_recurrence import (
     PretrainedRecurrence,
     Recurrence,
     State,
-    hidden_with_inserted,
+    masked_with_inserted,
 )
 from accelerated.program.errors import InputError, optional_package
 from accelerated.protocol import Model, initialise
@@ -120,7 +120,7 @@ def with_vectors(arguments: dict, inserted: Tensor, present: Tensor) -> dict:
     if attention_mask is not None:
         seen = attention_mask[0, 0]
         masked_keys = ~seen if seen.dtype == torch.bool else seen < 0
-    masked_keys = hidden_with_inserted(masked_keys, vectors, present)  # (B, 1, N, S + N)
+    masked_keys = masked_with_inserted(masked_keys, vectors, present)  # (B, 1, N, S + N)
     masked_keys = functional.pad(masked_keys, (0, 0, vectors, 0))  # the vectors' own rows see all
     added = x.new_zeros(masked_keys.shape).masked_fill(masked_keys, -math.inf)
 

@@ -238,7 +238,7 @@ class PretrainedRecurrence(Model):
         beside_inserted = None
         if inserted is not None:
             future = self.future_keys[:length, :length]
-            beside_inserted = hidden_with_inserted(future, c.vectors, state.present)
+            beside_inserted = masked_with_inserted(future, c.vectors, state.present)
         outputs = []
         for number, layer in enumerate(self.layers, start=1):
             if inserted is not None and number in c.insertion_layers:
@@ -273,7 +273,7 @@ class PretrainedRecurrence(Model):
         self.check_state(state, tokens.shape[0])
 
 
-def hidden_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
+def masked_with_inserted(future: Tensor, vectors: int, present: Tensor) -> Tensor:
     """Mask (B, 1, N, S + K), true at the keys that a query must not see.
 
     These are the S vectors in lanes where present (B,) is false, and tokens where future (N, K) is

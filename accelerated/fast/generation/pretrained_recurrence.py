@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.fast.generation.token_by_token import TokenByToken
-from accelerated.pretrained_recurrence import PretrainedRecurrence, State, hidden_with_inserted
+from accelerated.pretrained_recurrence import PretrainedRecurrence, State, masked_with_inserted
 
 
 class Rows(NamedTuple):
@@ -53,7 +53,7 @@ class Steps(TokenByToken):
         beside_inserted = unread
         if model.module is not None:
             vectors = model.config.vectors
-            beside_inserted = hidden_with_inserted(unread, vectors, rows.present)
+            beside_inserted = masked_with_inserted(unread, vectors, rows.present)
 
         for index, layer in enumerate(model.layers):
             query, key, value = layer.query_key_value(x)  # (B, H, 1, E)
