@@ -47,8 +47,11 @@ def rows_below(*rows: Any) -> Any:
 
 
 def parts_of(segment: Segment, state: State) -> Iterator[Segment]:
-    """The segments of as many lanes as the state has."""
+    """The segments of as many lanes as the state has; most are one themselves."""
     lanes = len(state[0])
+    if len(segment.tokens) == lanes:
+        yield segment
+        return
     for first in range(0, len(segment.tokens), lanes):
         part = segment.keep_lanes(slice(first, first + lanes))
         yield part._replace(host_starts=segment.any_starts)
