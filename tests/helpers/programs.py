@@ -278,18 +278,15 @@ def measurements(run):
     return records
 
 
-def differences(first, second, besides=()):
-    """What two runs differ in: fields of the last checkpoint and of the best, the first record.
-
-    besides: the name of the log, if only checkpoints are compared
-    """
+def differences(first, second, with_log=True):
+    """What two runs differ in: fields of the last checkpoint and of the best, the first record."""
     found = []
     for file in ("checkpoint.pt", "best.pt"):
         paths = (first / file, second / file)
         one, other = (load_checkpoint(path) if path.exists() else {} for path in paths)
         names = one.keys() | other.keys()
         found += [name for name in names if not equal(one.get(name), other.get(name))]
-    if "metrics.jsonl" in besides:
+    if not with_log:
         return found
     records = itertools.zip_longest(measurements(first), measurements(second))
     unequal = (f"metrics.jsonl has {one} and {other}" for one, other in records if one != other)
