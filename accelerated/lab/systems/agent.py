@@ -58,7 +58,7 @@ POINT = 10  # updates in a point of a curve
 LAST = SETTINGS["updates"] // POINT // 10  # points
 TITLE = "Which memories learn an agent's task?"
 ANSWER = """Block-Recurrent and Memorizing learn it, and so does Compressive at compression rates
-from 2 on; at rate 1 one seed of three loses the task again. Memformer learns most of it, at a lower
+2 to 6; at rate 1 one seed of three loses the task again. Memformer learns most of it, at a lower
 learning rate, and recurrent GPT-2 stays below what can be had without a memory."""
 SMALLEST = """**The smallest difference that this design could see** is about the spread in
 brackets: under two points where a memory learned it in all seeds, up to 46 elsewhere."""
