@@ -15,6 +15,7 @@ has one stretch of all segments, memory replay has stretches of one segment.
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,7 +112,8 @@ class CapturedBackprop:
             [(holder[name].data_ptr(), holder[name].dtype) for holder, name, _ in self.places],
         )
         if self.graphs is None or self.graphs.key != key:
-            self.graphs = None  # its memory is freed before the new one takes some
+            self.graphs = None
+            gc.collect()  # its memory, before others take some: a Stretch refers to its Graphs
             self.graphs = Graphs(key, self.model, self.places, weight)
         return self.graphs
 

@@ -13,14 +13,22 @@ from accelerated.fast.graphs import CapturedBackprop, takes_graphs
 from accelerated.protocol import computing_in, keep_lanes
 from accelerated.training.optimization import backprop_of
 from accelerated.training.settings import TrainingConfig
+from tests.helpers import rollouts
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import back_propagated, check_back_propagation, setting
+from tests.helpers.rollouts import back_propagated, check_back_propagation
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, over
 
 METHODS = ("through_time", "memory_replay")
 # The output matrix and the model each round their gradient of an embedding, where else the sum is
 # rounded; by the type of the parameters, float32
 ROUNDED_TWICE = 1e-6
+
+
+def setting(paper, name):
+    """That of rollouts without shorter segments, of which no graph is recorded."""
+    model, segments, state = rollouts.setting(paper, name)
+    length = model.config.segment
+    return model, [each for each in segments if each.tokens.shape[1] == length], state
 
 
 class Recomputed:
@@ -182,7 +190,7 @@ def test_graphs_equal_the_method_on_a_gpu(paper, name, method, dtype):
     model.float().cuda()
     segments = [segment.to(torch.device("cuda")) for segment in segments]
     if name == "encoder-decoder":
-        segments = [join(segments[1:])]  # the first one has no task
+        segments = [join(segments[1:3]), join(segments[2:4])]  # the first one has no task
     state = state._make(field.cuda() for field in state)
     config = TrainingConfig(compile="auto", backprop=method, horizon=len(segments))
     backprop = backprop_of(model, config)

@@ -14,6 +14,7 @@ from accelerated.generation.continuation import Sampling, drawn_tokens, read_pro
 from accelerated.lab.speed.timing import large_product, measured, print_measured
 from accelerated.lab.speed.variants import Variant, config_of, meta_step, prepared_step
 from accelerated.models import model_class, presets_of
+from accelerated.protocol import Model
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import TrainingConfig
 
@@ -77,13 +78,11 @@ def report_horizons(options: Namespace) -> None:
             print_measured(f"horizon {horizon}", measured(makers, options))
 
 
-def continuation(position: int, options: Namespace) -> Variant:
-    """TOKENS tokens after a text of so many, drawn one by one; on a CPU by preset tiny."""
-    device = options.device
-    generator = torch.Generator(device).manual_seed(0)
-    config = options.config if device.type == "cuda" else config_of(options.model, "tiny")
-    network = model_class(options.model)(config).to(device, getattr(torch, options.dtype)).eval()
-    text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
+def continuation(network: Model, position: int, options: Namespace) -> Variant:
+    """TOKENS tokens after a text of so many, drawn one by one."""
+    generator = torch.Generator(options.device).manual_seed(0)
+    vocabulary = network.config.vocabulary
+    text = torch.randint(vocabulary, (1, position), generator=generator, device=options.device)
     start = read_prompt(stepper_of(network, capture=False), text)
     stepper = stepper_of(network)
 
@@ -95,6 +94,9 @@ def continuation(position: int, options: Namespace) -> Variant:
 
 
 def report_generation(options: Namespace) -> None:
-    """Print what TOKENS generated tokens take after texts of both lengths."""
-    makers = {f"after {n:,}": partial(continuation, n, options) for n in POSITIONS}
+    """Print what TOKENS tokens take after texts of both lengths; on a CPU by preset tiny."""
+    device = options.device
+    config = options.config if device.type == "cuda" else config_of(options.model, "tiny")
+    network = model_class(options.model)(config).to(device, getattr(torch, options.dtype)).eval()
+    makers = {f"after {n:,}": partial(continuation, network, n, options) for n in POSITIONS}
     print_measured(f"{options.model}, {TOKENS} tokens", measured(makers, options))

@@ -32,12 +32,12 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
 
 def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     """Most bytes that the allocator held at once during the step, beyond those before it."""
+    gc.collect()  # what is freed during the step would count against it
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         step()
         return torch.cuda.max_memory_allocated(device) - before
-    gc.collect()  # what is freed during the step would count against it
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiler:
         step()
