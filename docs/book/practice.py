@@ -13,8 +13,8 @@ from docs.book import live
 from docs.excerpts import definitions_in
 from docs.practice.__main__ import files_and_tasks
 from docs.practice.answering import Refused, answer_of, load, results_of
-from docs.practice.judging import BEGIN, judge
-from docs.practice.tasks import tasks_of
+from docs.practice.judging import judge
+from docs.practice.tasks import BEGIN, tasks_of
 
 HEAD = "import numpy as np\n\n\n"  # so that a line has the number that the editor shows
 

@@ -1,7 +1,7 @@
 """python -m docs.practice: where you stand. With names of files or tasks, what is wrong with them.
 
 `--copy FOLDER` makes a folder of your own. `--hint TASK` says a task's idea, `--hint TASK 2` the
-shape of the derivation, `--hint TASK 3` the formula. Needs NumPy and Hypothesis, no torch.
+shape of the derivation, `--hint TASK 3` the formula. Judging needs Hypothesis; nothing needs torch.
 Exit code 0 if all that was named is done, 1 if not, 2 for bad input.
 """
 
@@ -10,10 +10,10 @@ import difflib
 import shutil
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
-from docs.practice.judging import BEGIN, FILES, Verdict, judge_file
-from docs.practice.tasks import hints_of, tasks_of
+from docs.practice.tasks import BEGIN, FILES, hints_of, tasks_of
 from reference.check import CheckError, exit_code
 
 
@@ -57,8 +57,8 @@ def print_hint(name: str, number: str = "1", *more: str) -> None:
         print(f"\nmore: python -m docs.practice --hint {task} {int(number) + 1}")
 
 
-def report(file: str, verdicts: list[Verdict], whole: bool) -> None:
-    """Print a line for each task; whole: with all that is said of it."""
+def report(file: str, verdicts: list, whole: bool) -> None:
+    """Print a line for each Verdict; whole: with all that is said of it."""
     done = sum(verdict.status == "done" for verdict in verdicts)
     print(f"{file}: {done} of {len(verdicts)} done")
     for verdict in verdicts:
@@ -94,6 +94,10 @@ def copied_or_all_done(options: argparse.Namespace) -> bool:
     if not options.folder.is_dir():
         raise CheckError(f"--in {options.folder}: no such folder; --copy makes it")
     chosen = files_and_tasks(options.names)
+    if find_spec("hypothesis") is None:
+        raise CheckError("judging needs Hypothesis, which is not here: pip install hypothesis")
+    from docs.practice.judging import judge_file  # after the check of what it imports
+
     all_done = True
     print(f"in {options.folder}")
     for file, task in chosen:

@@ -22,8 +22,6 @@ from docs.practice.answering import NOT_BEGUN, Refused, answer_of, load, results
 from docs.practice.symptoms import Example, symptom_of, where_wrong
 from docs.practice.tasks import Task, mistaken, tasks_of
 
-BEGIN = Path(__file__).parent / "begin"
-FILES = ("transformer", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
 SECONDS = 5  # that an answer may take for one example; a right one takes a thousandth
 FIXED = 4  # examples of different sizes, by which a symptom is named
 RANDOM = 40  # examples that Hypothesis draws

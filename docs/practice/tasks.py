@@ -19,6 +19,9 @@ import numpy as np
 
 from reference.gradients import modules_of
 
+BEGIN = Path(__file__).parent / "begin"
+FILES = ("transformer", "compressive", "block_recurrent", "memformer", "pretrained_recurrence")
+
 
 def called_plainly(answer: Callable, given: dict) -> object:
     """What an answer returns."""

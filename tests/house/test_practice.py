@@ -17,17 +17,15 @@ import pytest
 
 from docs.practice import answering, judging
 from docs.practice.__main__ import main
-from docs.practice.tasks import blocks, changed, hints_of, tasks_of
+from docs.practice.tasks import FILES, blocks, changed, hints_of, tasks_of
 from reference import gradients
 from tests.conftest import ROOT
 from tests.helpers.copies import copy_of_the_project
 
 ANSWERS = Path(__file__).parent / "answers"
-TASKS = [(file, task) for file in judging.FILES for task in tasks_of(file)]
+TASKS = [(file, task) for file in FILES for task in tasks_of(file)]
 ids = [task.name for _, task in TASKS]
-PLANTED = [
-    (file, mistake) for file in judging.FILES for mistake in blocks(ANSWERS / f"{file}_planted.txt")
-]
+PLANTED = [(file, mistake) for file in FILES for mistake in blocks(ANSWERS / f"{file}_planted.txt")]
 
 
 def answered(file, name, old="", new=""):
@@ -63,7 +61,7 @@ def test_chapters_have_the_tasks_at_the_ends_of_their_sections():
     assert not [task.name for _, task in TASKS if task.name not in commands.split()]
 
 
-@pytest.mark.parametrize("file", judging.FILES)
+@pytest.mark.parametrize("file", FILES)
 def test_each_task_has_an_example_that_is_right_and_three_hints(file, capsys):
     """But for one task whose inputs are functions of the judge."""
     right = {}
@@ -138,6 +136,10 @@ def test_a_folder_of_ones_own_is_made_and_judged_without_torch(tmp_path, capsys)
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "memformer.py cannot be read: SyntaxError" in found.stdout
     assert found.returncode == 1
+
+    command[2] = command[2].replace("torch", "hypothesis")
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 2 and "pip install hypothesis" in found.stderr
 
 
 BREAK = re.compile(
