@@ -91,9 +91,9 @@ def delta_rule_forward(query, key, value, strength, decay, matrix):
     return np.stack(read, axis=2)[..., 0], matrix, steps
 
 
-# F = a S, m = v - F^T k, S' = F + k (b m)^T, y = S'^T q, from the last token to the first:
+# F = a S, m = v - F^T k, w = b m, S' = F + k w^T, y = S'^T q, from the last token to the first:
 # dS' += q dy^T, dq = S' dy, dw = dS'^T k, db = m·dw, dv = dm = b dw,
-# dF = dS' - k dm^T, dk = dS' b m - F dm, da = S·dF, dS = a dF
+# dF = dS' - k dm^T, dk = dS' w - F dm, da = S·dF, dS = a dF
 def delta_rule_backward(dread, dlast, steps):
     """Gradients of query, key, value, strength, decay and matrix."""
     grads = []
