@@ -440,7 +440,7 @@ def all_projections_backward(dquery, dkey, dvalue, cache):
 def relative_attention_forward(
     query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None
 ):
-    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j (Transformer-XL, Eq. 1), and weights.
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j (Transformer-XL), and weights.
 
     Query i sees the keys j of [compressed | memory | segment] up to itself. query (B, H, N, E), key
     and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).

@@ -3,7 +3,7 @@
 `reference/pretrained_recurrence.py` has the method. For a config that asks for one of these,
 `operations_of` replaces some of the paper's functions by functions of the same signature:
 
-    pooling          max or attention: how positions become one vector (Appendix A)
+    pooling          max or attention: how positions become one vector (3.1)
     pool             advance: positions that the next window reads again are not pooled
     pool_final_norm  the last layer's output is pooled after the final norm
     vectors          0: GPT-2 alone, the baseline (Table 1)
