@@ -16,6 +16,7 @@ from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.memory_replay import detach
 from accelerated.protocol import computing_in, keep_lanes, require_gradient
 from tests.helpers.comparison import LADDER, assert_agree, named
+from tests.helpers.reading import read_on
 from tests.helpers.rollouts import (
     both_sides,
     check_rollout,
@@ -172,23 +173,6 @@ def read_whole(model, tokens, state):
         return output
 
     return logits_by_segments(read, model.config, tokens, state)
-
-
-def read_on(model, tokens, stream):
-    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read one by one.
-
-    The first is read after a State or a Stream.
-    """
-    stepper = stepper_of(model)
-    if not isinstance(stream, Stream):
-        stream = stepper.start(stream)
-    logits = []
-    streams = []
-    for token in tokens.unbind(1):
-        found, stream = stepper.step(token, stream)
-        logits.append(found)
-        streams.append(stream)
-    return torch.stack(logits, 1), streams
 
 
 # Variants that a Stepper or `advance` reads otherwise; start_here/test_generation.py draws all

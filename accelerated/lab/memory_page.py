@@ -230,11 +230,10 @@ def able(ended: dict, stage: str, *tests: str) -> list[str]:
 
 def seeds_of(ended: dict, last: str) -> str:
     """How many seeds the means have, and how many a whole experiment has."""
-    counts = {len(after(runs, last)) for runs in ended.values()}
-    if counts == {SEEDS}:
+    least = min(len(after(runs, last)) for runs in ended.values())
+    if least == SEEDS:
         return f"Each row has {SEEDS} seeds."
-    seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-    return f"So far a row has {seeds} of the {SEEDS} planned seeds."
+    return f"So far each row has at least {least} of the {SEEDS} planned seeds."
 
 
 def after(runs: dict, stage: str) -> list[dict]:

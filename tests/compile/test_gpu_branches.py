@@ -5,11 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
-from accelerated.generation.any_model import stepper_of
-from accelerated.protocol import computing_in
-from tests.helpers.comparison import TOLERANCE, assert_agree, named
+from tests.helpers.comparison import TOLERANCE, assert_agree
+from tests.helpers.reading import computed
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
 LANES = 16
@@ -20,30 +18,12 @@ BESIDES = 0.01
 
 
 def results(paper, name, device, kind):
-    """({name: outputs of a model's second segment and of a step}, {name: gradient})."""
+    """What a variant computes on a device: (outputs, gradients), each by name."""
     config = dataclasses.replace(variant(paper, name), dropout=0.0)
-    drawn = np.random.default_rng(5).integers(config.vocabulary, size=(LANES, config.segment))
-    tokens = torch.tensor(drawn).to(device)
+    shape = (2, LANES, config.segment)
+    tokens = torch.tensor(np.random.default_rng(5).integers(config.vocabulary, size=shape))
     model = PAPERS[paper].model(config, seed=9).to(device)
-    with computing_in(model, kind):
-        state = model.advance(tokens, model.initial_state(LANES))
-        output = model(tokens, state)
-        logits = output.logits.float().flatten(0, 1)
-        loss = functional.cross_entropy(logits, tokens.flatten())
-        stepper = stepper_of(model, capture=False)
-        stream = stepper.start(output.state)
-        _, stream = stepper.step(tokens[:, 0], stream)
-        step, _ = stepper.step(tokens[:, -1], stream)
-    (loss + sum(output.auxiliary.values())).backward()
-
-    found = {"logits": output.logits, "step": step}
-    found |= output.auxiliary
-    found |= named("state", output.state)
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return [
-        {each: tensor.detach().float().cpu() for each, tensor in rows.items()}
-        for rows in (found, gradients)
-    ]
+    return computed(model, tokens.to(device), kind)
 
 
 def mean_error(expected, found):

@@ -7,12 +7,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from accelerated.attention.heads import at_least_float32
 from accelerated.data.windows import cut
 from accelerated.evaluation.score import TrainedRun
+from accelerated.generation.any_model import Stream, stepper_of
 from accelerated.memory_replay import detach
-from accelerated.protocol import overlap_of
+from accelerated.protocol import computing_in, overlap_of
+from tests.helpers.comparison import named
 from tests.helpers.texts import BYTES, whole
 from tests.helpers.variants import PAPERS, variant
+
+STEPS = 32  # tokens of which `computed` reads one by one
 
 
 def read_alone(model, text, is_cleared=lambda index: False):
@@ -33,6 +38,47 @@ def read_alone(model, text, is_cleared=lambda index: False):
         logits, after, auxiliary = model(padded, state)
         state = detach(after)
         yield window, logits[:, :size], auxiliary
+
+
+def read_on(model, tokens, stream):
+    """(logits (B, n, V), streams after each token) of tokens (B, n), n >= 1, read one by one.
+
+    The first is read after a State or a Stream.
+    """
+    stepper = stepper_of(model)
+    if not isinstance(stream, Stream):
+        stream = stepper.start(stream)
+    logits = []
+    streams = []
+    for token in tokens.unbind(1):
+        found, stream = stepper.step(token, stream)
+        logits.append(found)
+        streams.append(stream)
+    return torch.stack(logits, 1), streams
+
+
+def computed(model, tokens, kind):
+    """What a model computes of the second of two segments (2, B, N), in a type, on any device.
+
+    ({name: logits, losses, state and generation}, {name: gradient}), all in float64 on the CPU.
+    """
+    with computing_in(model, kind):
+        begun = model.initial_state(tokens.shape[1])
+        first = model(tokens[0], begun)
+        second = model(tokens[1], first.state)
+        logits = at_least_float32(second.logits).flatten(0, 1)
+        loss = functional.cross_entropy(logits, tokens[1].flatten())
+        (loss + sum(second.auxiliary.values())).backward()
+        advanced = model.advance(tokens[0], detach(begun))
+        generated, _ = read_on(model, tokens[1, :, :STEPS], detach(advanced))
+
+    found = {"logits": second.logits, "generation": generated} | second.auxiliary
+    found |= named("state", second.state)
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [
+        {name: tensor.detach().double().cpu() for name, tensor in rows.items()}
+        for rows in (found, gradients)
+    ]
 
 
 def trained_run(paper, name, documents, tokenizer=BYTES, **changes):

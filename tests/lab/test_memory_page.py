@@ -37,7 +37,7 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
     answer = memory_page.answer(record)
     assert answer == f"{ROW} waits, overwrites and finds facts among noise."
     reading = memory_page.reading(record)
-    assert "So far a row has 1 of the 5 planned seeds." in reading
+    assert "So far each row has at least 1 of the 5 planned seeds." in reading
     assert OTHER not in answer + reading, "its last stage is missing"
     assert "Gated DeltaNet" not in memory_page.page(record)
 

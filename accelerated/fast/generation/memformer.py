@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.fast.generation.token_by_token import TokenByToken, columns_of_query
-from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, SelfAttention, State
+from accelerated.memformer import DecoderLayer, Memformer, MemoryLayer, State
 
 
 class Rows(NamedTuple):
@@ -75,8 +75,13 @@ class Steps(TokenByToken):
             by_distance = rows.by_distance[index]
             nearest = columns.clamp(max=by_distance.shape[-2] - 1)  # later keys may have no row
             by_key = by_distance.index_select(-2, nearest)  # (..., N, E)
-            kept = (rows.keys[index], rows.values[index])
-            x = x + attend(layer.attention, x, *kept, place, by_key, unread)
+            attention = layer.attention
+            query, key, value = attention.query_key_value(attention.norm(x))  # (B, H, 1, E)
+            before = rows.keys[index].shape[2] - length  # slots, which have no positions
+            keys = rows.keys[index].index_copy_(2, place + before, key)
+            values = rows.values[index].index_copy_(2, place + before, value)
+            attended = attention.attend(query, keys, values, by_key, unread)
+            x = x + attention.project_back(attended)
             if isinstance(layer, DecoderLayer):
                 x = x + layer.cross.attend(x, *rows.cross[index])
             x = x + layer.mlp(x)
@@ -94,26 +99,3 @@ class Steps(TokenByToken):
             if isinstance(layer, MemoryLayer):
                 memories.append(layer.writer(slots[:, index], rows.hidden[index]))
         return State(torch.stack(memories, 1), state.previous)
-
-
-def attend(
-    attention: SelfAttention,
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    place: Tensor,
-    by_key: Tensor,
-    unread: Tensor,
-) -> Tensor:
-    """A self-attention's output (B, 1, D) for a token x (B, 1, D); its key and value are written.
-
-    The last N keys (B, H, K, E) have positions. Of those by_key (..., N, E) are the rows by
-    distance, unread (N,) is true for later ones, and place (1,) is the token's.
-    """
-    count = len(unread)
-    place = place + keys.shape[2] - count
-    query, key, value = attention.query_key_value(attention.norm(x))
-    keys.index_copy_(2, place, key)
-    values.index_copy_(2, place, value)
-    attended = attention.attend(query, keys, values, by_key, unread)
-    return attention.project_back(attended)

@@ -8,17 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accelerated.attention.heads import at_least_float32
-from accelerated.generation.any_model import stepper_of
 from accelerated.models import NAMES, model_class, presets_of
-from accelerated.protocol import computing_in, evaluating
-from tests.helpers.comparison import TOLERANCE, assert_agree, named
+from tests.helpers.comparison import TOLERANCE, assert_agree
+from tests.helpers.reading import computed
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DIRECTION = 1e-3  # 1 - cosine of all gradients of a model together, in bfloat16; at most 2.9e-4
-STEPS = 32  # tokens that are read one by one
 
 
 def config_of(model):
@@ -29,37 +26,14 @@ def config_of(model):
     return facts.Config(**facts.BENCHMARK["sizes"] | facts.BENCHMARK["small"])
 
 
-@torch.no_grad()
-def read_one_by_one(network, read, tokens):
-    """The logits (B, n, V) of tokens (B, n) that are read one by one, after a segment `read`."""
-    with evaluating(network):
-        stepper = stepper_of(network)
-        stream = stepper.start(network.advance(read, network.initial_state(len(read))))
-        stepped = []
-        for token in tokens.unbind(1):
-            logits, stream = stepper.step(token, stream)
-            stepped.append(logits)
-    return torch.stack(stepped, 1)
-
-
 def results(model, device, kind):
-    """({name: logits, states and generation of the second of two segments}, all gradients)."""
+    """({name: what `computed` gives}, all gradients)."""
     config = config_of(model)
     network = model_class(model)(config).to(device, torch.promote_types(kind, torch.float32))
     drawn = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocabulary, (2, 2, config.segment), generator=drawn).to(device)
-
-    with computing_in(network, kind):
-        first = network(tokens[0], network.initial_state(2))
-        second = network(tokens[1], first.state)
-        logits = at_least_float32(second.logits).flatten(0, 1)
-        loss = functional.cross_entropy(logits, tokens[1].flatten())
-        (loss + sum(first.auxiliary.values())).backward()
-        stepped = read_one_by_one(network, tokens[0], tokens[1, :, :STEPS])
-
-    found = {"logits": second.logits, "generation": stepped} | named("state", second.state)
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    return found, torch.cat([each.double().flatten().cpu() for each in gradients])
+    found, gradients = computed(network, tokens, kind)
+    return found, torch.cat([each.flatten() for each in gradients.values()])
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
