@@ -94,7 +94,8 @@ def load(path: Path) -> tuple[dict, dict]:
             arrays[name] = array.reshape(about["shape"])
     except Exception as error:  # of whatever stands in it
         raise CheckError(
-            f"{path} is no safetensors file that NumPy can hold ({type(error).__name__}: {error})"
+            f"{path} is no safetensors file of {', '.join(TYPES)}; write one as docs/porting.md "
+            f"says ({type(error).__name__}: {error})"
         ) from None
     return arrays, metadata
 
@@ -138,7 +139,7 @@ def seen_in(expected: np.ndarray, actual: np.ndarray, near: float) -> str:
     difference = actual - expected
     factor = (actual * expected).sum() / (expected**2).sum()
     if np.abs(actual - factor * expected).max() <= near:
-        return f", {factor:.4g} times what is expected"
+        return f", {factor:.6g} times what is expected"
     for axis in range(expected.ndim):
         if np.abs(np.sort(actual, axis) - np.sort(expected, axis)).max() <= near:
             return f", the same numbers in another order of axis {axis}"
@@ -214,9 +215,10 @@ def hint_of(vectors: Path, row: Row) -> str:
         said += [f"lane {start} alone is wrong, where a document starts in segment {segment}"]
     if start < LANES and row.lanes == others:
         said += [f"lane {start} alone is right, which starts a document"]
-    hints = described(vectors.parents[1] / "hints.json")
+    folder = vectors.resolve().parent  # of the paper, also if VECTORS is a name alone
+    hints = described(folder.parent / "hints.json")
     names = (row.name, f"{vectors.stem}/{row.name}")
-    for pattern, words in [*hints.get(vectors.parent.name, []), *hints.get("", [])]:
+    for pattern, words in [*hints.get(folder.name, []), *hints.get("", [])]:
         if any(re.match(pattern, name) for name in names):
             return "; ".join([*said, words])
     return "; ".join(said)
@@ -229,8 +231,14 @@ def read_both(vectors: Path, theirs: Path, stage: str) -> tuple[list[Row], list]
     if not any(name.startswith(GIVEN) for name in expected):
         raise CheckError(f"{vectors} is no file of docs/vectors; give VECTORS before THEIRS")
     rows = compare(expected, actual, stage)
+    asked = wanted(expected, stage)
+    if asked and not rows:
+        raise CheckError(f"{theirs} has no name that {vectors} has, such as {next(iter(asked))}")
     if not rows:
-        raise CheckError(f"{vectors} asks {theirs} for nothing up to the stage {stage}")
+        raise CheckError(
+            f"{vectors} asks {theirs} for nothing up to the stage {stage}; give a later --stage, "
+            "or docs/vectors/operators for operators"
+        )
     return rows, sorted(actual.keys() - expected.keys() - wanted(expected, "").keys())
 
 
@@ -272,7 +280,7 @@ def described(path: Path) -> dict:
 def pairs_of(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
     """[(file of vectors, file of theirs or none)], of two files or of all names in a folder."""
     if vectors.is_file():
-        return [(vectors, theirs)]
+        return [(vectors, theirs / vectors.name if theirs.is_dir() else theirs)]
     if not vectors.is_dir():
         raise CheckError(f"{vectors}: no such file or folder")
     pairs = [(path, theirs / path.name) for path in sorted(vectors.glob("*.safetensors"))]
@@ -306,6 +314,7 @@ def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
             print(f"{path.stem}: {count} of {len(rows)} tensors fail, {first_wrong(rows).name}")
         if unknown:
             print(f"{path.stem}: not in the vectors: {', '.join(unknown[:5])}")
+    last = min(last, ORDER.index(stage or "steps"))  # all of replay is asked for by its stage alone
     absent = len(pairs) - len(written)
     print(
         f"{len(written) - len(failed)} of {len(written)} cases agree; {absent} are not in {theirs}"
@@ -313,7 +322,10 @@ def verdict_of(vectors: Path, theirs: Path, stage: str, strict: bool) -> dict:
     verdict = {"agrees": not (failed or (strict and absent)), "version": VERSION}
     verdict |= {"cases": len(written), "missing": absent, "level": ORDER[last]}
     if not failed:
-        print(f"all agree: vectors {VERSION}, {vectors.name}, level {ORDER[last]}")
+        if strict and absent:
+            print(f"--strict asks for all cases: write the {absent} that are not in {theirs}")
+        else:
+            print(f"all agree: vectors {VERSION}, {vectors.resolve().name}, level {ORDER[last]}")
         return verdict | {"begin_with": None}
     _, path, rows = min(failed, key=lambda each: each[:2])
     return verdict | {"begin_with": begin_with(path, rows)}
@@ -347,7 +359,7 @@ def begin_with(path: Path, rows: list[Row]) -> dict:
     hint = hint_of(path, first)
     print(f"stage {ORDER.index(now) + 1} of {len(STAGES)}, {now}, is not done")
     print(f"begin with {path.name}, {first.name}: {first.words}")
-    print(f"look at: {hint}")
+    print(f"look at: {hint or 'how it is computed; no hints.json stands above its folder'}")
     if all(row.passes or row.name.startswith(INNER) for row in rows):
         print(f"only {INNER} values are wrong: all that is asked for agrees")
     for flag in flags_of(path, rows)[:3]:
