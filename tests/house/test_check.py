@@ -185,8 +185,11 @@ def test_known_mistakes_are_shown(judged):
         assert lines[-1].startswith(last)
 
 
-def test_each_tensor_of_the_vectors_has_a_stage_and_a_hint_of_its_own_direction():
+def test_each_tensor_of_the_vectors_has_a_stage_and_a_hint_of_its_own_direction(monkeypatch):
     """What is said of a gradient is no hint of the forward pass, nor the other way round."""
+    monkeypatch.chdir(FOLDER / "memorizing")
+    logits = check.Row("0/logits", 1.0, 0.0, "wrong")
+    assert check.hint_of(Path("retrieval.safetensors"), logits), "its folder is not found"
     hints = json.loads((FOLDER / "hints.json").read_text())
     pairs = [pair for listed in hints.values() for pair in listed]
     forward = {words for pattern, words in pairs if "grad" not in pattern}
@@ -204,7 +207,8 @@ def test_stages_are_compared_one_after_another_and_strict_asks_for_all_cases(jud
     cases = {"retrieval": written | {"sgd/embedding": np.zeros(2)}}
     code, lines = judged("memorizing", cases, "--stage state")
     assert (code, lines[-1]) == (0, "all agree: vectors 1, memorizing, level state")
-    assert judged("memorizing", cases, "--stage state --strict")[0] == 1
+    code, lines = judged("memorizing", cases, "--stage state --strict")
+    assert code == 1 and lines[-1].startswith("--strict asks for all cases: write the 3 ")
     code, lines = judged("memorizing", cases, "--stage steps")
     assert code == 1
     assert "begin with retrieval.safetensors, sgd/embedding: shape" in "\n".join(lines)
