@@ -160,8 +160,7 @@ class Experiment(NamedTuple):
     settings: dict  # that all runs of a record have in common
     train: Callable[[str, int], dict]  # a row with a seed
     said: Callable[[dict], str]  # what came out of a run, in a line
-    page: Callable[[dict], str] | None = None  # of a whole record, in Markdown
-    draw: Callable[[dict, Path], Any] | None = None  # its picture
+    shown: tuple[Callable, Callable] | None = None  # what makes its page and picture: write_page
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace, path: Path) -> dict:
@@ -199,7 +198,7 @@ def conduct(experiment: Experiment, options: argparse.Namespace) -> None:
 
     The options are a part_parser's. One process works at a time in a folder.
     """
-    settle_part(options, experiment.rows, bool(experiment.page))
+    settle_part(options, experiment.rows, experiment.shown is not None)
     path = options.out / f"{experiment.name}.json"
     busy = f"another process trains for {path}; wait until it ends, or {ADVICE}"
     try:
@@ -211,5 +210,5 @@ def conduct(experiment: Experiment, options: argparse.Namespace) -> None:
     seeds = {*map(str, SEEDS)}
     is_whole = all(seeds <= record["runs"].get(row, {}).keys() for row in experiment.rows)
     print(f"wrote {path}")
-    if is_whole and experiment.page and experiment.draw:
-        write_page(path, record, experiment.page, experiment.draw)
+    if is_whole and experiment.shown:
+        write_page(path, record, *experiment.shown)

@@ -436,8 +436,7 @@ def print_answers(path: Path) -> None:
         if row not in ROWS:
             raise InputError(f"{path} names no row of this experiment; give one of {WEIGHTS}")
         model = make_model(row, 0)
-        weights = {name: value.float() for name, value in load_file(path).items()}
-        model.load_state_dict(weights)
+        model.load_state_dict(load_file(path))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise InputError(f"{path} has no weights of a row: {error}") from error
     print(f"{row}, after {about.get('stage')}: right answers in 64 documents of 16 questions")

@@ -37,8 +37,7 @@ def conduct(tmp_path):
             settings={"updates": 50},
             train=train,
             said=str,
-            page=json.dumps,
-            draw=lambda record, path: None,
+            shown=(json.dumps, lambda record, path: None),
         )
         parser = harness.part_parser("toy", "A toy.")
         harness.conduct(toy, parser.parse(["--out", str(tmp_path), *words.split()]))

@@ -184,10 +184,10 @@ PACKAGES = {  # {model: (what is imported, what makes a step of it)}
 
 def report_packages(options: Namespace) -> None:
     """Print a row for our model and one for its package, whose steps take turns."""
-    package, make = PACKAGES.get(options.model, ("", None))
-    if make is None:
+    if options.model not in PACKAGES:
         print(f"{options.model}: no package is timed beside it\n")
         return
+    package, make = PACKAGES[options.model]
     if importlib.util.find_spec(package) is None:
         print(f"{options.model}: {package} is not installed (docs/public.md says how)\n")
         return

@@ -273,7 +273,7 @@ def said(run: dict) -> str:
     return f"{final(run):.1f}% right at the end"
 
 
-EXPERIMENT = Experiment("compressive-figure-5", ROWS, SETTINGS, run, said, page, draw)
+EXPERIMENT = Experiment("compressive-figure-5", ROWS, SETTINGS, run, said, (page, draw))
 
 
 def main(argv: list[str]) -> None:

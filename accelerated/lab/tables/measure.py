@@ -70,8 +70,7 @@ def measured_record(
     """The record of {row: seeds}: trained, evaluated, and their steps timed."""
     grids = choices(name, table, wanted)
     tuning, trials = train_rows(table, workshop, wanted, grids)
-    every = [trial for of_row in trials.values() for trial in of_row]
-    asked = itertools.product(every, table.measures)
+    asked = itertools.product(itertools.chain(*trials.values()), table.measures)
     answers = workshop.evaluate(
         (trial, each.words(table.rows[trial.name])) for trial, each in asked
     )
