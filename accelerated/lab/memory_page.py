@@ -49,7 +49,7 @@ NAMED = 4  # lines of the second panel that have names
 SEEDS = len(HEADLINE_SEEDS)  # of a whole experiment
 ABOUT = """Four facts, each an @ with a key and a value, are asked for after 32 tokens of filler
 (near), after 128, and after 8,192 (hold). No layer's attention spans 128 tokens but Compressive's,
-whose rows stand for 160. So Compressive waits as any queue does, by dropping what came before; and
+whose rows stand for 160: it can wait as any queue does, by dropping what came before. But
 Transformer-XL and Memorizing, for which 32 KiB have room for 64 rows, only guess beyond near.
 Wait and distractors change one thing at 128. Wait puts 8,192 tokens of filler before the facts. For
 distractors a fifth of the filler are keys and values without the @. From overwrite to keep 256
