@@ -221,9 +221,10 @@ def taught(ended: dict, stages: list[str], step: float, skill: str) -> str:
 
 
 def able(ended: dict, stage: str, *tests: str) -> list[str]:
-    """The rows that give more than half of the answers of each test after a stage."""
+    """The rows that give more than half of the answers of each test after a stage, and of near."""
     shares = {
-        row: [mean(after(runs, stage), test) for test in tests] for row, runs in ended.items()
+        row: [mean(after(runs, stage), test) for test in ("near", *tests)]
+        for row, runs in ended.items()
     }
     return [row for row, found in shares.items() if min(found) > HALF]
 

@@ -42,10 +42,11 @@ def test_a_row_is_told_of_by_the_seeds_that_ended(record):
     assert "Gated DeltaNet" not in memory_page.page(record)
 
 
-def test_what_was_not_learned_is_said(record):
+def test_what_was_not_learned_is_said_and_nothing_else_is(record):
     record["runs"][ROW] = {str(seed): stages(4, near=0.3 + seed / 10) for seed in range(4)}
-    record["runs"][OTHER] = {"0": stages(4)}
+    assert memory_page.answer(record) == "No row does any of it."
     reading = memory_page.reading(record)
+    assert "taught" not in reading and "could" not in reading
     assert f"Not right in half even at 32 tokens: {ROW} in 3 of 4 seeds." in reading
 
 
